@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import ErrorOptions, target_problems
-from airflow_kafka_spark.errors import LedgerBehind, Problem
+from airflow_kafka_spark.errors import LedgerBehind, Problem, Unchecked
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.formats.internal_columns import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE
@@ -239,7 +239,9 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         problems = [*self.reading_problems(run), *own, *self.server_problems(), *self.error_problems()]
         problems += [] if wrong else self._target_problems()
         if not self.transforms:
-            return problems
+            # Spark checks SQL when the window's job begins, so that a run without records starts none.
+            cause, sql = first_cause(problems), {"filter": self.filter, "columns": self.columns}
+            return [*problems, *(Unchecked(name, cause) for name, text in sql.items() if cause and text)]
         of_spark = [problem for problem in problems if problem.where == "spark_conn_id"]
         flow = wrong or [*self.decoding_problems(), *self.transform_problems()]
         return problems + analysis_problems("transforms", self._fitting_problems, first_cause([*flow, *of_spark]), problems)

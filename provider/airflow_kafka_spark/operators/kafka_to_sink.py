@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyOutOfInterval
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyOutOfInterval, Unchecked
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.operators.base import analysis_problems, asset_uris, first_cause
 from airflow_kafka_spark.operators.binding import Run
@@ -252,7 +252,8 @@ class KafkaToSinkOperator(FromKafkaOperator):
         if not isinstance(self.sink, Sink):
             return []
         check = partial(self._validate_sink, run)
-        found = analysis_problems("sink columns", check, cause, others, self.sink.target_problems)
+        found: list[Problem] = [Unchecked("transforms", cause)] if self.transforms and cause else []
+        found += analysis_problems("sink columns", check, cause, others, self.sink.target_problems)
         for routed in self._routed_sinks:
             check = partial(self._validate_routed, routed, run)
             instead = partial(routed.problems, None)

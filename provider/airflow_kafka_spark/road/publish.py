@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
@@ -238,7 +239,6 @@ class SqlProjection:
 
         :raises ValidationError: the filter or an expression is wrong, with what Spark says of it.
         """
-        from pyspark.errors import AnalysisException, ParseException
         from pyspark.sql import functions as F
 
         is_record = F.col(END).isNull()
@@ -247,21 +247,7 @@ class SqlProjection:
         originals = [name for name in rows.columns if name in needed]
         carried = [name for name in rows.columns if name in (END, HEADERS, KEY, PARTITION, TIMESTAMP, TOMBSTONE, VALUE)]
         carried += originals
-        where = "filter"
-        try:
-            if self.filter is not None:
-                rows = rows.where(~is_record | F.col(TOMBSTONE) | F.expr(self.filter))
-                _ = rows.schema  # Spark Connect says what is wrong only when it is asked
-            where = "columns"
-            if self.columns is not None:
-                # Not computed for the row that ends a split: it holds nothing that could be computed with.
-                new = [F.when(is_record & ~F.col(TOMBSTONE), F.expr(text)).alias(name) for name, text in self.columns.items()]
-                kept = [spark_column(name) for name in self.key if name not in self.columns]
-                rows = rows.select(*new, *kept, *carried)
-                _ = rows.schema
-        except (AnalysisException, ParseException) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ValidationError([Problem(where, f"Spark's SQL does not understand it: {reason}", "Correct it")]) from None
+        rows = self._computed(rows, carried)
         value: Column = F.col(VALUE) if VALUE in carried else F.lit(None).cast("binary")
         if self.columns is not None and self.value is not None:
             value = F.when(is_record & ~F.col(TOMBSTONE), self.value.encode(list(self.columns)))
@@ -276,6 +262,51 @@ class SqlProjection:
         if PARTITION in carried:
             records.append(F.col(PARTITION).alias("partition"))
         return rows.select(*records, *originals, F.col(END))
+
+    def _computed(self, rows: DataFrame, carried: Sequence[str]) -> DataFrame:
+        """Return the rows that the filter lets pass, with the new columns.
+
+        :param carried: the columns that SQL does not change.
+        :raises ValidationError: what is wrong with the filter and with each of the columns, as Spark says it.
+        """
+        from pyspark.sql import functions as F
+
+        is_record = F.col(END).isNull()
+        problems: list[Problem] = []
+        if (text := self.filter) is not None:
+            kept = _understood("filter", lambda: rows.where(~is_record | F.col(TOMBSTONE) | F.expr(text)), problems)
+            rows = kept if kept is not None else rows
+        if (columns := self.columns) is not None:
+            # Not computed for the row that ends a split: it holds nothing that could be computed with.
+            def computed(names: Iterable[str]) -> DataFrame:
+                new = [F.when(is_record & ~F.col(TOMBSTONE), F.expr(columns[name])).alias(name) for name in names]
+                return rows.select(*new, *(spark_column(name) for name in self.key if name not in columns), *carried)
+
+            found: list[Problem] = []
+            if (made := _understood("columns", lambda: computed(columns), found)) is not None:
+                rows = made
+            else:
+                wrong: list[Problem] = []
+                for name in columns:
+                    _understood(f"columns.{name}", partial(computed, [name]), wrong)
+                problems += wrong or found
+        if problems:
+            raise ValidationError(problems)
+        return rows
+
+
+def _understood(where: str, make: Callable[[], DataFrame], problems: list[Problem]) -> DataFrame | None:
+    """Return a frame that SQL makes. If Spark does not understand it, add why to the problems and return None."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    try:
+        made = make()
+        _ = made.schema  # Spark Connect says what is wrong only when it is asked
+    except (AnalysisException, ParseException) as error:
+        reason = str(error).strip().partition("\n")[0]
+        problems.append(Problem(where, f"Spark's SQL does not understand it: {reason}", "Correct it"))
+        return None
+    return made
 
 
 # --- from a source --------------------------------------------------------------------------
