@@ -30,7 +30,7 @@ SAMPLE_SECONDS = 10.0
 
 BEHIND_TRIES = 3
 BEHIND_SECONDS = 0.5
-"""How often, and after how many seconds, the ledger is read again if it does not show a window that the group names already."""
+"""Number of further reads of the ledger, and seconds between them, if it does not show a window that the group names already."""
 
 Begins = Literal["open window", "ledger", "sink", "group", "starting_offsets"]
 
@@ -111,7 +111,7 @@ def preview(
     :param last_applied: asks the pipeline's sink for the last window that it remembers; None (default) asks no sink.
     :raises PipelineUnknown: the ledger holds nothing of it, and ``topics`` or ``group_id`` is missing.
     :raises PlanError: one of its subclasses: planning would fail, too.
-    :raises ValueError: a bound that is none.
+    :raises ValueError: a bound is not valid.
     """
     start, stop = parse_start(starting_offsets), parse_stop(ending_offsets)
     try:

@@ -346,7 +346,7 @@ class RegistryFormat(Format):
     def _reader_document(self) -> SchemaDocument:
         """The schema that defines the columns; the registry is asked for it once.
 
-        :raises KafkaSparkError: there is none, or the registry does not return it.
+        :raises KafkaSparkError: it does not exist, or the registry does not return it.
         """
         if self._reader_given:
             return SchemaDocument(str(self.reader_schema), (), "the option `reader_schema`")
@@ -464,7 +464,7 @@ class RegistryFormat(Format):
     def _subject_to_write(self, document: SchemaDocument | None) -> str:
         """Return the subject of the schema to write.
 
-        :param document: the schema; None as long as it is not known.
+        :param document: the schema; None while it is unknown.
         """
         (subject,) = self.subjects
         return subject

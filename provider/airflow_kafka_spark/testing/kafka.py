@@ -182,7 +182,7 @@ class EmbeddedKafka(Embedded):
     def delete_topic(self, name: str) -> None:
         """Delete a topic and wait until the brokers do not know it any more.
 
-        :raises KafkaException: there is none.
+        :raises KafkaException: the topic does not exist.
         """
         self._admin().delete_topics([name], operation_timeout=30)[name].result(_TOPIC_SECONDS)
 

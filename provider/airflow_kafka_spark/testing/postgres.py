@@ -183,7 +183,7 @@ class EmbeddedPostgres(Embedded):
         return self._server
 
     def _make_cluster(self) -> None:
-        """Make the database cluster if there is none."""
+        """Make the database cluster unless it exists."""
         assert self._keeper is not None
         secret = self._files / "password"
         self._account = _account(self._data)

@@ -40,7 +40,7 @@ _THRESHOLDS = ("at_most_records", "at_most_seconds", "at_least_records", "at_lea
 
 @dataclass(frozen=True)
 class LagOptions:
-    """Whose lag is measured, and the threshold that it has to reach. Fields as the arguments of :class:`KafkaLagTrigger`."""
+    """The consumer whose lag is measured, and the thresholds. The fields are the arguments of :class:`KafkaLagTrigger`."""
 
     group_id: str | None = None
     pipeline: str | None = None

@@ -144,7 +144,7 @@ class Avro(RegistryFormat):
     def _reader(self) -> AvroRecord:
         """The schema whose fields are the columns.
 
-        :raises KafkaSparkError: there is none, or it cannot be used.
+        :raises KafkaSparkError: it does not exist, or cannot be used.
         """
         return as_record(self._checked(self._reader_document, "Read such values with Raw"), self.column)
 

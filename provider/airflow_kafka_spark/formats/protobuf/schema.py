@@ -157,7 +157,7 @@ def message_in(files: bytes, name: str, what: str) -> Descriptor:
 
     :param name: its name, with or without the package; empty for the first one.
     :param what: the schema's description in messages.
-    :raises SchemaUnusable: there is none.
+    :raises SchemaUnusable: the schema does not contain it.
     """
     found = dict(messages_of(files))
     for path, message in found.items():
@@ -439,7 +439,7 @@ def _no_counterpart(path: str, data_type: DataType, action: str) -> SchemaUnusab
 
 
 Conversion = Literal["plain", "unsigned", "enum", "message", "timestamp", "duration", "date", "decimal", "wrapper", "json"]
-"""How the value of one field becomes a column's: as it is; from a uint64; from an enum's number; from a message's fields; from a
+"""Conversion of a field's value to a column's: unchanged; from a uint64; from an enum's number; from a message's fields; from a
 Timestamp; from a Duration; from a Date; from Confluent's Decimal; from a wrapper's field; from a Struct or Value, as JSON.
 """
 

@@ -1,4 +1,4 @@
-"""The account of one split: how many records were read, and what became of each.
+"""The account of one split: counts of the records that were read, by their outcome.
 
 The task that reads a split begins its account and passes it on in the split's last row. The task that writes or publishes the
 rows completes it. Every record is counted once: as written, ignored, filtered, routed elsewhere, or rejected.
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How a window tolerates bad records. Without a Tolerance, a bad record ends the window.
+    """The tolerance of a window for bad records. Without a Tolerance, a bad record ends the window.
 
     :param keep: True if bad records are sent as dead letters; False if they are only counted.
     :param sent: the records that earlier attempts at the window have sent as dead letters already. They stay dead letters,
@@ -83,7 +83,7 @@ class SplitAccount:
 
     :param index: the split's index.
     :param place: the topic and the partition of its records. For rows of a source: an empty topic, and the split's index.
-    :param tolerance: what becomes of bad records; None: with one of them nothing of the split is written.
+    :param tolerance: handling of bad records; None: with one of them nothing of the split is written.
     :param interval: the data interval in which its records are expected, in milliseconds since the epoch; None without one.
     """
 

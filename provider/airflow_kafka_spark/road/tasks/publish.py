@@ -41,7 +41,7 @@ RESERVED = "the ledger, the dead letter topic, or one that a Filter sends record
 
 @dataclass(frozen=True)
 class TopicRules:
-    """Where records may go whose topic the transforms have changed.
+    """The topics that records may go to if transforms have changed their topic.
 
     :param reserved: topics that no record is sent to: the pipeline's ledger, its dead letter topic, and those of filters.
     :param topic: where records go whose topic is still that of their split; None: there.
@@ -78,10 +78,10 @@ class TopicRules:
 
 @dataclass(frozen=True)
 class Sorting:
-    """How the rows of all splits are sorted and encoded.
+    """Sorting and encoding of the rows of all splits.
 
     :param encoder: encodes keys and values that arrive as structs.
-    :param tolerance: what becomes of bad rows; None: a split that holds one is not published.
+    :param tolerance: handling of bad rows; None: a split that holds one is not published.
     :param null_values: what a record without a value means, where transforms may have changed the value.
     :param topics: where records may go whose topic the transforms have changed; None: no transform changes a topic.
     :param pipeline: the pipeline's name, for records that a filter sends elsewhere.

@@ -419,7 +419,7 @@ class DriverWriter(WindowWriter):
         return there
 
     def _look(self) -> Applied | None:
-        """Return the sink's record of the window, or None if there is none or the server does not answer."""
+        """Return the sink's record of the window; None if it has no record, or the server does not answer."""
         self.transaction.close()
         with suppress(SinkUnavailable):
             return self._find()

@@ -28,7 +28,7 @@ from airflow_kafka_spark.formats.types import Struct, arrow_schema, arrow_type
 
 Path = tuple[int, ...]
 Writers = Mapping[int, Mapping[Path, str]]
-"""By schema id and message indexes, why such a message cannot be read; empty if it can."""
+"""Reason why a message cannot be read, by schema id and message indexes; empty if it can be read."""
 
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _ONE_PATH = b"\0"
@@ -135,7 +135,7 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 def message_indexes(record: bytes, at: int) -> tuple[Path, int]:
     """Return the indexes of the message of a record in its schema, and the position after them: Confluent's zigzag varints.
 
-    :raises BadValue: there are none.
+    :raises BadValue: there are no message indexes.
     """
     if record[at : at + 1] == _ONE_PATH:
         return (0,), at + 1

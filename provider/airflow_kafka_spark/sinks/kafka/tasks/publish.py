@@ -49,7 +49,7 @@ from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, marker_key,
 from airflow_kafka_spark.windows.model import Landed, Marker, SplitResult, TopicPartition
 
 KEPT = 4
-"""How many claims a process keeps the records of: several pipelines may share Spark's workers."""
+"""Maximum number of claims whose records a process keeps: several pipelines may share Spark's workers."""
 
 ReadFrom = Callable[[int], Iterator[LedgerRecord]]
 """Reads the committed records of the ledger's partition from an offset on."""
@@ -188,7 +188,7 @@ PRODUCER: Mapping[str, Any] = {
 
 FENCE_SECONDS = 60.0
 YIELD_SECONDS = 30.0
-"""How long a task that was fenced waits for the marker of the other task: usually its own copy, started by speculation."""
+"""Seconds that a task that was fenced waits for the marker of the other task: usually its own copy, started by speculation."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Consumed:
 
 @dataclass(frozen=True)
 class BadRecordPolicy:
-    """How bad records that are tolerated are handled. Their dead letters are sent in the transaction of their split.
+    """Handling of bad records that are tolerated. Their dead letters are sent in the transaction of their split.
 
     :param topic: the dead letter topic; None: bad records are only counted. A letter is the record as it was read, or JSON where
         a row never became a record.
@@ -397,7 +397,7 @@ class Publisher:
             )
 
     def _resolve(self, error: Exception, events: ClientEvents, split: int, seconds: float) -> Marker:
-        """Find out from the ledger, never from the exception, what became of the split.
+        """Return the outcome of the split, as the ledger has it. An exception does not say it.
 
         The outcome is unknown, or another task has taken over.
 
