@@ -21,13 +21,14 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.formats.base import NullValues
 from airflow_kafka_spark.formats.internal_columns import LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE
 from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
-from airflow_kafka_spark.road.tasks.account import SplitAccount, Timed, Tolerance, split_seconds
+from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, partition_id
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin, Sorter
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import TASK_PUT, PackedSplits, Split, SplitResult
+from airflow_kafka_spark.windows.move_time import Timed, split_seconds
 from airflow_kafka_spark.windows.offset_set import OffsetSet
 
 if TYPE_CHECKING:
