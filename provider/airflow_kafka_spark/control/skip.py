@@ -65,7 +65,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
             if _tokens(memory) != seen:
                 raise ChangeRefused(
                     f"Pipeline `{request.pipeline}` has moved on meanwhile",
-                    expected="the window that was looked at, or none where there was none",
+                    expected="the open window that was shown, or still no open window",
                     action="Look again; if its task was running, it was fenced, and a retry finishes its window",
                 )
             move, group = planned(memory)
@@ -123,7 +123,7 @@ def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
         raise ChangeRefused(
             f"{back[0].topic}-{back[0].partition} ends at {back[0].after}, before {back[0].before}, where the pipeline stands",
             expected="a log that goes on from there",
-            action="See what became of the topic; `reset` moves the pipeline back",
+            action="Check the state of the topic; `reset` moves the pipeline back",
         )
     on = tuple(m for m in move.moves if m.after != m.before)
     if not on:

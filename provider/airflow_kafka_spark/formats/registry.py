@@ -443,7 +443,7 @@ class RegistryFormat(Format):
         """Return the problems of the options for writing, without asking the registry."""
         problems = []
         if not self.registry and not self._has_schema:
-            action = "Give `registry`, or `schema` for values without a header, which nobody could read without knowing it"
+            action = "Give `registry`, or `schema` for values without a header, which no reader could decode without it"
             problems.append(Problem(where, "found neither `schema` nor `registry`", action))
         problems += self._written_subject_problems(where)
         if self.use_latest_version and (self.auto_register_schemas or self._has_schema):

@@ -362,9 +362,9 @@ class KafkaToSinkOperator(FromKafkaOperator):
         known = ledger.memory.dead.get(window.number)
         # If the sink had taken the window before, this attempt has not counted what went elsewhere; the ledger has.
         if known and known.routes and not report.routed:
-            report = with_routed(report, sum(part.records for part in known.routes), routed=known.routes)
+            report = replace(with_routed(report, sum(part.records for part in known.routes)), routed=known.routes)
         if known and (captured := known.captures(window.replay)) and not report.captured:
-            report = with_routed(report, sum(part.records for part in captured), captured=captured)
+            report = replace(with_routed(report, sum(part.records for part in captured)), captured=captured)
         return super().close(ledger, window, report)
 
     # --- the parts that a move is made of ---

@@ -10,14 +10,14 @@ import json
 import logging
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect, progress_line
 from airflow_kafka_spark.windows.codec import decode_result
-from airflow_kafka_spark.windows.model import PackedSplits, Split, SplitResult, Window
+from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult, Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -196,7 +196,7 @@ class ChainJob(SinkJob):
         return rows.toDF(*plain).mapInArrow(cast(Any, write), "result string")
 
 
-def _by_topic(splits: Sequence[Split], value: Any) -> str:
+def _by_topic(splits: Sequence[Split], value: Callable[[OffsetRange], int | None]) -> str:
     """Return the JSON that Spark's source takes: ``{"topic": {"0": offset}}``, or ``{"topic": [0]}`` where ``value`` returns
     None.
     """

@@ -127,7 +127,7 @@ class PostgresMetadataDatabase(MetadataDatabase):
     def __init__(self, home: Path, server: EmbeddedPostgres | None = None, directory: Path | None = None) -> None:
         self._name = f"airflow_{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
         self._is_own = server is None
-        # Nobody needs the metadata after a crash of the machine.
+        # The metadata are not needed after a crash of the machine.
         self._server = server or EmbeddedPostgres(directory, settings={"fsync": False, "synchronous_commit": "off"})
 
     def start(self) -> None:

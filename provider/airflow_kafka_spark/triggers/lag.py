@@ -294,8 +294,8 @@ def should_fire(
 ) -> bool:
     """Return True if the existing backlog should fire an event.
 
-    :param last_event: the consumer's position at the last event (``committed``) and its time (``at``); empty if there was none,
-        or if the backlog was gone since.
+    :param last_event: the consumer's position at the last event (``committed``) and its time (``at``); empty without such an
+        event, or if the backlog was gone since.
     :param committed: the consumer's position now.
     :param now: seconds since the epoch.
     """

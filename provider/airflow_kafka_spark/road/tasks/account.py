@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -127,12 +126,11 @@ class SplitAccount:
             samples=(*read.samples, *own.samples)[:SAMPLES],
         )
 
-    def result(self, written: int | None = None, **facts: Any) -> SplitResult:
+    def result(self, written: int | None = None) -> SplitResult:
         """Return the account.
 
         :param written: the number of records that were written or published. All others that were not counted were filtered.
             None: that is not known yet.
-        :param facts: further fields of the result.
         """
         known = self._known
         return replace(
@@ -140,7 +138,6 @@ class SplitAccount:
             filtered=known.handed_over - written if written is not None else 0,
             letters=joined(known.letters, self._letters.to_bytes()),
             routes=self._routes.to_bytes(),
-            **facts,
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -134,7 +134,7 @@ class SortedRecords(Incoming):
                 raise RowsCutOff
             account.add_read(self.result)
             began = self.result.began
-        self.result = account.result(published, began=began)
+        self.result = replace(account.result(published), began=began)
 
     def _encode(self, rows: pa.RecordBatch, sorter: Sorter) -> pa.RecordBatch:
         """Return rows as records. Rows that do not fit their format are counted as bad."""
@@ -213,7 +213,7 @@ class EncodedSplits:
         for batch in rows:
             account.add_rows(batch.num_rows)
             yield self.encoder.encode(batch)
-        end = encode_result(account.result(began=began, seconds={"read": rows.seconds}))
+        end = encode_result(replace(account.result(), began=began, seconds={"read": rows.seconds}))
         yield pa.RecordBatch.from_pylist([{END: end}], schema=pa.schema([(END, pa.string())]))
 
 

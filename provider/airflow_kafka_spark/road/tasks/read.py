@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +147,7 @@ class SplitRows:
                 if rows.num_rows and not account.is_lost:
                     yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, pa.string())], schema=schema)
             seconds = {"read": reading.seconds, "decode": decoding}
-            end = encode_result(account.result(gaps=tuple(self.gaps), began=began, seconds=seconds))
+            end = encode_result(replace(account.result(), gaps=tuple(self.gaps), began=began, seconds=seconds))
         except KafkaSparkError as error:
             end = encode_error(error)
         yield pa.RecordBatch.from_pylist([{END: end}], schema=schema)

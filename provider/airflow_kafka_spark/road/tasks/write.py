@@ -244,7 +244,7 @@ class RowWriter:
             self.output.give_up()
         elif split.is_undecided:
             self.output.defer()
-        return self.sorter.account.result(self.written, token=self.output.close())
+        return replace(self.sorter.account.result(self.written), token=self.output.close())
 
     def _rows(self, batch: pa.RecordBatch) -> Rows:
         """Return the rows for the sink."""

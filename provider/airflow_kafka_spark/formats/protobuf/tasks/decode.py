@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from google.protobuf import json_format
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -195,7 +195,7 @@ class _Columns:
                 raise BadValue(f"not UTF-8: byte 0x{e.object[e.start]:02x} at position {e.start}").within(f".{name}") from None
         return arrays
 
-    def _check(self, message: Any, unknown: UnknownFieldSet) -> None:
+    def _check(self, message: Message, unknown: UnknownFieldSet) -> None:
         """Check unknown fields: those that the schema does not have are skipped, those that it has with another type are bad."""
         for field in unknown:
             if field.field_number in self._numbers:

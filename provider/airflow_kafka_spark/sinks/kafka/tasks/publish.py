@@ -137,7 +137,7 @@ class Incoming:
 
     :param batches: of records; where they were read from Kafka, with the column :data:`END`.
     :param from_spark: True where Spark hands them over. All of them then have to be taken, and their end is checked.
-    :param result: the account of what was read, once all batches are through; None where nobody keeps one.
+    :param result: the account of what was read, once all batches are through; None if no account is kept.
     """
 
     batches: Iterator[pa.RecordBatch]
@@ -171,7 +171,7 @@ class Incoming:
             raise RowsCutOff
 
     def timed_result(self, seconds: float, sending: float) -> SplitResult | None:
-        """Return the account of what was read, with the seconds that the task took; None where nobody keeps one.
+        """Return the account of what was read, with the seconds that the task took; None if no account is kept.
 
         :param seconds: seconds of the task until now.
         :param sending: those in which it has sent records.
