@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.chain import SourceChain, TopicChain
-    from airflow_kafka_spark.road.tasks.account import Tolerance
     from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.road.tasks.publish import PublishTask
+    from airflow_kafka_spark.road.tasks.read import Reading
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.sources.base import RowSource
@@ -75,7 +75,7 @@ class PublishJob(ABC):
             are not.
         :raises ValidationError: an expression or a transform is wrong, or columns cannot be written.
         :raises SparkJobFailed: when Spark gave up, or was cancelled.
-        :raises KafkaSparkError: what a task raised of ours.
+        :raises KafkaSparkError: the error of a task.
         """
         results = self._results(self.publisher)
         published = [marker_from_json(facts["marker"]) for facts in results if "marker" in facts]
@@ -136,19 +136,13 @@ class TopicJob(PublishJob):
     """One window on its way from topics to a topic.
 
     :param left: its splits that are not published yet.
-    :param change: what becomes of records, and how they become rows for it.
-    :param reading: the consumer's configuration.
-    :param skip_lost: pass over records that were deleted meanwhile.
-    :param patience: seconds without progress after which the broker is given up.
-    :param tolerance: what becomes of bad records; None: a split that holds one is not published.
+    :param change: the copy, the SQL or the transforms that make the published records of those that are read.
+    :param reading: the options of reading. Without a tolerance a split with a bad record is not published.
     """
 
     left: tuple[Split, ...]
     change: SqlProjection | TopicChain
-    reading: Mapping[str, Any] = field(repr=False)
-    skip_lost: bool = False
-    patience: float = 300.0
-    tolerance: Tolerance | None = None
+    reading: Reading
 
     @property
     def split_count(self) -> int:
@@ -160,11 +154,10 @@ class TopicJob(PublishJob):
             yield session
 
     def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
-        tolerance = self.tolerance
-        if tolerance is not None and publisher is None:
-            tolerance = replace(tolerance, keep=False)
-        options = {"skip_lost": self.skip_lost, "patience": self.patience, "tolerance": tolerance}
-        return self.change.results(self._numbers(session), self.left, self.reading, publisher, options)
+        reading = self.reading
+        if reading.tolerance is not None and publisher is None:
+            reading = replace(reading, tolerance=replace(reading.tolerance, keep=False))
+        return self.change.results(self._numbers(session), self.left, reading, publisher)
 
 
 @dataclass(frozen=True)
@@ -203,16 +196,15 @@ class SqlProjection:
         self,
         numbers: DataFrame,
         splits: tuple[Split, ...],
-        config: Mapping[str, Any],
+        reading: Reading,
         publisher: Publisher | None,
-        options: Mapping[str, Any],
     ) -> DataFrame:
         """Return the frame of the tasks' results.
 
         :param numbers: one row a task, which split it shall read.
-        :param config: the consumer's configuration.
+        :param splits: the splits.
+        :param reading: the options of reading.
         :param publisher: publishes a split; None: they are only counted.
-        :param options: further fields of :class:`~airflow_kafka_spark.road.tasks.read.ReadTask`.
         :raises ValidationError: the filter or an expression is wrong.
         """
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -222,8 +214,8 @@ class SqlProjection:
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
-        packed, tolerance = PackedSplits.of(splits), options.get("tolerance")
-        read = ReadTask(packed, self.layout, config, **options)
+        packed, tolerance = PackedSplits.of(splits), reading.tolerance
+        read = ReadTask(packed, self.layout, reading)
         if self.is_none or (publisher is None and not self.may_refuse):
             # What is bad turns out when it is decoded: to count it, no SQL has to run.
             copy = PublishTask(publisher, packed, Sorting(tolerance=tolerance), KafkaSplits(read))
@@ -321,7 +313,7 @@ class SourceJob(PublishJob):
     :param left: the indexes of the splits that are not published yet, ascending.
     :param read_with: ``task``: tasks read and encode their splits themselves (fastest; what reads has to be on the executors);
         ``spark``: the JVM does; ``auto``: ``task`` where that is certain to make the same records, else ``spark``.
-    :param chain: the transforms between them: then the JVM reads; None where there are none.
+    :param chain: the transforms between them: then the JVM reads; None without transforms.
     """
 
     source: RowSource
