@@ -14,6 +14,7 @@ from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, Right
 from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction, transaction_of_record
+from airflow_kafka_spark.windows.interval_archive import IntervalArchive
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, key_prefix, remember
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -176,6 +177,7 @@ class LedgerTopic:
         self.topic_id = ""
         self.partitions: tuple[int, ...] = ()
         self._read_before: dict[tuple[int, int, tuple[bytes, ...]], _Read] = {}
+        self._archives: dict[LedgerRecord, IntervalArchive] = {}
 
     def find_existing(self) -> bool:
         """Return True if the topic exists. Nothing is created."""
@@ -287,8 +289,8 @@ class LedgerTopic:
         mine = tuple(map(key_prefix, names))
         records = self.newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
         try:
-            memory = remember(pipeline, records)
-            return Found(memory, partition, remember(parent, records) if parent else None)
+            memory = remember(pipeline, records, self._archives)
+            return Found(memory, partition, remember(parent, records, self._archives) if parent else None)
         except NewerVersion as error:
             raise unreadable_version(self.name, f"pipeline `{pipeline}` has {error}", "records") from None
 
@@ -312,6 +314,7 @@ class LedgerTopic:
         key, now = (partition, start, prefixes), time.monotonic()
         read = self._read_before.get(key)
         if read is None or read.past > bounds.high or read.epoch != bounds.epoch or now - read.at > READ_AGAIN_SECONDS:
+            self._archives.clear()
             read = self._read_before[key] = _Read(bounds.epoch, start if bounds.low <= start <= bounds.high else bounds.low, now)
         begin = max(read.past, bounds.low)
         if begin < bounds.high:
