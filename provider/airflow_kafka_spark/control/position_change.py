@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 KEEP_CHANGES = 100
-"""How many changes of a pipeline are remembered."""
+"""Changes of a pipeline that are remembered."""
 
 
 def mirroring_group(hook: KafkaHook, memory: Memory, group_id: str | None) -> str:
@@ -83,7 +83,7 @@ class PositionChange:
     :param before: where it stands now.
     :param given_up: the open windows that are given up.
     :param log: what Kafka holds now.
-    :param restored: what is given up in the middle of a replay, and is complete again.
+    :param restored: windows that are given up in the middle of a replay, and are complete again.
     :param last_number: the number of a window that the ledger has lost; default 0. Numbers up to it are not used again.
     """
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEEP_CONTROLS = 100
-"""How many controls of a pipeline are remembered."""
+"""Controls of a pipeline that are remembered."""
 SECONDS = 10
 TRIES = 10
 """A try is lost only to another writer that has just succeeded."""
@@ -84,7 +84,7 @@ def _user() -> str:
 class Beside:
     """Records that become visible together with the record of a change.
 
-    :param doing: what is done, for errors.
+    :param doing: the action, for errors.
     :param topics: the topics that they go to, for errors.
     :param produce: produces and flushes them.
     :param seconds: how long the transaction may take.
@@ -109,7 +109,7 @@ class ControlLedger(Ledger):
 
         :param decide: None for nothing to do; called again if another writer was faster.
         :param beside: produces further records of the change in the same transaction.
-        :return: what was written, None when there was nothing to do.
+        :return: the change that was written; None if nothing had to be done.
         :raises KafkaUnavailable: it cannot be written; what became of it is not known only if the brokers do not say so.
         """
         failure: Exception | None = None

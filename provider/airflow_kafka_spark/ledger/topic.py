@@ -36,14 +36,14 @@ CONFIG = {
 }
 
 ABORT_AFTER_SECONDS = 45.0
-"""How long another pipeline's open transaction is waited for before it is ended: longer than the brokers let those of the ledger
-stay open. A split's has its marker for moments only; one that has it for longer is that of a dead task, or of a paused one."""
+"""Seconds for which another pipeline's open transaction is waited for before it is ended: longer than the brokers let those of
+the ledger stay open. A split's has its marker for moments only; one that has it for longer is that of a dead task, or of a paused one."""
 WAIT_FOR_NONE = (b"\x00",)
-"""What no key begins with: records that an open transaction hides are not waited for."""
+"""A prefix of no key: records that an open transaction hides are not waited for."""
 READ_AGAIN_SECONDS = 3600.0
 """After which a reader starts anew. Compaction keeps tombstones for a day (``delete.retention.ms``)."""
 READ_SECONDS = 120.0
-"""How long is waited in all, for that and for brokers that say nothing."""
+"""Seconds of waiting in all, for that and for brokers that do not answer."""
 
 
 T = TypeVar("T")
@@ -409,7 +409,7 @@ def read_to(
     :param mine: what the keys of records begin with that must not be missed; empty means all.
     :param on_hidden: called once with the keys of ours that are waited for, so that their transaction can be aborted.
     :param on_open_transaction: ends the transaction that is open first, after :data:`ABORT_AFTER_SECONDS`.
-    :raises LedgerUnreadable: what is ours is still hidden after :data:`READ_SECONDS`; it says by whom.
+    :raises LedgerUnreadable: records are still hidden after :data:`READ_SECONDS`; names the transaction that hides them.
     :raises RightMissing: the user may not read the ledger.
     """
     import confluent_kafka

@@ -25,7 +25,7 @@ ERROR_KEY = "kafka_spark.error"
 """The key of the last error in the task state store."""
 
 ERROR_LINES, ERROR_CHARACTERS = 12, 1500
-"""What is stored of an error's message at most."""
+"""Characters of an error's message that are stored, at most."""
 
 PAUSE_SECONDS = 30.0
 """After a failure the store is not used for this time."""

@@ -1,4 +1,4 @@
-"""Where a window of rows ends, how it is split, and how its splits are read.
+"""The end of a window of rows, its splits, and the statements that read them.
 
 The end is found by counting in the database, in the order of the split columns. Splits are read by Spark's JDBC reader, as a
 DataFrame with one partition each, or by Spark's tasks themselves.
