@@ -30,8 +30,8 @@ SAMPLE_SECONDS = 10.0
 
 BEHIND_TRIES = 3
 BEHIND_SECONDS = 0.5
-"""Number of tries, and seconds between them, with which the ledger is read again if it does not show a window that the group names
-already."""
+"""Number of tries, and seconds between them, with which the ledger is read again if it does not show a window that the group
+names already."""
 
 Begins = Literal["open window", "ledger", "sink", "group", "starting_offsets"]
 

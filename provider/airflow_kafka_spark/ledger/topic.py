@@ -37,7 +37,8 @@ CONFIG = {
 
 ABORT_AFTER_SECONDS = 45.0
 """Seconds for which another pipeline's open transaction is waited for before it is ended: longer than the brokers let those of
-the ledger stay open. A split's has its marker for moments only; one that has it for longer is that of a dead task, or of a paused one."""
+the ledger stay open. A split's has its marker for moments only; one that has it for longer is that of a dead task, or of a paused
+one."""
 WAIT_FOR_NONE = (b"\x00",)
 """A prefix of no key: records that an open transaction hides are not waited for."""
 READ_AGAIN_SECONDS = 3600.0
