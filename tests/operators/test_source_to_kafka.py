@@ -10,6 +10,7 @@ from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from tests.support.control import forget, reset
 from tests.support.oracle import committed_records
 from tests.support.shop import shop
+from tests.support.timings import check_move
 
 
 @pytest.fixture
@@ -31,6 +32,7 @@ def test_every_row_becomes_one_record_and_the_report_holds_counts_and_first_and_
         for p, o in sorted(found.items())
     ]
     assert first["published"] == expected and len(expected) == 3
+    check_move(first, "read", "decode", "write")
     again = orders.run("run1")
     assert again == first, "a cleared task publishes nothing and returns the same report"
     orders.sell(1)

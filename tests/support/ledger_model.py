@@ -24,7 +24,8 @@ from unittest.mock import patch
 
 from airflow.providers.common.compat.sdk import AirflowSkipException
 
-from airflow_kafka_spark.control import forget, pause, position_change, rebind, rename, replay, requests
+from airflow_kafka_spark.control import base as control_base
+from airflow_kafka_spark.control import forget, pause, position_change, rebind, rename, replay
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, WindowConflict
 from airflow_kafka_spark.formats import String
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
@@ -621,8 +622,8 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(binding, "deployment", lambda: ""),
         *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, forget, position_change, pause, rebind, rename, replay)),
         # Who loses against somebody else tries again; twice shows what happens then.
-        *(patch.object(m, name, 2) for m, name in ((base, "PLAN_TRIES"), (requests, "TRIES"))),
-        patch.object(requests, "_user", lambda: "somebody"),
+        *(patch.object(m, name, 2) for m, name in ((base, "PLAN_TRIES"), (control_base, "TRIES"))),
+        patch.object(control_base, "_user", lambda: "somebody"),
         *more,
     ]
     for p in patches:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, OpenWindow
 from airflow_kafka_spark.control.pipelines import existing_ledger, find, group_of, has_source, open_entries
 from airflow_kafka_spark.control.position_change import fence_splits, published_by, refuse_members, refuse_open
-from airflow_kafka_spark.control.requests import ChangeRequest
-from airflow_kafka_spark.control.result import ChangeResult, OpenWindow
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
 from airflow_kafka_spark.ledger.topic import WAIT_FOR_NONE, Found, LedgerTopic
@@ -104,17 +104,7 @@ def _came_later(memory: Memory, keys: Iterable[bytes]) -> bool:
 
 def _result(memory: Memory, change: int, request: ChangeRequest, records: int, group: str | None) -> ChangeResult:
     given_up = tuple(map(OpenWindow.of, open_entries(memory)))
-    return ChangeResult(
-        "forget",
-        memory.pipeline,
-        change,
-        request.who,
-        request.why,
-        request.dry_run,
-        group_id=group,
-        given_up=given_up,
-        records=records,
-    )
+    return replace(ChangeResult.of("forget", request, change), group_id=group, given_up=given_up, records=records)
 
 
 def _change(memory: Memory, number: int, request: ChangeRequest) -> Change:

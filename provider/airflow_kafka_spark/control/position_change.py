@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from airflow_kafka_spark.control.base import ChangeRequest, Move
 from airflow_kafka_spark.control.pipelines import group_of, open_entries
-from airflow_kafka_spark.control.requests import ChangeRequest
-from airflow_kafka_spark.control.result import Move
 from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, GroupHasMembers, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import listed, resolve_start, within

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, OpenWindow, refuse_blank
 from airflow_kafka_spark.control.pipelines import find, has_source, open_entries
 from airflow_kafka_spark.control.position_change import (
     PositionChange,
@@ -19,8 +20,6 @@ from airflow_kafka_spark.control.position_change import (
     refuse_open,
     write_position_change,
 )
-from airflow_kafka_spark.control.requests import ChangeRequest
-from airflow_kafka_spark.control.result import ChangeResult, OpenWindow
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown
 from airflow_kafka_spark.ledger.attempt import ChangeLedger
 from airflow_kafka_spark.ledger.group import source_window_of
@@ -84,13 +83,8 @@ def reset(
             fence_splits(ledger, move.given_up)
             write_position_change(ledger, ledger.topic.look(request.pipeline), move, "reset", request)
     given_up = tuple(map(OpenWindow.of, move.given_up))
-    return ChangeResult(
-        "reset",
-        request.pipeline,
-        move.number,
-        request.who,
-        request.why,
-        request.dry_run,
+    return replace(
+        ChangeResult.of("reset", request, move.number),
         group_id=group,
         given_up=given_up,
         moves=move.moves,
@@ -151,8 +145,8 @@ def _check(
 
     :param is_said: whether the topics to be moved are named: then the ledger need not know the pipeline, if the group is, too.
     """
-    if memory.is_blank and not memory.intervals and not (is_said and group_id):
-        raise PipelineUnknown(memory.pipeline, ledger_topic)
+    if not (is_said and group_id):
+        refuse_blank(memory, ledger_topic)
     if has_source(memory):
         raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` reads rows from a source, not from Kafka",
