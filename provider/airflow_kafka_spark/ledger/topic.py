@@ -387,9 +387,15 @@ def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> s
 
 
 PROMPT: Mapping[str, Any] = {"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 50}
-FEW_AHEAD: Mapping[str, Any] = {"queued.max.messages.kbytes": 4096, "queued.min.messages": 1000, "fetch.queue.backoff.ms": 5}
-"""The client fetches 4 MB ahead in place of 64: records of a ledger may be large, and most of them are other pipelines'."""
-AT_ONCE = 200
+FEW_AHEAD: Mapping[str, Any] = {
+    "queued.max.messages.kbytes": 4096,
+    "queued.min.messages": 1000,
+    "fetch.queue.backoff.ms": 5,
+    "fetch.message.max.bytes": 256 << 10,
+}
+"""The client fetches 4 MB ahead in place of 64, and 256 kB at once in place of 1 MB: records of a ledger may be large, and most of
+them are other pipelines'. A compressed megabyte of them takes ten. A larger batch still comes whole."""
+AT_ONCE = 50
 """Records that are taken from the client at once."""
 
 
