@@ -393,8 +393,8 @@ FEW_AHEAD: Mapping[str, Any] = {
     "fetch.queue.backoff.ms": 5,
     "fetch.message.max.bytes": 256 << 10,
 }
-"""The client fetches 4 MB ahead in place of 64, and 256 kB at once in place of 1 MB: records of a ledger may be large, and most of
-them are other pipelines'. A compressed megabyte of them takes ten. A larger batch still comes whole."""
+"""The client fetches 4 MB ahead in place of 64, and 256 kB at once in place of 1 MB: records of a ledger may be large, most of
+them are other pipelines', and a compressed megabyte takes ten. A larger batch still comes whole."""
 AT_ONCE = 50
 """Records that are taken from the client at once."""
 
