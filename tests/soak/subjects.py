@@ -406,7 +406,7 @@ class ToSink(Subject):
         raise AssertionError("a run under the old name went on")
 
     def _forget(self, chance: random.Random) -> str:
-        """Forget the pipeline, now and then with an open window: it goes on after its last window in the sink, or at its group."""
+        """Forget the pipeline, now and then with an open window. It goes on after its last window in the sink."""
         has_window = chance.random() < 0.5 and self._leave_open(chance)
         self._ask(forget, discard_open=has_window)
         self.feed(chance)
