@@ -251,7 +251,7 @@ def open_windows(memory: Memory) -> tuple[OpenWindow, ...]:
 class Beside:
     """Records that become visible together with the record of a change.
 
-    :param doing: what is done, for errors.
+    :param doing: the action, for errors.
     :param topics: the topics that they go to, for errors.
     :param produce: produces and flushes them.
     :param seconds: how long the transaction may take.

@@ -82,7 +82,7 @@ class PositionChange:
     :param before: where it stands now.
     :param given_up: the open windows that are given up.
     :param log: what Kafka holds now.
-    :param restored: what is given up in the middle of a replay, and is complete again.
+    :param restored: windows that are given up in the middle of a replay, and are complete again.
     :param last_number: the number of a window that the ledger has lost; default 0. Numbers up to it are not used again.
     """
 
