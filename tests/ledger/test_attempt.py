@@ -295,21 +295,49 @@ def test_an_open_transaction_that_stays_is_an_error_with_advice(attempt, pipelin
 
 
 @pytest.fixture
-def left_open(attempt, kafka, pipeline, topic, ledger_topic_name, unique):
+def open_split(hook, kafka, pipeline, ledger_topic_name):
+    """Sends a split's marker into the partition of the pipeline's ledger, in a transaction that is left open."""
+
+    def open_one(owner: str, number: int, split: int) -> Producer:
+        place = LedgerTopic(hook, ledger_topic_name)
+        assert place.find_existing()
+        settings = {"transactional.id": transactional_id_of(ledger_topic_name, owner, f"split.{split}")}
+        producer = Producer({**kafka.connection_extra(), **settings, "transaction.timeout.ms": 600_000})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        key, value = marker_record(owner, Marker(number, split))[:2]
+        producer.produce(ledger_topic_name, value, key, place.look(pipeline).partition)
+        producer.flush(30)
+        return producer
+
+    return open_one
+
+
+@pytest.fixture
+def left_open(attempt, pipeline, topic, open_split, unique):
     """A split of another pipeline whose task hangs between its marker and its commit, in the same partition of the ledger."""
     complete_one(attempt, pipeline, topic, 1)
-    with attempt() as ledger:
-        partition = ledger.topic.look(pipeline).partition
     other = unique("other")
-    settings = {"transactional.id": transactional_id_of(ledger_topic_name, other, "split.3"), "transaction.timeout.ms": 600_000}
-    producer = Producer({**kafka.connection_extra(), **settings})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    key, value = marker_record(other, Marker(7, 3))[:2]
-    producer.produce(ledger_topic_name, value, key, partition)
-    producer.flush(30)
+    producer = open_split(other, 7, 3)
     complete_one(attempt, pipeline, topic, 2)
     return other, producer
+
+
+def test_the_open_transaction_of_an_own_dead_split_delays_no_failure_and_a_hidden_newer_attempt_is_seen(
+    attempt, pipeline, topic, open_split, unique, monkeypatch
+):
+    monkeypatch.setattr(ledger_topic, "ABORT_AFTER_SECONDS", 1.0)
+    with attempt() as ledger:
+        ledger.plan(window(pipeline, topic, 1))
+        own = open_split(pipeline, 1, 0)
+        ledger.verify()
+        # Had it been waited for, it would be aborted by now.
+        own.commit_transaction(30)
+        open_split(unique("other"), 1, 0)
+        with attempt() as newer:
+            newer.reopen(newer.memory.open_entry)
+            with pytest.raises(Fenced):
+                ledger.verify()
 
 
 def test_a_transaction_that_another_pipeline_has_left_open_is_ended_before_long(attempt, left_open, monkeypatch, caplog):

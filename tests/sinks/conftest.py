@@ -54,7 +54,8 @@ SINKS = {
     "csv": SinkUnderTest(_files("csv"), ("values",)),
     "orc": SinkUnderTest(_files("orc"), ("values",)),
     "postgres append": SinkUnderTest(_postgres(mode="append")),
-    "postgres upsert": SinkUnderTest(_postgres(mode="upsert", key=("id",))),
+    # An upsert is another statement in the transaction of an append. postgres/test_faults.py kills and overtakes it.
+    "postgres upsert": SinkUnderTest(_postgres(mode="upsert", key=("id",)), ("values",)),
     "postgres split": SinkUnderTest(_postgres(mode="append", atomic="split")),
 }
 

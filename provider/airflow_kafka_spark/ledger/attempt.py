@@ -483,14 +483,16 @@ class Ledger:
     def verify(self) -> None:
         """Look whether this attempt still owns its window, without writing: cheap, and not atomic.
 
-        It spares a zombie useless work; what keeps it from harm is that its commit and its close are refused.
+        It spares a zombie useless work; what keeps it from harm is that its commit and its close are refused. Only records of the
+        window itself are waited for behind an open transaction: that of a split of this attempt which has died ends when the next
+        attempt fences it, and hides no claim, because a claim comes after the fences.
 
         :raises Fenced: when a newer attempt has claimed the window, or has completed it.
         """
         claimed = self.claimed
-        # What came before the claim does not matter here, but it does to readers that look for more than the claim.
-        since = Hint(self.topic.topic_id, self._partition, max(claimed.offset, 0))
-        found = self.topic.look(self.pipeline, since).memory
+        own = (window_key(self.pipeline, claimed.window.number),)
+        # What came before the claim does not matter here.
+        found = self.topic.look_into(self.pipeline, self._partition, max(claimed.offset, 0), wait_for=own).memory
         if found.owned(claimed.window.number, claimed.attempt.token) is None:
             raise Fenced(self.pipeline, f"working on window {claimed.window.number}")
 

@@ -33,7 +33,7 @@ from tests.sinks.postgres.kit import DEAD, Pipeline, Place, new_place, write
 from tests.sinks.postgres.proxy import CommitLosingProxy
 
 KEYED = pa.schema([("id", pa.int64()), ("v", pa.string())])
-# One of each way in which rows get from a stage into the table. The contract suite has the plain upsert and the plain split.
+# One of each way in which rows get from a stage into the table. The contract suite has the plain append and the plain split.
 WAYS: dict[str, dict[str, Any]] = {
     "append": {},
     "append after": {"merge": "after"},

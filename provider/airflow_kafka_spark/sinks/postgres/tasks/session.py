@@ -14,7 +14,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from importlib.metadata import version
+from functools import lru_cache
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -22,12 +24,18 @@ from airflow_kafka_spark.hooks.postgres import Name, quote
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.server import SinkServer
 
+if TYPE_CHECKING:
+    import adbc_driver_manager
+
 log = logging.getLogger(__name__)
 
 ADBC = (1, 12)
 """The first release whose decimals are right: 1.11 writes -6998001000.00 for -6998000000.10, and says nothing."""
 ADBC_ARRAYS = (1, 13)
 """The first release that keeps a NULL inside of an array: 1.12 writes 0, false or an empty text."""
+
+version = lru_cache(metadata.version)
+"""Return the version of an installed package. A look at a package's files takes as long as a session does."""
 
 BUFFERED_BATCHES = 2
 """Maximum number of batches that wait for the server while the next one is read and decoded. It bounds a task's memory."""
@@ -105,7 +113,9 @@ class AdbcSession(LoadSession):
         import adbc_driver_postgresql.dbapi as adbc
 
         self.errors = (adbc_driver_manager.Error, pa.ArrowException)
-        self._connection = adbc.connect(conninfo)
+        connection = adbc_driver_manager.AdbcConnection(_database(conninfo, threading.get_ident()))
+        kept: Any = _KeptDatabase()
+        self._connection = adbc.Connection(kept, connection)
         self._cursor = self._connection.cursor()
 
     def run(self, statement: str) -> int:
@@ -128,6 +138,27 @@ class AdbcSession(LoadSession):
         for step in (self._connection.rollback, self._cursor.close, self._connection.close):
             with suppress(Exception):
                 step()
+
+
+class _KeptDatabase:
+    """Stands for the database of a connection, which would close it with itself."""
+
+    def close(self) -> None:
+        """Leave it open."""
+
+
+@lru_cache(maxsize=8)
+def _database(conninfo: str, thread: int) -> adbc_driver_manager.AdbcDatabase:
+    """Return ADBC's database, which holds no session. It reads the server's whole catalog of types and columns when it is made,
+    which takes longer than a small split. So the splits of a Python worker share one.
+
+    A type that is created later is unknown to it. Loading needs none: COPY is encoded by the types of Arrow.
+
+    :param thread: the thread that uses it: it counts its connections without a lock.
+    """
+    import adbc_driver_postgresql
+
+    return adbc_driver_postgresql.connect(conninfo)
 
 
 class PsycopgSession(LoadSession):
