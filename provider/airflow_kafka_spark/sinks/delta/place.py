@@ -43,6 +43,12 @@ WINDOWS = "_airflow/windows"
 BEGUN, RECORD = "attempt.json", "record.json"
 
 
+def plain(name: str) -> str:
+    """Return the name of a data file or its directory without ``~``, which delta-rs escapes in one place and not in another: its
+    OPTIMIZE would not find the file."""
+    return name.replace("~", "__")
+
+
 @dataclass(frozen=True)
 class TablePlace:
     """Where a table is.

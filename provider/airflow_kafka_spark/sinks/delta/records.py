@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
 from airflow_kafka_spark.sinks.delta.log import METADATA, DeltaLog, PipelineVersion
-from airflow_kafka_spark.sinks.delta.place import ATTEMPTS, BEGUN, RECORD, WINDOWS, TableStore
+from airflow_kafka_spark.sinks.delta.place import ATTEMPTS, BEGUN, RECORD, WINDOWS, TableStore, plain
 from airflow_kafka_spark.sinks.files.directory import SWEPT_AT_ONCE, AttemptLock, WindowRecord, pipeline_slug
 from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
 from airflow_kafka_spark.windows.model import Applied, Window
@@ -39,7 +39,7 @@ def marker_name(pipeline: str, version: PipelineVersion) -> str:
 
 def data_directory(marker: str) -> str:
     """Return the directory of an attempt's data files."""
-    return f"airflow-{marker}"
+    return plain(f"airflow-{marker}")
 
 
 def commit_metadata(window: Window, rows: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Rows
-from airflow_kafka_spark.sinks.delta.place import ATTEMPTS, BEGUN, TableStore
+from airflow_kafka_spark.sinks.delta.place import ATTEMPTS, BEGUN, TableStore, plain
 from airflow_kafka_spark.sinks.delta.tasks.statistics import columns_with_nan, file_statistics
 from airflow_kafka_spark.sinks.files.directory import file_stem, flush
 from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
@@ -132,7 +132,7 @@ class DeltaSplitWriter(BufferedFilesWriter):
         target = self.target
         # Partition values are in the log only. In a path they would have to be escaped twice.
         number = len(self.finished) + len(self.files)
-        path = f"{target.attempt}/{file_stem(self.split.range, number)}-{self.token}.parquet"
+        path = f"{target.attempt}/{plain(file_stem(self.split.range, number))}-{self.token}.parquet"
         return _DataFile(target.store, path, target.spec, self.schema)
 
     def finish_file(self, file: _DataFile, key: PartitionKey) -> Mapping[str, Any]:
