@@ -1,5 +1,5 @@
 """``python -m benchmarks [files] [postgres] [kafka] [records] [around] [splits] [memory] [ui] [ledger]
-[--records N] [--rounds N]``"""
+[small] [--records N] [--rounds N]``"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument(
         "which",
         nargs="*",
-        choices=["files", "postgres", "kafka", "records", "around", "splits", "memory", "ui", "ledger", []],
+        choices=["files", "postgres", "kafka", "records", "around", "splits", "memory", "ui", "ledger", "small", []],
         help="default: all",
     )
     parser.add_argument("--records", type=int, default=4_000_000)
@@ -23,7 +23,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-bench-") as temporary:
         os.environ.setdefault("AIRFLOW_HOME", str(Path(temporary) / "airflow"))
         os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
-        from benchmarks import around, ledger, memory, records, splits, to_files, to_kafka, to_postgres, ui
+        from benchmarks import around, ledger, memory, records, small, splits, to_files, to_kafka, to_postgres, ui
         from benchmarks.bench import stand
 
         known = {
@@ -35,7 +35,12 @@ def main() -> None:
             "splits": splits,
             "memory": memory,
         }
-        alone = {"ui": lambda: ui.run(Path(temporary)), "ledger": ledger.run}  # these share nothing with the others
+        # These share nothing with the others.
+        alone = {
+            "ui": lambda: ui.run(Path(temporary)),
+            "ledger": ledger.run,
+            "small": lambda: small.run(Path(temporary), options.rounds),
+        }
         chosen = options.which or [*alone, *known]
         for name in (name for name in chosen if name in alone):
             alone[name]()

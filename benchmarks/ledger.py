@@ -46,8 +46,9 @@ def run() -> None:
             "unarchived-0",
             "progress-7",
         ):
-            env = {**os.environ, "AIRFLOW_CONN_KAFKA_DEFAULT": kafka.connection_json()}
-            done = subprocess.run([sys.executable, "-m", "benchmarks.ledger", what], env=env, capture_output=True, text=True)
+            os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
+            arguments = [sys.executable, "-m", "benchmarks.ledger", what, str(_next(what))]
+            done = subprocess.run(arguments, capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(done.stderr)
             print(done.stdout.splitlines()[-1], flush=True)
@@ -174,8 +175,11 @@ def _boundaries(topic: str, topic_id: str) -> Iterator[tuple[str, Any]]:
             part = []
 
 
-def _move(what: str) -> None:
-    """Move a window as an operator does, without its records, and print a line of the table."""
+def _move(what: str, hour: int) -> None:
+    """Move a window as an operator does, without its records, and print a line of the table.
+
+    :param hour: the number of the interval that is moved, as its DAG run knows it.
+    """
     import confluent_kafka  # noqa: F401
     import pyarrow  # noqa: F401
 
@@ -193,7 +197,7 @@ def _move(what: str) -> None:
     kind, _, number = what.partition("-")
     topic = OLD_TOPIC if kind == "unarchived" else TOPIC
     if kind in ("interval", "holes", "unarchived"):
-        interval = _next(hook, what)
+        interval = _hour(hour, what)
         ledger: Ledger = IntervalLedger(hook, what, f"run-{interval}", interval, group_id=what)
     else:
         group, topics = (what, [f"topic-{number}"]) if kind == "progress" else (None, [])
@@ -243,16 +247,21 @@ def _peak() -> float:
     return int(line.split()[1]) / 1024
 
 
-def _next(hook: Any, pipeline: str) -> Any:
-    """Return the first hour that a pipeline has not moved."""
+def _next(pipeline: str) -> int:
+    """Return the number of the first hour that a pipeline has not moved; 0 for one without intervals."""
     from airflow_kafka_spark.control.pipelines import find
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
-    intervals = find(hook, pipeline).memory.intervals
-    return next(hour for hour in (_hour(INTERVALS + n, pipeline) for n in range(MORE)) if hour.name not in intervals)
+    if pipeline.startswith(("progress", "source")):
+        return 0
+    with KafkaHook() as hook:
+        intervals = find(hook, pipeline).memory.intervals
+    hours = range(INTERVALS, INTERVALS + MORE)
+    return next(number for number in hours if _hour(number, pipeline).name not in intervals)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
-        _move(sys.argv[1])
+    if len(sys.argv) == 3:
+        _move(sys.argv[1], int(sys.argv[2]))
     else:
         run()

@@ -1,16 +1,80 @@
-"""PostgreSQL -> Kafka in windows of more and more splits with few rows each: what a split costs must not grow with them."""
+"""Windows of more and more splits with few rows each: what a split costs must not grow with them.
+
+PostgreSQL -> Kafka, where each split is a transaction; then Kafka -> files and -> PostgreSQL, where a split is a partition of the
+topic, beside the cost of a record.
+"""
 
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
-from benchmarks.bench import Stand
+from benchmarks import events
+from benchmarks.bench import SCHEMA, Stand
 
 SPLITS = (20, 80, 320, 800)
 ROWS = 10
 
+PARTITIONS = (2, 57, 146)
+RECORDS = 150
+"""Records of each partition."""
+
 
 def run(stand: Stand) -> None:
+    from_source(stand)
+    from_kafka(stand)
+
+
+def from_kafka(stand: Stand) -> None:
+    """Print the cost of a split and that of a record.
+
+    A split costs the slope between windows of few and of many splits, a record that between few and many records in two splits.
+    """
+    from airflow_kafka_spark.sinks import FilesSink, PostgresSink
+
+    print(f"\n## Kafka -> sinks, windows of {', '.join(map(str, PARTITIONS))} splits with {RECORDS} records each\n", flush=True)
+    sinks: dict[str, Any] = {
+        "files": lambda name: FilesSink(path=str(stand.directory / name)),
+        "PostgreSQL, window-atomic": lambda name: PostgresSink(conn_id="warehouse", table=stand.table(f'"{name}"')),
+        "PostgreSQL, split-atomic": lambda name: PostgresSink(
+            conn_id="warehouse", table=stand.table(f'"{name}"'), atomic="split"
+        ),
+    }
+    many = 100_000
+    for partitions in PARTITIONS:
+        stand.kafka.create_topic(f"few-{partitions}", partitions)
+        events.produce(stand.kafka.connection_extra(), 0, RECORDS * partitions, f"few-{partitions}")
+    stand.kafka.create_topic("many-2", 2)
+    events.produce(stand.kafka.connection_extra(), 0, 2 * many, "many-2")
+    topics = [*(f"few-{partitions}" for partitions in PARTITIONS), "many-2"]
+    times: dict[tuple[str, str], list[float]] = {(sink, topic): [] for sink in sinks for topic in topics}
+    for turn in range(stand.rounds + 1):
+        for number, (sink, make) in enumerate(sinks.items()):
+            for topic in topics:
+                seconds = _move(topic, f"{topic}-{number}-{turn}", make(f"s{number}-{topic}-{turn}"))
+                if turn:
+                    times[sink, topic].append(seconds)
+                print(f"   {sink}, {topic}: {seconds:.2f} s{'' if turn else ' (warming up)'}", flush=True)
+    print("\n| Kafka -> | milliseconds per split | microseconds per record |\n| --- | ---: | ---: |")
+    for sink in sinks:
+        few, most, records = (statistics.median(times[sink, topic]) for topic in (topics[0], topics[-2], topics[-1]))
+        split = (most - few) / (PARTITIONS[-1] - PARTITIONS[0])
+        print(f"| {sink} | {split * 1000:,.1f} | {(records - few) / (2 * (many - RECORDS)) * 1e6:,.2f} |", flush=True)
+
+
+def _move(topic: str, name: str, sink: Any) -> float:
+    """Move all of a topic, and return the seconds of the move."""
+    from airflow_kafka_spark.formats import Json
+    from airflow_kafka_spark.operators import KafkaToSinkOperator
+    from tests.support.runs import context
+
+    operator = KafkaToSinkOperator(
+        task_id="bench", topics=topic, group_id=name, pipeline=name, value=Json(schema=SCHEMA), sink=sink
+    )
+    return float(operator.execute(context(f"run-{name}"))["timings"]["move"])
+
+
+def from_source(stand: Stand) -> None:
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.operators import SourceToKafkaOperator
     from airflow_kafka_spark.sinks import KafkaSink

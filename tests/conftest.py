@@ -12,6 +12,14 @@ os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
+# Hundreds of processes import the same modules: where Python shall leave no bytecode beside them, it is kept elsewhere.
+# Before Airflow is imported, which takes four seconds to compile.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    from airflow_kafka_spark.hooks.jars import cache_directory
+
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(cache_directory() / "bytecode")
+    sys.dont_write_bytecode = False
+
 import contextlib
 import gc
 import importlib.metadata
@@ -42,16 +50,11 @@ settings.load_profile("repeat")
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    from airflow_kafka_spark.hooks import jars
     from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
 
     # A lone broker knows at once what there is not. Every new ledger is such a topic, and each was asked for over two seconds.
     kafka_requests.SPREAD_SECONDS = 0.2
 
-    # Hundreds of processes import the same modules: where Python shall leave no bytecode beside them, it is kept elsewhere.
-    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(jars.cache_directory() / "bytecode")
-        sys.dont_write_bytecode = False
     # Nothing that is imported for the tests is garbage, and looking for some takes a fifth of the time of collecting them.
     gc.disable()
     if getattr(config.option, "numprocesses", None) and not config.option.collectonly:

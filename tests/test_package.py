@@ -52,8 +52,8 @@ FLOORS = {
     "sensors": 40,
     "ui": 40,
     "testing": 50,
-    "demo": 60,
-    "cli": 70,
+    "cli": 60,
+    "demo": 70,
 }
 
 # What a DAG file may import, directly or through the scheduler.

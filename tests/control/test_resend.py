@@ -122,7 +122,7 @@ def test_dead_letters_of_a_data_interval_are_sent_again_once(moved, dead, ask):
 
 
 def test_a_resend_is_remembered_as_long_as_its_window_however_many_changes_follow(moved, dead, ask, monkeypatch):
-    monkeypatch.setattr("airflow_kafka_spark.control.requests.KEEP_CONTROLS", 2)
+    monkeypatch.setattr("airflow_kafka_spark.control.base.KEEP_CONTROLS", 2)
     fail(moved, dead, [12], 15, 15)
     assert ask().changed
     for turn in range(3):

@@ -6,11 +6,12 @@ import json
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from airflow_kafka_spark.errors import ConnectionInvalid
-from airflow_kafka_spark.hooks.spark import SECRETS, SparkHook, _errors_to_output
+from airflow_kafka_spark.errors import ConnectionInvalid, SparkUnavailable
+from airflow_kafka_spark.hooks.spark import _QUICK_START, SECRETS, EarlyStart, SparkHook, _errors_to_output
 
 
 @pytest.fixture
@@ -58,6 +59,16 @@ def test_java_options_of_the_connection_come_beside_ours(connect):
     assert options.endswith("-Dx=y")
 
 
+@pytest.mark.parametrize("given", ["", "-Xshare:auto -XX:Tier4InvocationThreshold=1"])
+def test_a_local_jvm_starts_with_few_compilations_unless_that_is_switched_off(connect, given):
+    hook = connect(host="local", extra={"spark.driver.extraJavaOptions": given})
+    options = hook._quick_start(hook.settings()["spark.driver.extraJavaOptions"])
+    assert set(_QUICK_START) <= set(options)
+    assert any(option.startswith("-XX:SharedArchiveFile") for option in options) <= (given == "")
+    assert connect(host="local", extra={"class_archive": False})._quick_start("") == ()
+    assert connect(host="spark://head")._quick_start("") == ()
+
+
 def test_a_token_is_in_no_address_that_is_shown(connect):
     hook = connect(conn_type="spark_connect", host="head", login="me", password="geheim", extra={"use_ssl": True})
     assert "geheim" not in hook.master
@@ -77,8 +88,76 @@ def test_an_unknown_connection_or_one_of_another_type_is_named(connect):
 
 
 def test_what_a_jvm_writes_to_standard_error_is_no_error_of_the_task(capfd):
+    before = set(threading.enumerate())
+    wrote = "import sys; print('WARNING: Using incubator modules: x\\nout of memory', file=sys.stderr)"
     with _errors_to_output():
-        subprocess.run([sys.executable, "-c", "import sys; print('WARNING: incubating', file=sys.stderr)"], check=True)
+        subprocess.run([sys.executable, "-c", wrote], check=True)
+    for copying in set(threading.enumerate()) - before:
+        copying.join(30)
     print("of the task", file=sys.stderr)
     out, err = capfd.readouterr()
-    assert "WARNING: incubating" in out and err.strip() == "of the task"
+    assert (out.strip(), err.strip()) == ("out of memory", "of the task")
+
+
+# --- a session that a thread starts beside the validation ---
+
+
+@pytest.fixture
+def started():
+    return []
+
+
+@pytest.fixture
+def start(started):
+    def make():
+        started.append(threading.current_thread())
+        return "session"
+
+    return make
+
+
+def test_a_session_that_is_needed_is_started_in_another_thread_and_waited_for(start, started):
+    go, decided = threading.Event(), threading.Event()
+
+    def slow():
+        decided.set()
+        assert go.wait(60)
+        return start()
+
+    early = EarlyStart(slow, lambda: True)
+    assert decided.wait(60)
+    go.set()
+    assert early.result() == "session"
+    assert started != [threading.current_thread()]
+
+
+@pytest.mark.parametrize("answer", [lambda: False, lambda: 1 / 0])
+def test_nothing_is_started_for_a_window_without_records_or_one_that_cannot_be_foreseen(start, started, answer):
+    early = EarlyStart(start, answer)
+    early._thread.join(60)
+    assert early.result() is None
+    assert started == []
+
+
+@pytest.mark.parametrize("end", ["give_up", "result"])
+def test_a_start_that_has_not_begun_when_the_validation_fails_or_the_session_is_wanted_never_begins(start, started, end):
+    go = threading.Event()
+    early = EarlyStart(start, lambda: go.wait(60))
+    getattr(early, end)()
+    go.set()
+    early._thread.join(60)
+    assert early.result() is None
+    assert started == []
+
+
+def test_the_error_of_the_start_is_raised_where_the_session_is_wanted():
+    begun = threading.Event()
+
+    def fails():
+        begun.set()
+        raise SparkUnavailable("spark_default", "local[2]", "no memory")
+
+    early = EarlyStart(fails, lambda: True)
+    assert begun.wait(60)
+    with pytest.raises(SparkUnavailable, match="no memory"):
+        early.result()

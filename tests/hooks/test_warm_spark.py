@@ -12,8 +12,16 @@ import pytest
 from airflow_kafka_spark.errors import ConnectionInvalid
 from airflow_kafka_spark.hooks.spark import SparkHook
 from airflow_kafka_spark.hooks.warm_spark import client
-from airflow_kafka_spark.hooks.warm_spark.place import Place, WarmUnavailable, connect, open_sockets, private_directory
-from airflow_kafka_spark.hooks.warm_spark.settings import WarmSettings, environment, parse_duration
+from airflow_kafka_spark.hooks.warm_spark.process import (
+    Place,
+    WarmSettings,
+    WarmUnavailable,
+    connect,
+    environment,
+    open_sockets,
+    parse_duration,
+    private_directory,
+)
 
 
 @pytest.fixture
@@ -73,7 +81,7 @@ def test_tasks_share_a_process_only_if_all_that_matters_is_the_same(monkeypatch,
     keys.add(settings().key)
     monkeypatch.chdir(tmp_path)
     keys.add(settings().key)
-    monkeypatch.setattr("airflow_kafka_spark.hooks.warm_spark.settings.__version__", "another")
+    monkeypatch.setattr("airflow_kafka_spark.hooks.warm_spark.process.__version__", "another")
     keys.add(settings().key)
     assert len(keys) == 8
 

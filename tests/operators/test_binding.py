@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,8 +27,8 @@ from airflow_kafka_spark.transforms import Condition, Filter
 from airflow_kafka_spark.windows.binding import other_endpoint, other_place
 from tests.support.control import rebind
 from tests.support.intervals import Intervals, facts
-from tests.support.oracle import same_multiset, wait_stable
-from tests.support.pipelines import COLUMNS, files_rows, row_of
+from tests.support.oracle import committed_records, same_multiset, wait_stable
+from tests.support.pipelines import COLUMNS, SPARK, files_rows, row_of
 from tests.support.relay import relay
 from tests.support.runs import context
 from tests.support.shop import shop
@@ -295,6 +297,35 @@ def test_an_open_window_of_a_table_is_not_read_from_another_one(kafka, postgres,
         assert sold.check() == 30
         with pytest.raises(SourceChanged, match="has moved its windows from"):
             sold.run("run3", table=other)
+
+
+def test_an_open_window_of_files_is_not_read_from_another_directory_and_keeps_its_files_with_another_pattern(
+    kafka, unique, tmp_path, monkeypatch, dies
+):
+    name, topic = unique("files"), unique("lines")
+    kafka.create_topic(topic, 1)
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK)
+    for number, file in enumerate(("here/a.json", "here/b.txt", "there/a.json")):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(json.dumps({"id": number}))
+
+    def run(run_id, path="here", glob="*.json"):
+        source = FilesSource(path=str(tmp_path / path), format="json", glob=glob, schema="id bigint")
+        operator = SourceToKafkaOperator(
+            task_id="task", source=source, sink=KafkaSink(topic=topic, value=Json()), pipeline=name, ledger_topic=f"ledger-{name}"
+        )
+        return operator.execute(context(run_id))
+
+    dies(SimpleNamespace(run=run), "run1", point="planned")
+    with pytest.raises(SourceChanged, match="was planned from"):
+        run("run2", path="there")
+    assert run("run2", glob="*")["records_written"] == 1, (
+        "the open window is finished with its own file, then comes the other one"
+    )
+    with pytest.raises(SourceChanged, match="has moved its windows from"):
+        run("run3", path="there")
+    assert [json.loads(value) for *_, value in committed_records(kafka.connection_extra(), topic)] == [{"id": 0}, {"id": 1}]
 
 
 # --- writers --------------------------------------------------------------------------------------------------------------

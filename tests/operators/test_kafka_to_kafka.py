@@ -12,6 +12,7 @@ from airflow_kafka_spark.errors import BadRecords, PartitionsChanged, Validation
 from airflow_kafka_spark.formats import Json, String
 from tests.support.pipelines import SCHEMA
 from tests.support.relay import decoded, make, relay
+from tests.support.timings import check_move
 
 ORDERS = Json(schema=SCHEMA)
 
@@ -27,6 +28,7 @@ def test_a_copy_keeps_key_value_timestamp_and_headers_window_after_window(orders
     first = orders.run("run1")
     assert (first["records_read"], first["records_written"]) == (1000, 1000)
     assert sum(part["records"] for part in first["published"]) == 1000
+    check_move(first, "read", "decode", "write")
     assert orders.check() == 1000
     assert orders.run("run1") == first, "a cleared task publishes nothing and returns the same report"
     orders.send(10)
@@ -48,6 +50,7 @@ def test_a_filter_lets_bytes_alone_and_counts_what_it_leaves_out(orders):
     report = orders.run(value=ORDERS, filter="amount >= 500 and customer <> 'customer-3'")
     kept = lambda r: float((e := decoded(r))["amount"]) >= 500 and e["customer"] != "customer-3"  # noqa: E731
     count = orders.check(lambda r: r.content if kept(r) else None)
+    check_move(report, "read", "write", "wait")
     assert 0 < count < 1000
     assert (report["records_read"], report["records_written"]) == (1000, count)
 

@@ -27,8 +27,8 @@ from confluent_kafka.admin import (
 )
 
 from airflow_kafka_spark.cli.definition import COMMANDS, main
+from airflow_kafka_spark.control.base import ChangeRequest
 from airflow_kafka_spark.control.preview import preview
-from airflow_kafka_spark.control.requests import ChangeRequest
 from airflow_kafka_spark.control.resend import resend
 from airflow_kafka_spark.errors import RightMissing, ValidationError
 from airflow_kafka_spark.formats import Json
@@ -45,11 +45,11 @@ from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, Kaf
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
+from airflow_kafka_spark.transforms import Condition, Filter
 from airflow_kafka_spark.ui.actions import ACTIONS as UI_ACTIONS
 from airflow_kafka_spark.ui.actions import ActionContext, ActionRequest, perform
 from airflow_kafka_spark.ui.airflow_metadata import LedgerName
-from airflow_kafka_spark.ui.previews import DeadLetterReader
-from airflow_kafka_spark.ui.records import RecordReader, TopicFormats
+from airflow_kafka_spark.ui.previews import DeadLetterReader, RecordReader, TopicFormats
 from airflow_kafka_spark.ui.watcher import LedgerWatch
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 from tests.support.intervals import hour
@@ -229,6 +229,8 @@ def test_each_operator_moves_windows_with_exactly_the_documented_rights(cluster,
     assert report["records_written"] == 1, "the second window is planned from the ledger"
     by_spark = moved(cluster, tmp_path, "by-spark", runs=1, read_with="spark")
     assert by_spark["records_rejected"] == 1
+    routing = {"transforms": [Filter(predicate=Condition("id < 3"), to=DEAD)], "errors_deadletterqueue_topic_name": None}
+    assert moved(cluster, tmp_path, "routed", runs=1, errors_skip=True, **routing)["records_routed"] == 3
     moved(cluster, tmp_path, "hourly", runs=0)
     hourly = {"directory": tmp_path / "hourly", "pipeline": "hourly", "group_id": "hourly", "window": "interval", "grace": 0}
     for number in (1, 2):
@@ -333,6 +335,7 @@ def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, tmp_pa
     finally:
         watch.stop()
     with KafkaHook("viewer") as hook:
+        assert hook.test_connection()[0]
         assert preview(hook, "seen").offsets > 0
         landed = Landed(DEAD, 0, 0, 0, 1)
         names = frozenset(record["topic"] for record in DeadLetterReader(frozenset({"files", "seen"}), [landed], 5).read(hook))

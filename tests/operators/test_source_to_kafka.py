@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import ChangeRefused, KafkaSparkError, LedgerBehind, PipelineUnknown
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from tests.support.control import forget, reset
 from tests.support.oracle import committed_records
 from tests.support.shop import shop
+from tests.support.timings import check_move
 
 
 @pytest.fixture
@@ -28,6 +32,7 @@ def test_every_row_becomes_one_record_and_the_report_holds_counts_and_first_and_
         for p, o in sorted(found.items())
     ]
     assert first["published"] == expected and len(expected) == 3
+    check_move(first, "read", "decode", "write")
     again = orders.run("run1")
     assert again == first, "a cleared task publishes nothing and returns the same report"
     orders.sell(1)
@@ -51,3 +56,73 @@ def test_a_split_whose_reading_breaks_off_in_the_jvm_is_not_published_in_part(or
         connection.execute(f'UPDATE "{orders.table}" SET placed_at = now() WHERE id = 69990')
     assert orders.run(**whole)["records_written"] == 70_000
     assert orders.check() == 70_000
+
+
+class TestALedgerThatIsLost:
+    """The group says which window was planned and published last, with an offset of the topic that is published to, too."""
+
+    @pytest.fixture
+    def lost(self, orders):
+        orders.sell(300)
+        orders.run("run1")
+        orders.sell(20)
+        return orders
+
+    def lose(self, orders):
+        orders.wait_settled()
+        orders.kafka.delete_topic(f"ledger-{orders.name}")
+
+    def refused(self, orders, *, window: int) -> LedgerBehind:
+        with pytest.raises(LedgerBehind) as refused:
+            orders.run("run2")
+        error = refused.value
+        group = f"ledger-{orders.name}.{orders.name}"
+        assert (error.window, error.known, error.group_id, error.to) == (window, 0, group, f"committed:{group}")
+        assert f"--to 'committed:{group}' --only {orders.topic} " in error.action
+        return error
+
+    def command(self, orders, error, action, *arguments, **options):
+        with KafkaHook() as hook:
+            given = {"why": "the ledger is lost", "ledger_topic": f"ledger-{orders.name}", "group_id": error.group_id}
+            return action(hook, orders.name, *arguments, **given, **options)
+
+    def test_no_row_is_published_again_and_the_command_that_is_named_goes_on(self, lost):
+        self.lose(lost)
+        error = self.refused(lost, window=1)
+        assert "in part" not in error.action
+        dry = self.command(lost, error, reset, error.to, only=[lost.topic], dry_run=True)
+        assert (dry.change, dry.moves, dry.group_id) == (1, (), error.group_id)
+        self.command(lost, error, reset, error.to, only=[lost.topic])
+        report = lost.run("run2")
+        assert (report["window"], report["records_written"]) == ("0000000002", 20)
+        assert lost.check() == 320
+        with pytest.raises(ChangeRefused, match="names no window that the ledger does not know"):
+            self.command(lost, error, reset, error.to, only=[lost.topic])
+
+    def test_a_window_that_was_only_planned_is_named_as_such_and_moved_from_its_beginning(self, lost, monkeypatch):
+        with monkeypatch.context() as dying:
+            dying.setattr(faults, "reached", lambda point: 1 / 0 if point == "planned" else None)
+            with pytest.raises(ZeroDivisionError):
+                lost.run("run2")
+        self.lose(lost)
+        error = self.refused(lost, window=2)
+        assert "Window 2 may be published in part" in error.action
+        self.command(lost, error, reset, error.to, only=[lost.topic])
+        assert lost.run("run2")["window"] == "0000000003"
+        assert lost.check() == 320
+
+    def test_forgotten_with_its_group_it_publishes_all_rows_again(self, lost):
+        self.lose(lost)
+        error = self.refused(lost, window=1)
+        with pytest.raises(PipelineUnknown):
+            self.command(lost, error, forget)
+        self.command(lost, error, forget, delete_group=True)
+        assert lost.run("run2")["records_written"] == 320
+        assert len(lost.records()) == 620
+
+    def test_a_topic_that_was_created_anew_gets_all_rows(self, lost):
+        self.lose(lost)
+        lost.kafka.delete_topic(lost.topic)
+        lost.kafka.create_topic(lost.topic, 3)
+        assert lost.run("run2")["records_written"] == 320
+        assert lost.check() == 320

@@ -9,15 +9,13 @@ import pyarrow as pa
 import pytest
 
 from airflow_kafka_spark.errors import SinkUnavailable
-from airflow_kafka_spark.formats.internal_columns import END, ERROR, LEFT_OUT
-from airflow_kafka_spark.road.columns import CAPTURED, OFFSET, ORIGINAL, TOMBSTONE
+from airflow_kafka_spark.formats.internal_columns import CAPTURED, END, ERROR, LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE
 from airflow_kafka_spark.road.tasks.account import Tolerance
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin
-from airflow_kafka_spark.road.tasks.write import OTHERS, OtherSink, WriteTask
+from airflow_kafka_spark.road.tasks.write import OTHERS, REFUSED, TAKEN, CapturingWriter, OtherSink, WriteTask
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
-from airflow_kafka_spark.sinks.tasks.capture import REFUSED, TAKEN, CapturingWriter
 from airflow_kafka_spark.windows.codec import decode_result, encode_result
 from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult
 from airflow_kafka_spark.windows.offset_set import OffsetSet

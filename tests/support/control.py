@@ -13,8 +13,7 @@ from airflow_kafka_spark.control import replay as _replay
 from airflow_kafka_spark.control import resend as _resend
 from airflow_kafka_spark.control import reset as _reset
 from airflow_kafka_spark.control import skip as _skip
-from airflow_kafka_spark.control.requests import ChangeRequest
-from airflow_kafka_spark.control.result import ChangeResult
+from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.topic import TOPIC
 

@@ -16,15 +16,16 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from airflow.providers.common.compat.sdk import AirflowSkipException
 
-from airflow_kafka_spark.control import pause, position_change, rebind, rename, replay, requests
+from airflow_kafka_spark.control import base as control_base
+from airflow_kafka_spark.control import forget, pause, position_change, rebind, rename, replay
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, WindowConflict
 from airflow_kafka_spark.formats import String
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
@@ -32,13 +33,15 @@ from airflow_kafka_spark.ledger import attempt as ledger
 from airflow_kafka_spark.ledger import boundaries as boundaries_hook
 from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.operators import KafkaToSinkOperator, base, binding
+from airflow_kafka_spark.operators.publishing import publish_splits
 from airflow_kafka_spark.sinks.base import Guarantee, Sink
+from airflow_kafka_spark.sinks.kafka.tasks.publish import ClaimedWindow, Publisher
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.instants import instant_of
 from airflow_kafka_spark.windows.interval_boundaries import Boundary
-from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, remember
-from airflow_kafka_spark.windows.model import Applied, OffsetRange, TopicPartition, Window
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, marker_record, remember, window_key
+from airflow_kafka_spark.windows.model import Applied, Landed, Marker, OffsetRange, TargetTopic, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report
 
 PIPELINE, GROUP, TOPIC, LEDGER = "p", "g", "t", "airflow-windows"
@@ -81,6 +84,7 @@ class World(NamedTuple):
     :ivar end: of the topic that is read.
     :ivar group: what the group has committed: offset and metadata.
     :ivar taken: by the sink.
+    :ivar sent: records in open transactions, by transactional id.
     """
 
     log: tuple[Record, ...] = ()
@@ -89,6 +93,7 @@ class World(NamedTuple):
     end: int = 2
     group: tuple[int, str] | None = None
     taken: tuple[Taken, ...] = ()
+    sent: tuple[tuple[str, Taken], ...] = ()
 
     @property
     def committed(self) -> list[LedgerRecord]:
@@ -100,7 +105,8 @@ class World(NamedTuple):
     def aborted(self, producer: str) -> World:
         """Whatever this id left open is gone."""
         log = tuple(r._replace(state=GONE) if (r.producer, r.state) == (producer, OPEN) else r for r in self.log)
-        return self._replace(log=log, pending=tuple(p for p in self.pending if p[0] != producer))
+        pending, sent = (tuple(p for p in found if p[0] != producer) for found in (self.pending, self.sent))
+        return self._replace(log=log, pending=pending, sent=sent)
 
     def fenced(self, producer: str) -> World:
         epochs = dict(self.epochs)
@@ -170,7 +176,28 @@ def _commit(world: World, rules: Rules, producer: str, epoch: int) -> tuple[Worl
         return world, None
     log = tuple(r._replace(state=DONE) if (r.producer, r.state) == (producer, OPEN) else r for r in world.log)
     group = dict(world.pending).get(producer, world.group)
-    return world._replace(log=log, group=group, pending=tuple(p for p in world.pending if p[0] != producer)), True
+    pending, sent = (tuple(p for p in found if p[0] != producer) for found in (world.pending, world.sent))
+    taken = (*world.taken, *(taken for name, taken in world.sent if name == producer))
+    return world._replace(log=log, group=group, pending=pending, taken=taken, sent=sent), True
+
+
+def _publish(
+    world: World,
+    rules: Rules,
+    producer: str,
+    epoch: int,
+    pipeline: str,
+    number: int,
+    offset: int,
+    key: bytes,
+    value: bytes,
+) -> tuple[World, Answer]:
+    """A record, and the marker of its split, in one open transaction."""
+    world, written = _produce(world, rules, producer, epoch, ((key, value),))
+    if written is None:
+        return world, None
+    taken = Taken(pipeline, number, (OffsetRange(TOPIC, 0, offset, offset + 1),), 0)
+    return world._replace(sent=(*world.sent, (producer, taken))), True
 
 
 def _read(world: World, rules: Rules, start: int, mine: tuple[bytes, ...], patient: bool) -> tuple[World, Answer]:
@@ -228,6 +255,7 @@ def _sink_append(world: World, rules: Rules, pipeline: str, number: int, ranges:
 _STEPS: Mapping[str, Callable[..., tuple[World, Answer]]] = {
     "fence": _fence,
     "produce": _produce,
+    "publish": _publish,
     "offsets": _offsets,
     "commit": _commit,
     "read": _read,
@@ -320,6 +348,15 @@ def _produce_all(producer: Producer, topic: str, partition: int, records: Sequen
     if offsets is None:
         raise Fenced(PIPELINE, "writing")
     return list(offsets)
+
+
+@lru_cache(100_000)
+def _remembered(pipeline: str, records: tuple[LedgerRecord, ...]) -> Memory:
+    return remember(pipeline, records)
+
+
+def _remember(pipeline: str, records: Any) -> Memory:
+    return _remembered(pipeline, tuple(records))
 
 
 def _send_offsets(producer: Producer, config: Any, group_id: str, offsets: Any, seconds: float, epochs: Any = None) -> None:
@@ -451,6 +488,9 @@ class ModelOperator(KafkaToSinkOperator):
     def show(self, context: Any, run: Any) -> None:
         self.run_now = run
 
+    def foresees_records(self, run: Any) -> None:
+        """Start no Spark."""
+
     @contextmanager
     def seen(self, window: Window) -> Iterator[None]:
         yield
@@ -465,6 +505,48 @@ class ModelOperator(KafkaToSinkOperator):
         ledger.verify()
         self.sink.commit(window)
         return Report(window, records_read=window.span)
+
+
+class PublishingOperator(ModelOperator):
+    """Publishes a window record by record: each is a split with a transaction of its own, as between topics."""
+
+    def plan(self, ledger: Any, run: Any) -> Window:
+        return replace(super().plan(ledger, run), target=TargetTopic("out", "id-out", 1))
+
+    def applied(self, window: Window) -> None:
+        return None
+
+    def check(self, window: Window) -> None:
+        pass
+
+    def move(self, window: Window, ledger: Any) -> Report:
+        offsets = [o for r in window.ranges for o in range(r.start, r.end)]
+        splits = range(len(offsets))
+
+        def publish(left: tuple[int, ...]) -> None:
+            for index in left:
+                publish_one(ledger, window, index, offsets[index])
+
+        publish_splits(ledger, window, splits, publish)
+        return Report(window, records_read=window.span)
+
+
+def publish_one(ledger: Any, window: Window, split: int, offset: int) -> None:
+    """Fence, look, write, as ``Publisher.publish`` has it; a task that finds itself fenced ends."""
+    place = ledger.place
+    name = f"{ledger.split_prefix}{split}"
+    epoch = _ask("fence", name)
+    claimed = ClaimedWindow(place)
+    claimed.read_on(lambda start: _read_to(None, None, start, HIGH, (window_key(window.pipeline, window.number),)), HIGH)
+    publisher = SimpleNamespace(ledger=place, _memory=claimed.memory, _doing=str)
+    if Publisher.look(publisher, split) is not None:  # type: ignore[arg-type]
+        return
+    marker = Marker(window.number, split, (Landed("out", 0, offset, offset, 1),), 1)
+    record = marker_record(window.pipeline, marker)
+    if not _ask("publish", name, epoch, window.pipeline, window.number, offset, record.key, record.value):
+        raise Fenced(PIPELINE, "publishing")
+    if not _ask("commit", name, epoch):
+        raise Fenced(PIPELINE, "publishing")
 
 
 class FixedBoundaries:
@@ -488,6 +570,7 @@ def attempt(
     on_rerun: str | None = "skip",
     pipeline: str = PIPELINE,
     uri: str = "model://sink",
+    publishes: bool = False,
 ) -> None:
     """One attempt of a task, from beginning to end.
 
@@ -495,11 +578,12 @@ def attempt(
     :param length: of the interval, in hours.
     :param beside: the pipeline has intervals, too.
     :param uri: of the sink.
+    :param publishes: the window is published split by split.
     """
-    key = (beside or hour is not None, on_rerun, pipeline, uri)
+    key = (beside or hour is not None, on_rerun, pipeline, uri, publishes)
     if key not in _OPERATORS:
         window = {"window": "interval", "on_missing_interval": "progress", "grace": 0} if key[0] else {}
-        made = ModelOperator(
+        made = (PublishingOperator if publishes else ModelOperator)(
             task_id="task", topics=TOPIC, group_id=GROUP, pipeline=pipeline, value=String(), sink=ModelSink(uri),
             on_rerun=on_rerun, ledger_topic=LEDGER, **window,
         )  # fmt: skip
@@ -529,14 +613,17 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(ledger, "ThreadPoolExecutor", Pool),
         patch.object(ledger, "secrets", SimpleNamespace(token_hex=lambda size: _now.token(size))),
         patch.object(ledger_topic, "read_to", _read_to),
+        patch.object(ledger_topic, "remember", _remember),
         patch.object(boundaries_hook, "Boundaries", FixedBoundaries),
+        # Records of one partition stand for partitions.
+        patch.object(position_change, "split_count", lambda window: window.span),
         patch.object(base, "emit", lambda report: None),
         patch.object(base.Stopwatch, "stop", lambda watch: {}),
         patch.object(binding, "deployment", lambda: ""),
-        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, position_change, pause, rebind, rename, replay)),
+        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, forget, position_change, pause, rebind, rename, replay)),
         # Who loses against somebody else tries again; twice shows what happens then.
-        *(patch.object(m, name, 2) for m, name in ((base, "PLAN_TRIES"), (requests, "TRIES"))),
-        patch.object(requests, "_user", lambda: "somebody"),
+        *(patch.object(m, name, 2) for m, name in ((base, "PLAN_TRIES"), (control_base, "TRIES"))),
+        patch.object(control_base, "_user", lambda: "somebody"),
         *more,
     ]
     for p in patches:

@@ -17,6 +17,7 @@ from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
+from tests.support import warm
 from tests.support.oracle import committed_records, same_multiset, windows_tile
 from tests.support.runs import Attempts
 from tests.support.waiting import eventually, settled
@@ -29,7 +30,11 @@ SPARK = json.dumps(
     {
         "conn_type": "spark",
         "host": "local[2]",
-        "extra": {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": QUICK_JVM},
+        "extra": {
+            "spark.driver.memory": "512m",
+            "spark.driver.extraJavaOptions": QUICK_JVM,
+            **warm.extra(warm.EVERYWHERE),
+        },
     }
 )
 

@@ -1,4 +1,8 @@
-"""Task attempts in warm Spark processes (``keep_alive`` in the extra of the ``spark`` connection)."""
+"""Task attempts in warm Spark processes (``keep_alive`` in the extra of the ``spark`` connection).
+
+``TEST_KEEP_ALIVE=60s`` lets all attempts of the pipelines under test use one instead of an engine or a JVM of their own:
+``TEST_KEEP_ALIVE=60s make test ARGS="tests/faults"``.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,13 @@ from typing import Any
 
 from airflow_kafka_spark.testing._processes import wait_until
 
+EVERYWHERE = os.environ.get("TEST_KEEP_ALIVE", "")
+"""``keep_alive`` of all pipelines under test; empty: only the tests of warm processes set it."""
+
 
 def extra(keep_alive: str) -> dict[str, Any]:
-    """What the extra of a ``spark`` connection has for a warm process whose tasks get faults."""
-    return {"keep_alive": keep_alive, "spark.python.daemon.module": "tests.support.spark_daemon"}
+    """Return the extra of a ``spark`` connection for a warm process whose tasks get faults; {} if ``keep_alive`` is empty."""
+    return {"keep_alive": keep_alive, "spark.python.daemon.module": "tests.support.spark_daemon"} if keep_alive else {}
 
 
 def is_on() -> bool:

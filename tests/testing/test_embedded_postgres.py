@@ -193,6 +193,20 @@ def test_it_works_for_an_ordinary_user(tmp_path: Path) -> None:
     assert int(uid) == nobody.pw_uid and not Path(directory).exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans go to the first process")
+def test_what_a_server_that_was_killed_has_started_ends_with_its_keeper(tmp_path: Path) -> None:
+    keeper, log = processes.Keeper("a test"), tmp_path / "told"
+    try:
+        server = keeper.spawn(["sh", "-c", "sh -c 'sleep 600 & echo $!; wait' & wait"], log=log)
+        assert processes.wait_until(lambda: log.read_text().strip(), 60)
+        left = [child.pid for child in psutil.Process(server.pid).children(recursive=True)]
+        server.signal(signal.SIGKILL)
+        assert server.wait(30) == -signal.SIGKILL and len(left) == 2 and not any(map(gone, left))
+    finally:
+        keeper.close()
+    assert all(map(gone, left))
+
+
 def test_another_port_is_taken_when_somebody_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,6 +1,9 @@
-"""Rows of the list as the pages show them, without a server."""
+"""Rows of the list as the pages show them, and windows as CSV, without a server."""
 
 from __future__ import annotations
+
+import csv
+import io
 
 import pytest
 
@@ -15,7 +18,7 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     TaskInstanceState,
 )
 from airflow_kafka_spark.ui.snapshot import PipelineSummary
-from airflow_kafka_spark.ui.views import ListQuery, PipelineItem, endpoint_name, list_page, pipeline_row
+from airflow_kafka_spark.ui.views import ListQuery, PipelineItem, WindowView, endpoint_name, list_page, pipeline_row, windows_csv
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import Attempt, Entry
 from airflow_kafka_spark.windows.model import OffsetRange, State, Window
@@ -127,3 +130,44 @@ def test_a_row_names_the_sink_by_the_connection_of_its_task():
     tasks = (PipelineTask("d", "t", LEDGER, "p", ("t",), sink="x-postgres://warehouse/public/orders"),)
     shown = row(None, tasks=tasks)
     assert (shown["sink"], shown["sink_name"]) == ("x-postgres://warehouse/public/orders", "warehouse: public.orders")
+
+
+# --- windows as CSV ---------------------------------------------------------------------------------------------------
+
+REPORT = {
+    "completed_at": "2026-01-01T01:00:00Z",
+    "records_read": 10,
+    "records_written": 9,
+    "bytes": 100,
+    "rate": 5.0,
+    "latency": {"min": -0.5, "p50": 1.0, "p95": 2.0, "max": 3.0},
+    "timings": {"plan": 0.5, "move": 1.5, "total": 2.0},
+    "guarantee": "exactly-once",
+    "dead_letters": [{"topic": "dead", "partition": 0, "first": 3, "last": 3, "records": 1}],
+}
+
+
+def window_view(number, state, report=None, **facts):
+    window = Window(
+        "p", number, (OffsetRange("t", 0, 5, 15), OffsetRange("t", 1, 0, 2)), "=d/run/t", "2026-01-01T00:00:00Z", **facts
+    )
+    return WindowView(Entry(window, state, Attempt(2, "x", "d/run/t", ""), report), None)
+
+
+def test_windows_are_exported_with_a_column_for_each_fact():
+    text = windows_csv([window_view(8, State.PLANNED), window_view(7, State.COMPLETE, REPORT, interval=(0, 3_600_000))])
+    planned, complete = csv.DictReader(io.StringIO(text))
+    assert (planned["window"], planned["state"], planned["records_read"], planned["total_seconds"]) == ("8", "PLANNED", "", "")
+    assert (complete["state"], complete["interval_start"], complete["interval_end"]) == (
+        "COMPLETE", "1970-01-01T00:00:00Z", "1970-01-01T01:00:00Z",
+    )  # fmt: skip
+    assert (complete["records_read"], complete["records_written"], complete["records_filtered"]) == ("10", "9", "0")
+    assert (complete["move_seconds"], complete["total_seconds"], complete["latency_min_seconds"]) == ("1.5", "2.0", "-0.5")
+    assert (complete["dead_letters"], complete["attempts"]) == ("1", "2")
+    assert complete["offsets"] == "t-0 [5, 15); t-1 [0, 2)"
+    # A spreadsheet would compute it.
+    assert complete["run"] == "'=d/run/t"
+
+
+def test_no_window_is_a_header():
+    assert len(windows_csv([]).splitlines()) == 1

@@ -13,12 +13,13 @@ from unittest.mock import patch
 import pytest
 
 from airflow_kafka_spark.errors import BindingChanged, ChangeRefused, IntervalOverlaps, PipelineRenamed, PipelineUnknown
-from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.report import Report
-from tests.support.control import pause, rebind, rename, replay, reset, resume, skip
+from tests.support import ledger_model
+from tests.support.control import forget, pause, rebind, rename, replay, reset, resume, skip
 from tests.support.ledger_model import (
     EAGER,
     GROUP,
@@ -44,13 +45,17 @@ CLEARED = partial(attempt, "first", max_tries=1, on_rerun="replay")
 DISJOINT = {"records": 0, "timeouts": 0, "at_once": (*EAGER, "fence", "sink.look", "offsets", "commit")}
 """An interval and a progress window have transactional ids of their own, and names of their own in the sink: what counts is the
 order of what they write and of what they read in the ledger."""
+BESIDE_COMMANDS = {"records": 0, "timeouts": 0}
+FIRST_HOUR = "19700101T000000Z-19700101T010000Z"
 COMMAND = {"why": "a test", "who": "somebody"}
 SKIP = partial(skip, HOOK, PIPELINE, group_id=GROUP, running=False, **COMMAND)
 RESET = partial(reset, HOOK, PIPELINE, "latest", group_id=GROUP, discard_open=True, **COMMAND)
 REPLAY = partial(replay, HOOK, PIPELINE, window=1, **COMMAND)
 RENAME = partial(rename, HOOK, PIPELINE, "renamed", group_id=GROUP, **COMMAND)
+FORGET = partial(forget, HOOK, PIPELINE, discard_open=True, **COMMAND)
 REBIND = partial(rebind, HOOK, PIPELINE, running=False, **COMMAND)
 ELSEWHERE = partial(attempt, "other", uri="model://elsewhere")
+PUBLISHED, LAST_PUBLISHED = (partial(attempt, run, publishes=True) for run in ("one", "last"))
 RENAMED, LAST_RENAMED = (partial(attempt, run, pipeline="renamed") for run in ("one", "last"))
 PAUSE, RESUME = (partial(command, HOOK, PIPELINE, **COMMAND) for command in (pause, resume))
 
@@ -83,6 +88,16 @@ def taken_window() -> World:
     return stopped(one_window(), ONE, "dead", "sink.commit")
 
 
+def two_splits() -> World:
+    """Window 1 is published, and there are two records more, each of which will be a split."""
+    return run_alone(World(end=1), partial(attempt, "first", publishes=True), "first")._replace(end=3)
+
+
+def half_published() -> World:
+    """The attempt at window 2 has died with the transaction of its first split open."""
+    return stopped(two_splits(), PUBLISHED, "dead", "publish")
+
+
 def one_hour() -> World:
     """The first hour is complete, and the next one is over."""
     return run_alone(World(), HOUR, "hour")._replace(end=4)
@@ -108,12 +123,37 @@ def test_two_tries_of_a_window_that_the_sink_has_taken(model):
 @pytest.mark.parametrize("world", [open_window, taken_window], ids=["planned", "taken"])
 @pytest.mark.parametrize("command", [SKIP, RESET], ids=["skip", "reset"])
 def test_a_window_is_given_up_while_an_attempt_is_at_work_on_it(model, world, command):
-    found = explore(world(), {"A": ONE, "command": command}, [ONE, LAST])
+    records = int(command is RESET and world is open_window)
+    found = explore(world(), {"A": ONE, "command": command}, [ONE, LAST], records=records)
     assert found.ends["command"]["done"]
 
 
+@pytest.mark.parametrize("world", [open_window, taken_window], ids=["planned", "taken"])
+def test_a_pipeline_is_forgotten_while_an_attempt_is_at_work(model, world):
+    found = explore(world(), {"A": ONE, "forget": FORGET}, [ONE, LAST], records=0)
+    assert found.ends["forget"]["done"]
+
+
+def test_two_tries_of_a_window_that_is_published_split_by_split(model):
+    explore(two_splits(), {"A": PUBLISHED, "B": PUBLISHED}, [PUBLISHED, LAST_PUBLISHED], records=0, timeouts=0)
+
+
+def published_as_said(world: World) -> None:
+    """The change that gives a window up says how many of its records are there, and no more of them come."""
+    for change in world.memory().changes.values():
+        said = sum(part.records for part in change.landed or ())
+        assert said == sum(1 for taken in world.taken if taken.number in change.discarded), change
+
+
+def test_a_window_that_is_published_in_part_is_given_up_while_attempts_are_at_work_on_it(model):
+    found = explore(
+        half_published(), {"A": PUBLISHED, "skip": SKIP}, [PUBLISHED, LAST_PUBLISHED], records=0, check=published_as_said
+    )
+    assert found.ends["skip"]["done"]
+
+
 def test_a_pipeline_is_paused_while_an_attempt_is_at_work(model):
-    found = explore(open_window(), {"A": ONE, "pause": PAUSE}, [RESUME, ONE, LAST])
+    found = explore(open_window(), {"A": ONE, "pause": PAUSE}, [RESUME, ONE, LAST], records=0)
     assert "AirflowSkipException" in found.ends["A"]
 
 
@@ -165,6 +205,26 @@ def test_two_intervals_that_overlap(model, finish):
 
 def test_two_tries_of_an_interval(model):
     explore(one_hour(), {"A": NEXT_HOUR, "B": NEXT_HOUR}, [NEXT_HOUR, LAST_BESIDE], records=0)
+
+
+def test_intervals_are_paused_while_one_is_moved(model):
+    found = explore(one_hour(), {"A": NEXT_HOUR, "pause": PAUSE}, [RESUME, NEXT_HOUR, LAST_BESIDE], **BESIDE_COMMANDS)
+    assert "AirflowSkipException" in found.ends["A"]
+
+
+def test_intervals_are_forgotten_while_one_is_planned_and_moved(model):
+    explore(one_hour(), {"A": NEXT_HOUR, "forget": FORGET}, [HOUR, NEXT_HOUR, LAST_BESIDE], **BESIDE_COMMANDS)
+
+
+def replayed_hour(world: World) -> None:
+    assert world.moved[0] == world.moved[1] == 1
+    assert max(taken.replay for taken in world.taken) <= 1
+
+
+def test_an_interval_is_asked_for_once_more_while_it_is_moved_once_more(model):
+    again = partial(attempt, "hour", hour=0, max_tries=1)
+    ask = partial(replay, HOOK, PIPELINE, name=FIRST_HOUR, **COMMAND)
+    explore(one_hour()._replace(end=2), {"A": again, "ask": ask}, [again, LAST_BESIDE], check=replayed_hour, **BESIDE_COMMANDS)
 
 
 def finish_wherever() -> None:
@@ -260,8 +320,6 @@ def test_an_open_window_is_not_finished_first(model):
 
 def test_a_sink_that_takes_what_it_has_taken(model):
     def commit(self, window):
-        from tests.support import ledger_model
-
         ledger_model._ask("sink.append", window.pipeline, window.number, window.ranges)
 
     patches = [patch.object(ModelSink, "applied", lambda *args: None), patch.object(ModelSink, "commit", commit)]
@@ -275,6 +333,19 @@ def test_a_number_that_was_given_up_is_used_again(model):
 
     patches = [patch.object(ModelOperator, "plan", planned_again)]
     assert "cannot be finished" in noticed(taken_window(), {"skip": SKIP}, [LAST], patches=patches)
+
+
+@pytest.mark.parametrize("rule", [(Ledger, "fence_splits"), (ChangeLedger, "take_over")], ids=lambda rule: rule[1])
+def test_tasks_of_a_window_that_is_given_up_go_on(model, rule):
+    patches = [patch.object(*rule, lambda *args: None)]
+    with modelled(*patches), pytest.raises(AssertionError, match="discarded"):
+        explore(half_published(), {"A": PUBLISHED, "skip": SKIP}, [LAST_PUBLISHED], records=0, check=published_as_said)
+
+
+def test_a_task_publishes_its_split_without_a_look(model):
+    patches = [patch.object(ledger_model.Publisher, "look", lambda *args: None)]
+    text = noticed(two_splits(), {"A": PUBLISHED, "B": PUBLISHED}, [PUBLISHED, LAST_PUBLISHED], records=0, patches=patches)
+    assert "doubled" in text
 
 
 @pytest.mark.parametrize("first", [NEXT_HOUR, BESIDE], ids=["interval", "progress"])

@@ -196,6 +196,10 @@ def test_a_running_window_shows_how_far_it_is_and_a_failed_one_that_it_failed(si
     assert (found["number"], found["run_id"], found["task_id"], found["map_index"]) == (2, run_id, "hold", -1)
     assert (found["fraction"], found["records_total"], found["records_done"]) == (0.25, 30, 8)
     assert found["remaining_seconds"] > 20
+    configuration = editor.get("pipeline", ledger=LEDGER, pipeline="states.held").json["configuration"]
+    assert (configuration["operator"], configuration["of_run"]) == ("KafkaToSinkOperator", True)
+    records = editor.get("records", ledger=LEDGER, pipeline="states.held", topic="ui-odd").json
+    assert records["value_format"] == "String", records
 
     refused = editor.post("actions/skip", {"ledger": LEDGER, "pipeline": "states.held", "why": "test"})
     assert refused.status == 409, refused.body

@@ -13,10 +13,9 @@ from airflow_kafka_spark.cli import output
 from airflow_kafka_spark.errors import KafkaSparkError
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult
     from airflow_kafka_spark.control.pipelines import PipelineState, WindowState
     from airflow_kafka_spark.control.preview import Preview
-    from airflow_kafka_spark.control.requests import ChangeRequest
-    from airflow_kafka_spark.control.result import ChangeResult
     from airflow_kafka_spark.control.unblock import Unblocked
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
@@ -202,7 +201,7 @@ def _unblock(hook: KafkaHook, args: argparse.Namespace) -> Unblocked:
 
 
 def _request(args: argparse.Namespace) -> ChangeRequest:
-    from airflow_kafka_spark.control.requests import ChangeRequest
+    from airflow_kafka_spark.control.base import ChangeRequest
 
     return ChangeRequest(args.pipeline, args.why, args.who, args.ledger_topic, args.dry_run)
 

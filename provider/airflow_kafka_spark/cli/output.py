@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.table import format_table
+from tabulate import tabulate
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.control.base import ChangeResult
     from airflow_kafka_spark.control.pipelines import PipelineState, WindowState
     from airflow_kafka_spark.control.preview import Preview
-    from airflow_kafka_spark.control.result import ChangeResult
     from airflow_kafka_spark.control.unblock import Unblocked
     from airflow_kafka_spark.windows.binding import Binding
     from airflow_kafka_spark.windows.changes import Change
@@ -266,3 +266,24 @@ def _age(seconds: float) -> str:
         if seconds >= 2 * factor:
             return f"{seconds / factor:.1f} {unit}"
     return f"{seconds:.1f} s"
+
+
+# --- tables ------------------------------------------------------------------------------------------------------------
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table, indented by two blanks. A cell may contain several lines.
+
+    Columns of numbers are aligned to the right. Cells are printed as given: numbers keep their separators and digits.
+
+    :param header: names of the columns.
+    :param rows: cells, one per column.
+    """
+    align = ["right" if rows and all(_is_number(row[i]) for row in rows) else "left" for i in range(len(header))]
+    cells = [[str(cell) for cell in row] for row in rows]
+    table = tabulate(cells, header, tablefmt="simple", disable_numparse=True, colalign=align if rows else None)
+    return "\n".join(f"  {line}".rstrip() for line in table.splitlines())
+
+
+def _is_number(cell: object) -> bool:
+    return str(cell).replace(",", "").replace("/s", "").strip().isdecimal()

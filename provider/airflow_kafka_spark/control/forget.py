@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, OpenWindow
 from airflow_kafka_spark.control.pipelines import existing_ledger, find, group_of, has_source, open_entries
 from airflow_kafka_spark.control.position_change import fence_splits, published_by, refuse_members, refuse_open
-from airflow_kafka_spark.control.requests import ChangeRequest
-from airflow_kafka_spark.control.result import ChangeResult, OpenWindow
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
 from airflow_kafka_spark.ledger.topic import WAIT_FOR_NONE, Found, LedgerTopic
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, change_record, key_prefix
+from airflow_kafka_spark.windows.memory import ARCHIVE, LedgerRecord, Memory, change_record, key_prefix
 from airflow_kafka_spark.windows.model import State, add_landed
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def forget(
     :raises GroupHasMembers: its group is to be deleted, and the group has members.
     """
     pipeline, ledger_topic = request.pipeline, request.ledger_topic
-    found = find(hook, pipeline, ledger_topic)
+    found = _find(hook, pipeline, ledger_topic, is_said=bool(delete_group and group_id))
     group = _check_forget(hook, found.memory, ledger_topic, group_id, delete_group, discard_open)
     change = found.memory.next_change
     if request.dry_run:
@@ -54,36 +56,55 @@ def forget(
     with ExitStack() as opened:
         run = f"forget by {request.who}"
         ledger = opened.enter_context(ChangeLedger(hook, pipeline, run, topic=ledger_topic))
-        for state in ledger.memory.intervals.recent.values():
-            if state.state is State.PLANNED:
-                opened.enter_context(ChangeLedger(hook, state.interval.ledger_name(pipeline), run, topic=ledger_topic))
-        _check_forget(hook, ledger.memory, ledger_topic, group_id, delete_group, discard_open)
         fence_splits(ledger, open_entries(ledger.memory))
-        found = ledger.topic.look(pipeline)
-        memory, change = found.memory, found.memory.next_change
+        fenced: set[str] = set()
+        while True:
+            found = ledger.topic.look(pipeline)
+            memory, change = found.memory, found.memory.next_change
+            _check_forget(hook, memory, ledger_topic, group_id, delete_group, discard_open)
+            planned = {s.interval.ledger_name(pipeline) for s in memory.intervals.recent.values() if s.state is State.PLANNED}
+            for name in sorted(planned - fenced):
+                opened.enter_context(ChangeLedger(hook, name, run, topic=ledger_topic))
+            keys = live_keys(ledger.topic, found)
+            # An interval whose attempt is not fenced keeps its records: that attempt may be at its sink. One that is planned from
+            # here on, too, is as if it were planned after the change.
+            if planned <= fenced and not _came_later(memory, keys):
+                break
+            fenced |= planned
         # First: if this is as far as it gets, the ledger still knows where the pipeline stands.
         if group:
             hook.delete_group(group)
         done = _change(memory, change, request)
-        keys = live_keys(ledger.topic, found)
         records = [*(LedgerRecord(key, None) for key in keys), change_record(pipeline, done)]
         ledger.amend(records, {}, lambda topic: "", lambda memory: memory.changes.get(change) == done)
     return _result(memory, change, request, len(keys), group)
 
 
+def _find(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -> Found:
+    """Return what the ledger holds of a pipeline.
+
+    :param is_said: True if a group is named that is to be deleted: it may have outlived the ledger's records.
+    :raises PipelineUnknown: the ledger holds nothing of it, and no group is named.
+    """
+    try:
+        return find(hook, pipeline, ledger_topic)
+    except PipelineUnknown:
+        if not is_said:
+            raise
+        return Found(Memory(pipeline), 0)
+
+
+def _came_later(memory: Memory, keys: Iterable[bytes]) -> bool:
+    """Return True if one of the keys is that of a data interval, or of an archive of intervals, that a memory does not have."""
+    archives = {archive.span.interval.name for archive in memory.intervals.archives}
+    known = {"interval": memory.intervals.recent.keys(), ARCHIVE: archives}
+    parts = [json.loads(key) for key in keys]
+    return any(kind in known and rest[0] not in known[kind] for name, kind, *rest in parts if name == memory.pipeline)
+
+
 def _result(memory: Memory, change: int, request: ChangeRequest, records: int, group: str | None) -> ChangeResult:
     given_up = tuple(map(OpenWindow.of, open_entries(memory)))
-    return ChangeResult(
-        "forget",
-        memory.pipeline,
-        change,
-        request.who,
-        request.why,
-        request.dry_run,
-        group_id=group,
-        given_up=given_up,
-        records=records,
-    )
+    return replace(ChangeResult.of("forget", request, change), group_id=group, given_up=given_up, records=records)
 
 
 def _change(memory: Memory, number: int, request: ChangeRequest) -> Change:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, open_windows, refuse_intervals, request_change
 from airflow_kafka_spark.control.pipelines import find
-from airflow_kafka_spark.control.requests import ChangeRequest, refuse_intervals, request_change
-from airflow_kafka_spark.control.result import ChangeResult, open_windows
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import Memory
@@ -50,13 +50,8 @@ def _set_paused(hook: KafkaHook, request: ChangeRequest, action: Literal["pause"
 
     change, memory = request_change(hook, memory, request, decide)
     before = memory.pause if change is None or action == "resume" else None
-    return ChangeResult(
-        action,
-        request.pipeline,
-        change.number if change else before.number if before else 0,
-        request.who,
-        request.why,
-        request.dry_run,
+    return replace(
+        ChangeResult.of(action, request, change or before),
         changed=change is not None,
         open_windows=open_windows(memory),
         paused_by=before,

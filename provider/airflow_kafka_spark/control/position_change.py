@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from airflow_kafka_spark.control.base import ChangeRequest, Move
 from airflow_kafka_spark.control.pipelines import group_of, open_entries
-from airflow_kafka_spark.control.requests import ChangeRequest
-from airflow_kafka_spark.control.result import Move
 from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, GroupHasMembers, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import listed, resolve_start, within
@@ -84,6 +83,7 @@ class PositionChange:
     :param given_up: the open windows that are given up.
     :param log: what Kafka holds now.
     :param restored: what is given up in the middle of a replay, and is complete again.
+    :param last_number: the number of a window that the ledger has lost; default 0. Numbers up to it are not used again.
     """
 
     number: int
@@ -93,6 +93,7 @@ class PositionChange:
     given_up: tuple[Entry, ...]
     log: Log
     restored: tuple[Entry, ...] = ()
+    last_number: int = 0
 
 
 def current_offsets(memory: Memory) -> dict[TopicPartition, int]:
@@ -201,11 +202,17 @@ def _shifted(
 
 
 def fence_splits(ledger: ChangeLedger, windows: Sequence[Entry]) -> None:
-    """Fence the tasks that may still publish splits of windows that are given up."""
-    for entry in windows:
-        window = entry.window
-        if window.source or window.target:
-            ledger.fence_splits(max(1, len(window.source.splits) if window.source else len(window.ranges)))
+    """Take over windows that are given up, and fence the tasks that may still publish splits of them. Look at the ledger
+    afterwards: no marker of these windows is added to what it holds then."""
+    published = [entry for entry in windows if entry.window.source or entry.window.target]
+    ledger.take_over(published)
+    for entry in published:
+        ledger.fence_splits(max(1, split_count(entry.window)))
+
+
+def split_count(window: Window) -> int:
+    """Return the number of splits of a window that is published: those of its source, or one for each partition."""
+    return len(window.source.splits) if window.source else len(window.ranges)
 
 
 def published_by(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ...]:
@@ -226,7 +233,7 @@ def write_position_change(
     kept_as_complete = {e.window.number: replace(e, state=State.COMPLETE) for e in move.restored}
     discarded = tuple(number for number in given_up if number not in kept_as_complete)
     # The number of a window that is given up is not used again: a sink may have taken it.
-    last_number = max((memory.last_number, *discarded))
+    last_number = max((memory.last_number, move.last_number, *discarded))
     after = {TopicPartition(m.topic, m.partition): m.after for m in move.moves}
     before = {tp: move.before[tp] for tp in after if tp in move.before}
     landed = published_by(memory, discarded)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from airflow_kafka_spark.control.base import (
+    ChangeRequest,
+    ChangeResult,
+    OpenWindow,
+    open_windows,
+    refuse_blank,
+    refuse_intervals,
+    request_change,
+)
 from airflow_kafka_spark.control.pipelines import find
-from airflow_kafka_spark.control.requests import ChangeRequest, refuse_intervals, request_change
-from airflow_kafka_spark.control.result import ChangeResult, OpenWindow, open_windows
-from airflow_kafka_spark.errors import AttemptAtWork, PipelineUnknown
+from airflow_kafka_spark.errors import AttemptAtWork
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import Memory
@@ -34,8 +42,7 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
     refuse_intervals(memory)
 
     def decide(memory: Memory) -> Change | None:
-        if memory.is_blank and not memory.intervals:
-            raise PipelineUnknown(request.pipeline, request.ledger_topic)
+        refuse_blank(memory, request.ledger_topic)
         going = open_windows(memory)
         if going and running is not False:
             first = going[0]
@@ -50,13 +57,8 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
     change, memory = request_change(hook, memory, request, decide)
     asked = change or memory.rebound_after(memory.binding)
     going = open_windows(memory)
-    return ChangeResult(
-        "rebind",
-        request.pipeline,
-        asked.number if asked else 0,
-        request.who,
-        request.why,
-        request.dry_run,
+    return replace(
+        ChangeResult.of("rebind", request, asked),
         changed=change is not None,
         open_windows=going,
         binding=memory.binding,

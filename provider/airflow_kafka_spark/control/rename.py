@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, refuse_intervals
 from airflow_kafka_spark.control.forget import live_keys
 from airflow_kafka_spark.control.pipelines import existing_ledger, find, has_source
 from airflow_kafka_spark.control.position_change import is_other_topic, mirroring_group, refuse_open
-from airflow_kafka_spark.control.requests import ChangeRequest, refuse_intervals
-from airflow_kafka_spark.control.result import ChangeResult
 from airflow_kafka_spark.errors import ChangeRefused
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
@@ -64,13 +63,8 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
         f'Give the operator `pipeline="{to}"`, or the DAG and task that make this name; under the old one it is refused',
         "Its sink remembers earlier windows under the old name: they can no longer be replayed",
     )
-    return ChangeResult(
-        "rename",
-        pipeline,
-        change.number,
-        request.who,
-        request.why,
-        request.dry_run,
+    return replace(
+        ChangeResult.of("rename", request, change),
         group_id=group,
         renamed_to=to,
         position=dict(memory.position.offsets),

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.control.pipelines import find, has_source
-from airflow_kafka_spark.control.requests import ChangeRequest, refuse_intervals, request_change
-from airflow_kafka_spark.control.result import ChangeResult, ReplayedWindow
-from airflow_kafka_spark.errors import PipelineUnknown, ReplayRefused, WindowOpen
+from airflow_kafka_spark.control.base import (
+    ChangeRequest,
+    ChangeResult,
+    ReplayedWindow,
+    find_window,
+    refuse_open_window,
+    request_change,
+)
+from airflow_kafka_spark.control.pipelines import has_source
+from airflow_kafka_spark.errors import ReplayRefused
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import Memory
-from airflow_kafka_spark.windows.model import State, Window
+from airflow_kafka_spark.windows.model import Window
 from airflow_kafka_spark.windows.plan import check_readable, lost_topics
 
 if TYPE_CHECKING:
@@ -39,16 +46,10 @@ def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     :raises PlanError: one of its subclasses: its records are no longer there.
     :raises ValueError: neither or both of ``window`` and ``name``.
     """
-    if (window is None) == (not name):
-        raise ValueError("A replay takes either a window's number, or the name of a data interval")
-    interval = (name or "").removeprefix(f"{request.pipeline}.")
-    memory = find(hook, request.pipeline, request.ledger_topic).memory
-    refuse_intervals(memory)
-    if memory.is_blank and not memory.intervals:
-        raise PipelineUnknown(request.pipeline, request.ledger_topic)
+    memory, number, interval = find_window(hook, request, window, name)
 
     def found(memory: Memory) -> Window:
-        return _of_interval(memory, interval) if interval else _of_progress(memory, window or 0)
+        return _of_interval(memory, interval) if interval else _of_progress(memory, number)
 
     def decide(memory: Memory) -> Change | None:
         there = found(memory)
@@ -66,13 +67,8 @@ def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     before = memory.replay_asked(there)
     change, _ = request_change(hook, memory, request, decide)
     asked = change or before
-    return ChangeResult(
-        "replay",
-        request.pipeline,
-        asked.number if asked else 0,
-        request.who,
-        request.why,
-        request.dry_run,
+    return replace(
+        ChangeResult.of("replay", request, asked),
         changed=change is not None,
         window=ReplayedWindow(there.number, interval or None, there.replay, there.ranges, there.run, *_parts(there.run)),
         warnings=_warnings(memory, change, there),
@@ -89,8 +85,7 @@ def _of_progress(memory: Memory, number: int) -> Window:
             expected=f"one that it remembers: {told}",
             action="To move older records once more, `reset` the pipeline: they then come twice to a sink that appends",
         )
-    if entry.state is not State.COMPLETE:
-        raise _is_open(str(entry.window), entry.window.run, entry.window.planned_at)
+    refuse_open_window(entry.state, str(entry.window), entry.window.run, entry.window.planned_at)
     pieces = (entry.report or {}).get("guarantee") == IN_PIECES
     if has_source(memory) or entry.window.source or entry.window.target or pieces:
         raise ReplayRefused(
@@ -108,17 +103,10 @@ def _of_interval(memory: Memory, name: str) -> Window:
             expected="a name like `20260101T000000Z-20260101T010000Z`",
             action="See its intervals",
         )
-    lane = state.interval.ledger_name(memory.pipeline)
-    if state.state is not State.COMPLETE:
-        raise _is_open(lane, state.run, "an earlier time")
+    ledger_name = state.interval.ledger_name(memory.pipeline)
+    refuse_open_window(state.state, ledger_name, state.run, "an earlier time")
     bounds = (state.interval.start_ms, state.interval.end_ms)
-    return Window(lane, 1, state.ranges, state.run, "", topic_ids=state.topic_ids, interval=bounds, replay=state.replay)
-
-
-def _is_open(window: str, run: str, planned_at: str) -> WindowOpen:
-    error = WindowOpen(window, run, planned_at)
-    error.expected, error.action = "a window that is complete", "Run the task again, which finishes the window"
-    return error
+    return Window(ledger_name, 1, state.ranges, state.run, "", topic_ids=state.topic_ids, interval=bounds, replay=state.replay)
 
 
 def _parts(run: str) -> tuple[str | None, str | None, str | None, int]:

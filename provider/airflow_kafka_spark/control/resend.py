@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from airflow_kafka_spark.control.base import (
+    Beside,
+    ChangeRequest,
+    ChangeResult,
+    SentAgain,
+    find_window,
+    refuse_open_window,
+    request_change,
+)
 from airflow_kafka_spark.control.pipelines import find
 from airflow_kafka_spark.control.records import read_records
-from airflow_kafka_spark.control.requests import Beside, ChangeRequest, refuse_intervals, request_change
-from airflow_kafka_spark.control.result import ChangeResult, SentAgain
-from airflow_kafka_spark.errors import PipelineUnknown, ResendRefused, WindowOpen
+from airflow_kafka_spark.errors import ResendRefused
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import dead_letters_at
 from airflow_kafka_spark.windows.memory import Entry, Memory
-from airflow_kafka_spark.windows.model import Landed, OffsetRange, State, TopicPartition
+from airflow_kafka_spark.windows.model import Landed, OffsetRange, TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import Message, Producer
@@ -75,14 +82,8 @@ def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     :raises RightMissing: the user may not read the dead letters, or not write to the topic that they came from.
     :raises ValueError: neither or both of ``window`` and ``name``.
     """
-    if (window is None) == (not name):
-        raise ValueError("Sending dead letters again takes either a window's number, or the name of a data interval")
-    interval = (name or "").removeprefix(f"{request.pipeline}.")
-    memory = find(hook, request.pipeline, request.ledger_topic).memory
-    refuse_intervals(memory)
-    if memory.is_blank and not memory.intervals:
-        raise PipelineUnknown(request.pipeline, request.ledger_topic)
-    entry, landed = _window(hook, memory, request.ledger_topic, interval, window or 0)
+    memory, number, interval = find_window(hook, request, window, name)
+    entry, landed = _window(hook, memory, request.ledger_topic, interval, number)
     number = entry.window.number
 
     def decide(memory: Memory) -> Change | None:
@@ -126,13 +127,8 @@ def _result(
     changed: bool,
     warnings: tuple[str, ...],
 ) -> ChangeResult:
-    return ChangeResult(
-        "resend",
-        request.pipeline,
-        change.number if change else 0,
-        request.who,
-        request.why,
-        request.dry_run,
+    return replace(
+        ChangeResult.of("resend", request, change),
         changed=changed,
         sent_again=tuple(parts),
         sent_of=interval or str(entry.window.number),
@@ -164,10 +160,7 @@ def _window(hook: KafkaHook, memory: Memory, ledger_topic: str, interval: str, n
             expected=f"one that it remembers: {f'windows {known[0]} to {known[-1]}' if known else 'none'}",
             action="Read the dead letter topic with a pipeline of its own",
         )
-    if entry.state is not State.COMPLETE:
-        error = WindowOpen(str(entry.window), entry.window.run, entry.window.planned_at)
-        error.expected, error.action = "a window that is complete", "Run the task again, which finishes the window"
-        raise error
+    refuse_open_window(entry.state, str(entry.window), entry.window.run, entry.window.planned_at)
     if entry.window.source:
         raise ResendRefused(
             f"Pipeline `{pipeline}` reads rows from a source: its dead letters are rows, which no topic has held",

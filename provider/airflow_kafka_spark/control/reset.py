@@ -6,9 +6,11 @@ It happens whole, in one Kafka transaction, or not at all; never while a window 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.control.pipelines import find, has_source
+from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, OpenWindow, refuse_blank
+from airflow_kafka_spark.control.pipelines import find, has_source, open_entries
 from airflow_kafka_spark.control.position_change import (
     PositionChange,
     fence_splits,
@@ -18,12 +20,12 @@ from airflow_kafka_spark.control.position_change import (
     refuse_open,
     write_position_change,
 )
-from airflow_kafka_spark.control.requests import ChangeRequest
-from airflow_kafka_spark.control.result import ChangeResult, OpenWindow
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown
 from airflow_kafka_spark.ledger.attempt import ChangeLedger
+from airflow_kafka_spark.ledger.group import source_window_of
 from airflow_kafka_spark.windows.memory import Memory
-from airflow_kafka_spark.windows.offset_specs import ShiftBy, Written, parse_target
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, ShiftBy, Written, parse_target
+from airflow_kafka_spark.windows.plan import Log
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -51,7 +53,9 @@ def reset(
         :func:`~airflow_kafka_spark.windows.offset_specs.parse_target`. Offsets that are named move these partitions alone.
     :param only: topics (``orders``) or partitions of them (``orders:0,2``) to be moved; empty is all that the pipeline reads.
         Named together with ``group_id``, they also move a pipeline that the ledger knows nothing of, because Kafka was created
-        anew or a `forget` removed it, and whose sink still remembers windows: its next window begins there.
+        anew or a `forget` removed it, and whose sink still remembers windows: its next window begins there. A pipeline that
+        reads a source is moved only to "committed:" its own group, behind the window that the group names; ``only`` then names
+        the topic that it publishes to.
     :param group_id: its consumer group. Default: the one that its last report names.
     :param discard_open: True to give up an open window, even if its sink may have committed it already.
     :raises PipelineUnknown: the ledger holds nothing of it, and ``only`` or ``group_id`` is not said.
@@ -64,11 +68,14 @@ def reset(
     target = parse_target(to)
 
     def planned(memory: Memory) -> tuple[PositionChange, str]:
+        if isinstance(target, CommittedOffsets) and target.group_id == group_of_source(request):
+            return _behind_lost_window(hook, memory, request, named_topics(only), discard_open), target.group_id
         group = _check(hook, memory, request.ledger_topic, group_id, discard_open, is_said=bool(named_topics(only)))
         return plan_move(hook, memory, target, only, group), group
 
     # First without fencing: a window that is being worked on must not be disturbed by what is refused.
-    move, group = planned(_look(hook, request, is_said=bool(named_topics(only) and group_id)))
+    is_said = bool(group_id and (named_topics(only) or group_id == group_of_source(request)))
+    move, group = planned(_look(hook, request, is_said=is_said))
     if not request.dry_run:
         run = f"reset by {request.who}"
         with ChangeLedger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
@@ -76,17 +83,45 @@ def reset(
             fence_splits(ledger, move.given_up)
             write_position_change(ledger, ledger.topic.look(request.pipeline), move, "reset", request)
     given_up = tuple(map(OpenWindow.of, move.given_up))
-    return ChangeResult(
-        "reset",
-        request.pipeline,
-        move.number,
-        request.who,
-        request.why,
-        request.dry_run,
+    return replace(
+        ChangeResult.of("reset", request, move.number),
         group_id=group,
         given_up=given_up,
         moves=move.moves,
     )
+
+
+def group_of_source(request: ChangeRequest) -> str:
+    """Return the group of a pipeline that reads a source."""
+    return f"{request.ledger_topic}.{request.pipeline}"
+
+
+def _behind_lost_window(
+    hook: KafkaHook, memory: Memory, request: ChangeRequest, topics: set[str], discard_open: bool
+) -> PositionChange:
+    """Return the change that moves a source's pipeline behind the window that its group names and its ledger has lost.
+
+    :param topics: the topics that it publishes to.
+    :raises ChangeRefused: the group names no such window, or not the source's position.
+    :raises WindowOpen: it has an open window.
+    """
+    if not discard_open:
+        refuse_open(memory)
+    group = group_of_source(request)
+    described = hook.describe_topics({*topics, request.ledger_topic}, missing="omit")
+    places = [tp for found in described.values() for tp in found.topic_partitions]
+    ids = {name: found.topic_id for name, found in described.items() if name != request.ledger_topic}
+    named = source_window_of(request.pipeline, hook.committed(group, places), ids)
+    if named is None or named.number <= max((memory.last_used, *memory.entries)) or not named.knows_position:
+        what = "names no window that the ledger does not know" if named is None or named.knows_position else "holds no position"
+        raise ChangeRefused(
+            f"Group `{group}` {what} of pipeline `{request.pipeline}`",
+            expected="a window that the ledger has lost, with the position of the source",
+            action="Name the topic that the pipeline publishes to with `only`. To publish rows again, `forget` the pipeline",
+        )
+    position = replace(memory.position, source=named.position)
+    log = Log("", {}, {})
+    return PositionChange(memory.next_change, position, {}, (), open_entries(memory), log, last_number=named.number)
 
 
 # --- whether it may be done -----------------------------------------------------------------------------------------------
@@ -110,8 +145,8 @@ def _check(
 
     :param is_said: whether the topics to be moved are named: then the ledger need not know the pipeline, if the group is, too.
     """
-    if memory.is_blank and not memory.intervals and not (is_said and group_id):
-        raise PipelineUnknown(memory.pipeline, ledger_topic)
+    if not (is_said and group_id):
+        refuse_blank(memory, ledger_topic)
     if has_source(memory):
         raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` reads rows from a source, not from Kafka",

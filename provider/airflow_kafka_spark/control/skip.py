@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, Move, OpenWindow, refuse_blank, refuse_intervals
 from airflow_kafka_spark.control.pipelines import find, has_source, open_entries
 from airflow_kafka_spark.control.position_change import (
     PositionChange,
@@ -14,9 +15,7 @@ from airflow_kafka_spark.control.position_change import (
     plan_move,
     write_position_change,
 )
-from airflow_kafka_spark.control.requests import ChangeRequest, refuse_intervals
-from airflow_kafka_spark.control.result import ChangeResult, Move, OpenWindow
-from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, PipelineUnknown
+from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import ChangeLedger
 from airflow_kafka_spark.windows.memory import Entry, Memory
@@ -72,13 +71,8 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
             move, group = planned(memory)
             fence_splits(ledger, move.given_up)
             write_position_change(ledger, ledger.topic.look(request.pipeline), move, "skip", request)
-    return ChangeResult(
-        "skip",
-        request.pipeline,
-        move.number,
-        request.who,
-        request.why,
-        request.dry_run,
+    return replace(
+        ChangeResult.of("skip", request, move.number),
         group_id=group,
         given_up=tuple(map(OpenWindow.of, move.given_up)),
         moves=move.moves,
@@ -90,8 +84,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
 def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None) -> str | None:
     """Return the group that is moved with it; None for a pipeline that reads rows."""
     refuse_intervals(memory)
-    if memory.is_blank and not memory.intervals:
-        raise PipelineUnknown(memory.pipeline, ledger_topic)
+    refuse_blank(memory, ledger_topic)
     if memory.intervals:
         raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` moves data intervals, which do not wait for each other",

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.cli.output import format_table
 from airflow_kafka_spark.demo import shop
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.hooks.warm_spark.place import connect, peer
-from airflow_kafka_spark.table import format_table
+from airflow_kafka_spark.hooks.warm_spark.process import connect, peer
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres
 from airflow_kafka_spark.testing._processes import wait_until
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from airflow_kafka_spark.errors.base import KafkaSparkError
 
 
@@ -169,19 +171,23 @@ class LedgerBehind(PlanError):
     :param known: number of the last complete window in the ledger.
     :param ledger_topic: the ledger topic.
     :param to: where to go on, as an argument of ``reset --to``.
+    :param only: the topics that ``reset --only`` has to name; default none.
     """
 
-    def __init__(self, pipeline: str, group_id: str, window: int, known: int, ledger_topic: str, to: str) -> None:
+    def __init__(
+        self, pipeline: str, group_id: str, window: int, known: int, ledger_topic: str, to: str, only: Sequence[str] = ()
+    ) -> None:
         self.pipeline, self.group_id, self.window, self.known = pipeline, group_id, window, known
         self.ledger_topic, self.to = ledger_topic, to
+        named = f" --only {' '.join(only)}" if only else ""
         super().__init__(
             f"The offsets of group `{group_id}` were committed with window {window} of pipeline `{pipeline}`, and its ledger "
             f"does not know any after {known}",
             expected=f"every window in ledger topic `{ledger_topic}`, which has lost its last records, or is an older one",
             action="To go on where that window ended: `airflow kafka-spark reset "
-            f"{pipeline} --ledger-topic {ledger_topic} --group-id {group_id} --discard-open --to '{to}' --why ...`. Compare sink "
-            "and topic if windows may have been moved after it. An unclean leader election does this: give the ledger topic "
-            "three replicas and `min.insync.replicas=2`",
+            f"{pipeline} --ledger-topic {ledger_topic} --group-id {group_id} --discard-open --to '{to}'{named} --why ...`. "
+            "Compare sink and topic if windows may have been moved after it. An unclean leader election does this: give the "
+            "ledger topic three replicas and `min.insync.replicas=2`",
         )
 
 

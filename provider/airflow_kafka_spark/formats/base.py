@@ -25,6 +25,11 @@ dates.
 Part = Literal["key", "value"]
 """The part of a record that a format is for."""
 
+NullValues = Literal["fail", "ignore", "write", "delete"]
+"""Handling of records without a value (tombstones): they are bad records, are left out, become rows, or delete the row of their
+key.
+"""
+
 
 @dataclass(frozen=True)
 class Decoded:

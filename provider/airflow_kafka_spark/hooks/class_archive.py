@@ -84,7 +84,7 @@ def is_whole(archive: Path) -> bool:
 
 
 def java_options(archive: Path) -> tuple[str, ...]:
-    """Return the options with which Java uses an archive; none where there is none, or a part of one.
+    """Return the options with which Java uses an archive; no options if it does not exist or is damaged.
 
     Java compares the checksums of an archive before it uses it (0.1 s), and says nothing when it does not use it.
     """

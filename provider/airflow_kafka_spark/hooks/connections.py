@@ -1,4 +1,4 @@
-"""Airflow connections, looked up: one that is missing, or of another type, is one clear error."""
+"""Look up Airflow connections, with one clear error for a connection that is missing or of another type."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def look_up(
     """Return an Airflow connection of one of these types.
 
     :param conn_id: its name.
-    :param types: the types that will do, the usual one first.
-    :param option: where the user gave the name.
-    :param hint: what else to say of a connection of the first type where there is none.
-    :param get: how to ask Airflow; default a hook's ``get_connection``.
+    :param types: the accepted types, the usual one first.
+    :param option: the option in which the user gave the name; default ``conn_id``.
+    :param hint: added to the error of a connection that is not defined: what one of the first type needs; default nothing.
+    :param get: returns a connection of Airflow's; default a hook's ``get_connection``.
     :raises ConnectionInvalid: it is not defined, or of another type.
     """
     from airflow.providers.common.compat.sdk import BaseHook
@@ -38,10 +38,10 @@ def look_up(
 
 @contextmanager
 def defined(conn_id: str, kind: str, *, option: str) -> Iterator[None]:
-    """Translate the errors of Airflow's own code that looks the connection up.
+    """Raise one clear error if Airflow's own code inside does not find the connection.
 
-    :param kind: the type of connection to add, as it stands in a sentence.
-    :raises ConnectionInvalid: what runs inside finds that it is not defined.
+    :param kind: the type of connection to add, as the error names it.
+    :raises ConnectionInvalid: it is not defined.
     """
     from airflow.exceptions import AirflowNotFoundException
 
@@ -53,6 +53,6 @@ def defined(conn_id: str, kind: str, *, option: str) -> Iterator[None]:
 
 
 def kind_of(connection: Connection) -> str:
-    """Return the type of a connection, by one name where several are in use."""
+    """Return the type of a connection; of synonyms (``postgresql``, ``mariadb``) the usual one."""
     kind = connection.conn_type or ""
     return _SYNONYMS.get(kind, kind)

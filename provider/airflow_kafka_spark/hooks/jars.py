@@ -39,7 +39,7 @@ _PATTERN = "[organization]_[artifact]-[revision](-[classifier]).[ext]"
 _TYPES = ("jar", "bundle")
 _MANIFEST = "MANIFEST"
 _TIMEOUT = 900.0
-# What a person waits for; only a hint for the log line.
+# Shown in the log line only.
 _MEGABYTES = {
     ("org.apache.kafka:kafka_2.13", False): 42,
     ("org.apache.spark:spark-sql-kafka-0-10_2.13", False): 68,
@@ -51,10 +51,8 @@ def find_java() -> Path:
     """Return the `java` that this package starts: ``JAVA_HOME/bin/java`` if JAVA_HOME is set, else `java` on the PATH. It is
     run once per process, to check its version.
 
-    It was run once per process and reported its version.
-
     :return: the executable.
-    :raises JavaMissing: there is none, it does not run, or it is older than Java 17.
+    :raises JavaMissing: no Java was found, it does not run, or it is older than Java 17.
     """
     return _checked_java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
 
@@ -193,7 +191,7 @@ def _locked(root: Path, wanted: tuple[str, ...]) -> Iterator[int]:
 def _fetch(wanted: tuple[str, ...], bundled: frozenset[str], root: Path, directory: Path, lock: int) -> None:
     java = find_java()
     directory.parent.mkdir(parents=True, exist_ok=True)
-    # Whoever holds the lock is the only one who fetches: what is there was left by one that was killed.
+    # Only the holder of the lock fetches: a part that lies here was left by a process that was killed.
     for left in directory.parent.glob(".fetching-*"):
         shutil.rmtree(left, ignore_errors=True)
     megabytes = sum(_MEGABYTES.get((coordinate.rpartition(":")[0], bool(bundled)), 0) for coordinate in wanted)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -16,13 +18,10 @@ from airflow.providers.common.compat.sdk import BaseHook
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, SparkJobFailed, SparkUnavailable
 from airflow_kafka_spark.hooks.class_archive import SparkClassArchive
 from airflow_kafka_spark.hooks.connections import look_up
-from airflow_kafka_spark.hooks.early_start import EarlyStart
-from airflow_kafka_spark.hooks.spark_context import discard, discard_ended, java_session_class
-from airflow_kafka_spark.hooks.spark_probe import first_line
+from airflow_kafka_spark.hooks.spark_health import discard, discard_ended, first_line, java_session_class
 from airflow_kafka_spark.hooks.warm_spark import client as warm
 from airflow_kafka_spark.hooks.warm_spark import python_daemon
-from airflow_kafka_spark.hooks.warm_spark.place import WarmUnavailable
-from airflow_kafka_spark.hooks.warm_spark.settings import WarmSettings, parse_duration
+from airflow_kafka_spark.hooks.warm_spark.process import WarmSettings, WarmUnavailable, parse_duration
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -34,6 +33,17 @@ _JAVA = "spark.driver.extraJavaOptions"
 _CLASS_PATH = "spark.driver.extraClassPath"
 _PYTHON = "spark.pyspark.python"
 _DAEMON = "spark.python.daemon.module"
+_INCUBATOR = b"WARNING: Using incubator modules: "
+
+_QUICK_START = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
+"""Options with which Java's second compiler (C2) takes code that has run ten times as often as by default. A start of Spark runs
+much code a few times, and compiling it took a third of the start's CPU time. Code that works on records reaches these numbers
+within a second."""
 
 SECRETS = "(?i)secret|password|passphrase|token|jaas|credential|access[.]?key|keystore[.]key|dsn"
 
@@ -46,8 +56,9 @@ class SparkHook(BaseHook):
     begin with ``spark.`` are Spark settings. A session that is already there is used as it is: windows that follow each other in
     one process share it, which saves the seconds of a start.
 
-    The JVM of a local master starts from an archive of its classes. The first session of a host leaves a process behind that
-    makes the archive (`airflow_kafka_spark.hooks.class_archive`). ``"class_archive": false`` in the extra switches both off.
+    The JVM of a local master starts from an archive of its classes, and compiles less while it starts. The first session of a
+    host leaves a process behind that makes the archive (`airflow_kafka_spark.hooks.class_archive`). ``"class_archive": false`` in
+    the extra switches all of this off.
 
     ``"keep_alive": "10m"`` in the extra keeps the Spark of a local master between tasks, for those of the same user with the same
     settings (`airflow_kafka_spark.hooks.warm_spark`).
@@ -185,9 +196,12 @@ class SparkHook(BaseHook):
     def _take_early(self) -> SparkSession | None:
         """Return the session that :meth:`start_early` has started, to the first caller, in whose thread it becomes active."""
         early, self._early = self._early, None
+        if early is not None and early.has_begun:
+            # Every job needs it. Here it takes no time, because this thread would only wait for the JVM.
+            importlib.import_module("pandas")
         session = early.result() if early is not None else None
         if session is not None and not warm.is_attached():
-            # What Spark calls active belongs to a thread.
+            # Spark has one active session per thread.
             java_session_class(session._jvm).setActiveSession(session._jsparkSession)
         return session
 
@@ -248,6 +262,15 @@ class SparkHook(BaseHook):
             return None
         return SparkClassArchive.find(self.settings().get(_CLASS_PATH, ""))
 
+    def _quick_start(self, given: str) -> tuple[str, ...]:
+        """Return the options that make a local JVM start in less time; none if ``class_archive`` is false or Java is not of the
+        releases 17 to 23.
+
+        :param given: the Java options of the settings.
+        """
+        archive = self._class_archive()
+        return () if archive is None else (*_QUICK_START, *archive.java_options(given))
+
     def _start(self, jars: tuple[str, ...]) -> SparkSession:
         from pyspark.sql import SparkSession
 
@@ -263,9 +286,9 @@ class SparkHook(BaseHook):
                 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             if self.keep_alive is not None and (kept := self._open_warm(settings)) is not None:
                 return kept
-            if (archive := self._class_archive()) is not None:
+            if self.is_local:
                 # Before the others: a later option of the same name wins.
-                settings[_JAVA] = " ".join([*archive.java_options(settings[_JAVA]), settings[_JAVA]])
+                settings[_JAVA] = " ".join([*self._quick_start(settings[_JAVA]), settings[_JAVA]])
             builder = builder.master(self.master)
         for key, value in settings.items():
             builder = builder.config(key, value)
@@ -327,7 +350,7 @@ class SparkHook(BaseHook):
         An address at which nothing answers is reported within seconds; anything else takes at most 90 seconds.
         """
         from airflow_kafka_spark.hooks.jars import find_java
-        from airflow_kafka_spark.hooks.spark_probe import probe, unreachable
+        from airflow_kafka_spark.hooks.spark_health import probe, unreachable
 
         try:
             _ = self.keep_alive
@@ -357,6 +380,62 @@ class SparkConnectHook(SparkHook):
     hook_name = "Spark Connect session"
 
 
+class EarlyStart:
+    """Starts a session in a thread if the window will need one.
+
+    :param start: starts the session.
+    :param is_needed: called in the thread; returns True if the window will have records. An error counts as False: the task
+        reports it by itself.
+    """
+
+    def __init__(self, start: Callable[[], SparkSession], is_needed: Callable[[], bool]) -> None:
+        self._start, self._is_needed = start, is_needed
+        self._deciding = threading.Lock()
+        self._is_given_up = self._has_begun = False
+        self._session: SparkSession | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="spark start", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the session is being started."""
+        return self._has_begun
+
+    def give_up(self) -> None:
+        """Start no session if its start has not begun yet."""
+        with self._deciding:
+            self._is_given_up = True
+
+    def result(self) -> SparkSession | None:
+        """Return the session as soon as it is ready; None if its start has not begun, and then it will not begin.
+
+        :raises SparkUnavailable: it could not be started.
+        """
+        self.give_up()
+        if not self._has_begun:
+            return None
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._session
+
+    def _run(self) -> None:
+        try:
+            is_needed = self._is_needed()
+        except Exception:
+            log.debug("Whether the window will have records is not known yet", exc_info=True)
+            return
+        with self._deciding:
+            if self._is_given_up or not is_needed:
+                return
+            self._has_begun = True
+        try:
+            self._session = self._start()
+        except BaseException as error:
+            self._error = error
+
+
 @contextmanager
 def _python_of_executors(path: str) -> Iterator[None]:
     """Let a session that is started here have executors with the Python at a path; an empty one changes nothing.
@@ -373,22 +452,34 @@ def _python_of_executors(path: str) -> Iterator[None]:
 
 @contextmanager
 def _errors_to_output() -> Iterator[None]:
-    """Let a JVM that is started in here write its standard error to standard output.
+    """Let a JVM that is started in here write its standard error to standard output, for as long as it lives.
 
-    Airflow shows what a task's processes write to standard error as errors, and each JVM of Spark 4 warns there of an incubator
-    module that Spark itself asks for.
+    Airflow shows what a task's processes write to standard error as errors. Each JVM of Spark 4 begins with a warning about an
+    incubator module that Spark itself asks for, and that no option of Java switches off: this line is left out.
     """
     try:
         saved = os.dup(2)
-    except OSError:  # there is none
+    except OSError:  # this process has no standard error
         yield
         return
+    reading, writing = os.pipe()
+    threading.Thread(target=_copy_lines, args=(reading, os.dup(1)), name="kafka-spark-jvm-output", daemon=True).start()
+    os.dup2(writing, 2)
+    os.close(writing)
     try:
-        os.dup2(1, 2)
         yield
     finally:
         os.dup2(saved, 2)
         os.close(saved)
+
+
+def _copy_lines(reading: int, writing: int) -> None:
+    """Copy lines without :data:`_INCUBATOR` until the pipe ends. Reading goes on if nobody takes them: the JVM must not wait."""
+    with open(reading, "rb") as lines, open(writing, "wb", buffering=0) as output:
+        for line in lines:
+            if _INCUBATOR not in line:
+                with suppress(OSError):
+                    output.write(line)
 
 
 def _send_package(session: SparkSession) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,7 +39,7 @@ from airflow_kafka_spark.hooks.kafka.config import identity
 from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
-from airflow_kafka_spark.ledger.group import offset_metadata
+from airflow_kafka_spark.ledger.group import offset_metadata, planned_metadata
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
 from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerPlace, LedgerTopic, unreadable_version
 from airflow_kafka_spark.windows.binding import Binding
@@ -138,6 +139,8 @@ class Ledger:
         self.memory = Memory(pipeline)
         self.hint: Hint | None = None
         self._partition = 0
+        self.plan_offsets: Mapping[TopicPartition, int] = {}
+        """Offsets of the group that are committed with the plan of a source's window. Their metadata name the window."""
         self._entry: Entry | None = None
         self._bound: Binding | None = None
         self._events = ClientEvents()
@@ -393,6 +396,10 @@ class Ledger:
             if self.group_id and self.parent_memory.is_blank and not self.parent_memory.intervals and not entry.window.source:
                 owner = group_record(self.group_id, self.parent_pipeline, self.pipeline)
                 produce_all(producer, self.topic.name, self.topic.partition_of(self.group_id), [owner], TRANSACTION_SECONDS)
+            if self.group_id and self.plan_offsets:
+                window, position = entry.window, self.memory.position.source
+                planned = partial(planned_metadata, window, position=position)
+                self._send_offsets(producer, self.group_id, self.plan_offsets, planned)
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
             self._resolve_claim(error, entry)
@@ -614,6 +621,28 @@ class ChangeLedger(Ledger):
     def _fence_both(self) -> None:
         self._planner = self._fence("plan")
         self._closer = self._fence("close")
+
+    def take_over(self, entries: Sequence[Entry]) -> None:
+        """Claim open windows, as a newer attempt does: a task that looks from here on finds that it is not its own attempt's
+        window, and publishes nothing. Its split's fence alone would not keep out a task that begins after the fence.
+
+        It is written under the id to close, as that to plan is used by :meth:`amend`. A change that gets no further leaves a
+        window that the next attempt reopens.
+
+        :param entries: the windows.
+        :raises Fenced: when an attempt of the pipeline has taken over meanwhile.
+        """
+        if not entries:
+            return
+        producer, self._closer = self._closer, None
+        assert producer is not None, "one ledger takes over once"
+        try:
+            producer.begin_transaction()
+            claimed = (replace(entry, attempt=self._attempt(entry.attempt.number + 1)) for entry in entries)
+            self.send(producer, [window_record(entry) for entry in claimed])
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except Exception as error:
+            raise self.translated(error, "taking over an open window") from error
 
     def amend(
         self,

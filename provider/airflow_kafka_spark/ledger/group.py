@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.ledger.topic import Hint
 from airflow_kafka_spark.windows.interval import Interval
@@ -20,15 +20,75 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
 
 
+LARGEST_SOURCE = 2048
+"""Bytes of a source's position that a group's metadata hold; brokers take 4,096 bytes of metadata by default."""
+
+
 def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
     """Return the metadata of a group's committed offset: where the offset comes from, and the hint where to read the ledger."""
-    facts = {
+    facts: dict[str, object] = {
         "pipeline": window.pipeline,
         "window": window.id,
         "topic_id": window.topic_ids.get(topic, ""),
         "ledger": str(hint),
     }
+    if window.source is not None:
+        facts |= _source_facts(window.source.position)
+    return _compact(facts)
+
+
+def planned_metadata(window: Window, topic: str, position: Mapping[str, object] | None) -> str:
+    """Return the metadata of the offset that is committed when a window of a source is planned.
+
+    :param position: the source's position before the window.
+    """
+    facts = {"pipeline": window.pipeline, "window": window.id, "topic_id": window.topic_ids.get(topic, ""), "planned": True}
+    return _compact(facts | _source_facts(position))
+
+
+def _source_facts(position: Mapping[str, object] | None) -> dict[str, object]:
+    return {"source": position} if len(_compact({"source": position}).encode()) <= LARGEST_SOURCE else {}
+
+
+def _compact(facts: Mapping[str, object]) -> str:
     return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class SourceWindow:
+    """The newest window of a pipeline that reads a source, as the metadata of its group's offsets say.
+
+    :param number: the window's number.
+    :param is_planned: True if it is only known to be planned: any part of it may be published.
+    :param knows_position: True if the metadata hold the position; a long one is left out.
+    :param position: the source's position behind the window, or before it if it is only planned; None at the source's beginning.
+    """
+
+    number: int
+    is_planned: bool = False
+    knows_position: bool = False
+    position: Mapping[str, Any] | None = None
+
+
+def source_window_of(
+    pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None], topic_ids: Mapping[str, str]
+) -> SourceWindow | None:
+    """Return the newest window of a source that a group's offsets were committed with; None if none of them names one.
+
+    :param pipeline: the pipeline's name.
+    :param committed: what the group has committed.
+    :param topic_ids: the ids of topics: offsets of a topic that was created anew since are left out.
+    """
+    found = []
+    for tp, there in committed.items():
+        facts = _facts(there.metadata) if there else {}
+        number, topic_id = str(facts.get("window", "")), facts.get("topic_id")
+        is_other = topic_id and topic_ids.get(tp.topic) not in (None, "", topic_id)
+        if facts.get("pipeline") == pipeline and number.isdecimal() and not is_other:
+            position = facts.get("source")
+            assert position is None or isinstance(position, dict)
+            found.append(SourceWindow(int(number), bool(facts.get("planned")), "source" in facts, position))
+    return max(found, key=lambda window: (window.number, not window.is_planned), default=None)
 
 
 def position_of_group(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> tuple[Position, int]:

@@ -498,7 +498,7 @@ class WindowOperator(VisibleOperator):
     def spark_problems(self) -> list[Problem]:
         """Return what keeps Spark from starting: no Java, or a master or Connect server at whose address nothing answers."""
         from airflow_kafka_spark.hooks.jars import find_java
-        from airflow_kafka_spark.hooks.spark_probe import unreachable
+        from airflow_kafka_spark.hooks.spark_health import unreachable
 
         try:
             _ = self.spark.keep_alive

@@ -16,10 +16,9 @@ from airflow_kafka_spark.windows.offset_specs import ShiftBy, Written, parse_sta
 from airflow_kafka_spark.windows.plan import DataLossPolicy
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult
     from airflow_kafka_spark.control.pipelines import PipelineState, WindowState
     from airflow_kafka_spark.control.preview import Preview
-    from airflow_kafka_spark.control.requests import ChangeRequest
-    from airflow_kafka_spark.control.result import ChangeResult
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger
 
@@ -253,7 +252,7 @@ class PipelineOffsetsOperator(BaseOperator):
         return done
 
     def _request(self, run: Run) -> ChangeRequest:
-        from airflow_kafka_spark.control.requests import ChangeRequest
+        from airflow_kafka_spark.control.base import ChangeRequest
 
         return ChangeRequest(self.pipeline, self.why, self.who or run.id, self.ledger_topic, self.preview_only)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_kafka_spark.bad_records.options import ErrorOptions, target_problems
 from airflow_kafka_spark.errors import LedgerBehind, Problem
 from airflow_kafka_spark.formats import Raw
-from airflow_kafka_spark.formats.base import Format
+from airflow_kafka_spark.formats.base import Format, NullValues
+from airflow_kafka_spark.formats.internal_columns import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE
 from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.operators.base import analysis_problems, first_cause
 from airflow_kafka_spark.operators.binding import Run
@@ -35,7 +36,6 @@ from airflow_kafka_spark.operators.publishing import (
     with_routes,
     writer_classes,
 )
-from airflow_kafka_spark.road.columns import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE, NullValues
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyOutOfInterval
-from airflow_kafka_spark.formats.base import Format
+from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.operators.base import analysis_problems, asset_uris, first_cause
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
@@ -33,7 +33,6 @@ from airflow_kafka_spark.operators.routed_sinks import (
     with_routed,
     without_routed_sinks,
 )
-from airflow_kafka_spark.road.columns import NullValues
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources.kafka.topics import compacted_topics
 from airflow_kafka_spark.windows.binding import Endpoint

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.road.columns import METADATA, NullValues
+from airflow_kafka_spark.formats.base import Format, NullValues
+from airflow_kafka_spark.formats.internal_columns import METADATA
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.windows.latency import parse_counts
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Latest, Written, parse_start, parse_stop

@@ -24,8 +24,8 @@ from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, Gap,
 from airflow_kafka_spark.windows.offset_set import OffsetSet, digest_of
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.formats.base import NullValues
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.road.columns import NullValues
     from airflow_kafka_spark.road.tasks.write import OtherSink
     from airflow_kafka_spark.windows.report import Report
 
@@ -185,7 +185,7 @@ class RoutedPart:
 
         :raises CountMismatch: a row was handed over whose offset was not noted.
         """
-        from airflow_kafka_spark.sinks.tasks.capture import REFUSED, TAKEN
+        from airflow_kafka_spark.road.tasks.write import REFUSED, TAKEN
 
         places = {split.index: split.range.topic_partition for split in self.splits}
         for result in results:
@@ -293,9 +293,8 @@ class RoutedSinks:
 
     def outputs(self) -> tuple[OtherSink, ...]:
         """Return what a task of the window's job needs of each sink."""
-        from airflow_kafka_spark.road.columns import CAPTURED
-        from airflow_kafka_spark.road.tasks.write import OtherSink
-        from airflow_kafka_spark.sinks.tasks.capture import CapturingWriter
+        from airflow_kafka_spark.formats.internal_columns import CAPTURED
+        from airflow_kafka_spark.road.tasks.write import CapturingWriter, OtherSink
 
         made = []
         for number, part in enumerate(self.parts):

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, route_problems, target_problems
-from airflow_kafka_spark.errors import Problem, RowsRejected, SourceRejected, Unchecked
+from airflow_kafka_spark.errors import LedgerBehind, Problem, RowsRejected, SourceRejected, Unchecked
 from airflow_kafka_spark.operators.base import WindowOperator, analysis_problems, asset_uris, first_cause
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
@@ -260,12 +260,14 @@ class SourceToKafkaOperator(WindowOperator):
         from airflow_kafka_spark.ledger.attempt import utc_now
 
         self.sink.ensure_topic(self.kafka)
+        targets = [target(self.kafka, self.sink)] if self.sink.topic else []
+        self._refuse_lost(ledger, targets)
         frozen = self.source.freeze(ledger.memory.position.source)
         if len(frozen.splits) > MAX_SPLITS:
             found = f"the window has {len(frozen.splits)} splits, more than {MAX_SPLITS}"
             raise SourceRejected(self.source.uri, found, "Make splits larger, or windows smaller")
-        targets = [target(self.kafka, self.sink)] if self.sink.topic else []
         self._check_transforms(frozen.splits[:1])
+        ledger.plan_offsets = self._place_in_target()
         return Window(
             pipeline=ledger.pipeline,
             number=ledger.memory.last_used + 1,
@@ -282,6 +284,42 @@ class SourceToKafkaOperator(WindowOperator):
                 {found.topic: found.partitions for found in targets},
             ),
         )
+
+    def _refuse_lost(self, ledger: Ledger, targets: Sequence[TargetTopic]) -> None:
+        """Make sure that the ledger knows every window that the group names.
+
+        :raises LedgerBehind: it does not: the window's rows would be published again.
+        """
+        from airflow_kafka_spark.ledger.group import source_window_of
+
+        memory, group = ledger.memory, self.own_group
+        of_ledger = [TopicPartition(self.ledger_topic, number) for number in ledger.topic.partitions]
+        committed = self.kafka.committed(group, [*of_ledger, *(TopicPartition(found.topic, 0) for found in targets)])
+        named = source_window_of(ledger.pipeline, committed, {found.topic: found.topic_id for found in targets})
+        known = max((memory.last_used, *memory.entries))
+        if named is None or named.number <= known:
+            return
+        to, only = f"committed:{group}", [found.topic for found in targets]
+        error = LedgerBehind(ledger.pipeline, group, named.number, known, self.ledger_topic, to, only)
+        in_part = f"Window {named.number} may be published in part, and is published again by it. " if named.is_planned else ""
+        again = (
+            f"To publish all rows again: `airflow kafka-spark forget {ledger.pipeline} --ledger-topic {self.ledger_topic} "
+            f"--delete-group --group-id {group} --why ...`"
+        )
+        go_on = f"{error.action}. {in_part}" if named.knows_position else "The position in the source is too long for the group. "
+        error.action = f"{go_on}{again}"
+        raise error
+
+    def _place_in_target(self) -> dict[TopicPartition, int]:
+        """Return the place in the sink's topic at which the group says which window was planned and published last.
+
+        The ledger topic may be lost, and the group's offset of it with it. Empty if the sink has no topic of its own, or if the
+        user may not read it: brokers take offsets only of topics that a user may read.
+        """
+        if not self.sink.topic or not self.kafka.may_read(self.sink.topic):
+            return {}
+        place = TopicPartition(self.sink.topic, 0)
+        return {place: self.kafka.offsets([self.sink.topic])[place].lso}
 
     def _check_transforms(self, bounds: Sequence[Mapping[str, Any]]) -> None:
         """Make sure, before the window is written down, that the transforms fit the rows. No rows are read for it.
@@ -376,5 +414,6 @@ class SourceToKafkaOperator(WindowOperator):
 
         report = replace(report, completed_at=utc_now(), source=self.source.uri)
         place = ledger.place
-        ledger.close(report.to_dict(), {TopicPartition(place.topic, place.partition): place.offset})
+        offsets = {TopicPartition(place.topic, place.partition): place.offset, **self._place_in_target()}
+        ledger.close(report.to_dict(), offsets)
         return report

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
-from airflow_kafka_spark.formats.base import Format, Part, as_struct, spark_column
-from airflow_kafka_spark.formats.internal_columns import END, ERROR, LEFT_OUT, ROUTE
-from airflow_kafka_spark.road.columns import CAPTURED, GIVEN, ORIGINAL, TOMBSTONE, NullValues
+from airflow_kafka_spark.formats.base import Format, NullValues, Part, as_struct, spark_column
+from airflow_kafka_spark.formats.internal_columns import CAPTURED, END, ERROR, GIVEN, LEFT_OUT, ORIGINAL, ROUTE, TOMBSTONE
 from airflow_kafka_spark.windows.model import PackedSplits, Split
 
 if TYPE_CHECKING:

@@ -17,9 +17,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
 from airflow_kafka_spark.formats.base import Format, spark_column
-from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.formats.internal_columns import (
+    END,
+    HEADERS,
+    KEY,
+    OFFSET,
+    ORIGINAL,
+    PARTITION,
+    TIMESTAMP,
+    TOMBSTONE,
+    VALUE,
+)
 from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
-from airflow_kafka_spark.road.columns import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, TOMBSTONE, VALUE
 from airflow_kafka_spark.road.watch import Watch, collect
 from airflow_kafka_spark.road.write import ReadWith
 from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json, result_from_json
@@ -161,7 +170,7 @@ class TopicJob(PublishJob):
 class SqlProjection:
     """A filter and expressions of Spark's SQL over records.
 
-    :param layout: how records become rows, with the columns that carry a record past the SQL (``road/columns.py``).
+    :param layout: how records become rows, with the columns that carry a record past the SQL (``formats/internal_columns.py``).
     :param filter: a condition of Spark's SQL over a record's columns: records for which it does not hold are left out. Records
         without a value pass it, because a reader of the topic needs them to delete.
     :param columns: column of the new value -> expression of Spark's SQL; None leaves the value's bytes.

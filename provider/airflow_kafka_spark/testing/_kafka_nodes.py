@@ -113,9 +113,12 @@ def settings_of(broker: Broker, brokers: Sequence[Broker], security: KafkaSecuri
         "log.retention.ms": -1,
         # A broker that was killed may register again only when its old session is over. Nobody takes over from a lone one: it is
         # only to be out of reach of a machine that has too much to do.
-        "broker.heartbeat.interval.ms": 400,
+        "broker.heartbeat.interval.ms": 1000 if count == 1 else 400,
         "broker.session.timeout.ms": 5000 if count == 1 else 3000,
     }
+    if count == 1:
+        # A controller writes a record twice a second, for followers that a lone one has not: half of what an idle broker costs.
+        settings["metadata.max.idle.interval.ms"] = 0
     if security:
         settings |= dict(security.broker_properties("CLIENT", certificates))
     return settings

@@ -2,8 +2,8 @@
 
 It starts the servers as its own children, passes signals on, and ends them when the process that asked for them ends in
 whatever way: SIGKILL included, and also when forks of that process live on and hold the other end of the pipe. On Linux
-the servers also end when the keeper itself is killed. Since only the keeper reaps its children, a process id it was asked
-to signal cannot belong to another process by then.
+the servers also end when the keeper itself is killed, and what a server that was killed has left behind ends with the keeper.
+Since only the keeper reaps its children, a process id it was asked to signal cannot belong to another process by then.
 
 Requests and answers are JSON lines on standard input and output.
 """
@@ -22,11 +22,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 POLL_PARENT = 0.5
 FAREWELL = 5.0
 
 _PR_SET_PDEATHSIG, _PR_SET_SECUREBITS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 1, 28, 47, 2
+_PR_SET_CHILD_SUBREAPER = 36
 _SECBIT_NO_SETUID_FIXUP = 4
 _CAP_DAC_OVERRIDE = 1
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -80,6 +82,7 @@ class _KeeperProcess:
             if child.poll() is None:
                 child.kill()
                 child.wait()
+        _end_orphans()
         for directory in self.directories:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -88,6 +91,23 @@ class _KeeperProcess:
             return {"result": getattr(self, request.pop("do"))(**request)}
         except (OSError, KeyError, subprocess.SubprocessError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _adopt_orphans() -> None:
+    """Let processes that a server has started become children of this one when the server dies. Only Linux knows this."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_orphans() -> None:
+    """Kill the processes that servers which were killed have left behind, and those that these leave behind."""
+    own = f"/proc/self/task/{os.getpid()}/children"
+    with contextlib.suppress(OSError):
+        while orphans := [int(pid) for pid in Path(own).read_text().split()]:
+            for pid in orphans:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 def _before_exec(user: list[int] | None) -> Callable[[], None] | None:
@@ -131,6 +151,7 @@ def main(parent: int) -> None:
     # The parent decides when to stop; Ctrl-C in its terminal does not reach this session, a stray signal may.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _adopt_orphans()
     try:
         # The pipe may be held open by forks of the parent, so its end alone does not tell.
         while os.getppid() == parent:

@@ -441,7 +441,7 @@ class EmbeddedAirflow(Embedded):
             "API__BASE_URL": self.url,
             "API__WORKERS": 1,
             "API_AUTH__JWT_SECRET": secrets.token_hex(40),
-            "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": 0.2,
+            "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": 0.5,
             **_PATIENCE,
             "LOGGING__WORKER_LOG_SERVER_PORT": log_ports[0],
             "LOGGING__TRIGGER_LOG_SERVER_PORT": log_ports[1],

@@ -15,8 +15,7 @@ from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey
 from airflow_kafka_spark.ui.responses import RequestRefused
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.control.requests import ChangeRequest
-    from airflow_kafka_spark.control.result import Move
+    from airflow_kafka_spark.control.base import ChangeRequest, Move
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 ActionName: TypeAlias = Literal["reset", "skip", "replay", "resend", "pause", "resume"]
@@ -161,7 +160,7 @@ def perform(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> 
 
 
 def _change_request(request: ActionRequest, context: ActionContext) -> ChangeRequest:
-    from airflow_kafka_spark.control.requests import ChangeRequest
+    from airflow_kafka_spark.control.base import ChangeRequest
 
     return ChangeRequest(request.pipeline, request.why, context.who, context.ledger_topic, request.dry_run)
 

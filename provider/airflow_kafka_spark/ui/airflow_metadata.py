@@ -66,7 +66,8 @@ class PipelineTask:
     :param ending_offsets: ending offsets of the operator; None for its default.
     :param unread: arguments that are known only at run time: templates, and values that are not text.
     :param configuration: its configuration, as the text of a JSON object
-        (:func:`~airflow_kafka_spark.operators.visibility.configuration.configuration_of`); empty for a mapped task.
+        (:func:`~airflow_kafka_spark.operators.visibility.configuration.configuration_of`); empty for a mapped task, whose runs
+        store it (:func:`read_configuration`).
     """
 
     dag_id: str
@@ -311,10 +312,11 @@ def _decoded(value: Any) -> Any:
 
 # --- task instances ----------------------------------------------------------------------------------------------------
 
-PROGRESS_KEY, ERROR_KEY = "kafka_spark.progress", "kafka_spark.error"
+PROGRESS_KEY, ERROR_KEY, CONFIGURATION_KEY = "kafka_spark.progress", "kafka_spark.error", "kafka_spark.configuration"
 TASK_BATCH = 200
 """Task instances that one query reads."""
 MAX_STORED_BYTES = 10_000
+MAX_CONFIGURATION_BYTES = 100_000
 MAX_FAILED = 1_000
 """Failed task instances that one query reads."""
 
@@ -420,6 +422,25 @@ def _stored(key: str) -> tuple[Any, Any]:
     return store, and_(store.dag_run_id == DagRun.id, of_task, store.key == key)
 
 
+def read_configuration(session: Session, task: TaskInstanceKey) -> str:
+    """Return the configuration that a task instance has stored, as the text of a JSON object; empty if it has stored none."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance as Instance
+    from sqlalchemy import and_, select
+
+    found, is_found = _stored(CONFIGURATION_KEY)
+    query = (
+        select(found.value)
+        .select_from(Instance)
+        .join(DagRun, and_(DagRun.dag_id == Instance.dag_id, DagRun.run_id == Instance.run_id))
+        .join(found, is_found)
+        .where(Instance.dag_id == task.dag_id, Instance.run_id == task.run_id)
+        .where(Instance.task_id == task.task_id, Instance.map_index == task.map_index)
+    )
+    configuration = _json_object(session.scalar(query), MAX_CONFIGURATION_BYTES)
+    return json.dumps(configuration) if configuration else ""
+
+
 def read_failed_tasks(session: Session, tasks: Collection[PipelineTask]) -> dict[tuple[str, str], FailedTask]:
     """Return the last failed task instance of each task, by DAG and task, among the newest :data:`MAX_FAILED`."""
     from airflow.models.dagrun import DagRun
@@ -486,10 +507,13 @@ def read_schedules(session: Session, known: Mapping[str, DagSchedule]) -> dict[s
     return found
 
 
-def _json_object(value: Any) -> dict[str, Any] | None:
-    """Return what a task has stored; None if it has another shape, since users may edit the task state store."""
+def _json_object(value: Any, limit: int = MAX_STORED_BYTES) -> dict[str, Any] | None:
+    """Return what a task has stored; None if it has another shape, since users may edit the task state store.
+
+    :param limit: bytes of the largest value that is looked at.
+    """
     try:
-        found = json.loads(value) if value and len(value) <= MAX_STORED_BYTES else None
+        found = json.loads(value) if value and len(value) <= limit else None
         found = json.loads(found) if isinstance(found, str) else found
     except ValueError:
         return None

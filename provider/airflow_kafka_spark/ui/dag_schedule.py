@@ -61,7 +61,7 @@ class DagSchedule:
         Behind the DAG's end no interval is due, however much time passes.
         """
         if self.next_run is not None and self.next_run > now:
-            interval = self.next_interval if self.next_interval and self.next_interval[0] < self.next_interval[1] else None
+            interval = _with_length(self.next_interval)
         else:
             interval = _data_interval(self._next(now))
         if interval is None:
@@ -112,8 +112,12 @@ class DagSchedule:
 def _data_interval(info: DagRunInfo | None) -> tuple[float, float] | None:
     """Return start and end of the data interval of a run; None if it has none, or one without a length."""
     data = info.data_interval if info else None
-    found = (data.start.timestamp(), data.end.timestamp()) if data else None
-    return found if found and found[0] < found[1] else None
+    return _with_length((data.start.timestamp(), data.end.timestamp()) if data else None)
+
+
+def _with_length(interval: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Return an interval; None if it has no length, as that of a timetable without data intervals."""
+    return interval if interval and interval[0] < interval[1] else None
 
 
 def end_of(data: Mapping[str, Any]) -> float | None:

@@ -1,14 +1,15 @@
-"""Previews that are read from Kafka during a request: the next window, and dead letters. Bounded in time and in size."""
+"""What a request reads from Kafka: the next window, dead letters, and records around an offset. Bounded in time and in size."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from airflow_kafka_spark.control.records import read_records
 from airflow_kafka_spark.errors import KafkaSparkError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from airflow_kafka_spark.control.preview import Preview
+    from airflow_kafka_spark.formats.base import Format
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 T = TypeVar("T")
@@ -28,6 +30,8 @@ TIMEOUT_SECONDS = 30.0
 MAX_READ_SECONDS = 10.0
 MAX_DEAD_LETTERS = 100
 """Dead letters that one request returns at most."""
+MAX_RECORDS = 50
+"""Records around an offset that one request returns at most."""
 MAX_SCANNED = 2_000
 """Records that one request reads at most. A topic may contain dead letters of several pipelines."""
 MAX_TEXT = 4096
@@ -172,3 +176,170 @@ class DeadLetterReader:
             "exception": context.get("exception.class.name") or None,
             "origin": origin,
         }
+
+
+# --- records around an offset -------------------------------------------------------------------------------------------
+
+Described = Mapping[str, Any]
+"""A format as the configuration of a task describes it: ``{"class": name, "arguments": {...}}``."""
+
+
+@dataclass(frozen=True)
+class TopicFormats:
+    """The formats in which the records of a topic are shown; None to show bytes.
+
+    :param value: that of the values.
+    :param key: that of the keys.
+    """
+
+    value: Described | None = None
+    key: Described | None = None
+
+
+def topic_formats(configuration: Mapping[str, Any], topics: Sequence[str]) -> dict[str, TopicFormats]:
+    """Return the topics of a pipeline whose records can be shown, with their formats.
+
+    :param configuration: the configuration of its task; empty if it is unknown.
+    :param topics: the topics that it reads.
+    """
+    arguments = configuration.get("arguments") or {}
+    sink = arguments.get("sink") or {}
+    options = (sink.get("arguments") or {}) if isinstance(sink, Mapping) else {}
+    found: dict[str, TopicFormats] = {}
+    if isinstance(topic := options.get("topic"), str) and sink.get("class") == "KafkaSink" and "{{" not in topic:
+        found[topic] = TopicFormats(options.get("value"), options.get("key_format"))
+    read = TopicFormats(arguments.get("value"), arguments.get("key"))
+    dead = arguments.get("errors_deadletterqueue_topic_name")
+    if isinstance(dead, str) and "{{" not in dead:
+        found[dead] = TopicFormats()
+    return {**found, **dict.fromkeys(topics, read)}
+
+
+def make_format(described: Described) -> Format:
+    """Return the format that a configuration describes.
+
+    :raises ValueError: it is none of this package, or has an argument that a configuration cannot hold.
+    """
+    from airflow_kafka_spark import formats
+
+    name, arguments = described.get("class"), described.get("arguments")
+    if name not in formats.__all__ or name == "Format" or not isinstance(arguments, Mapping):
+        raise ValueError(f"{name} is no format of this package")
+    given = {key: make_format(value) if _is_object(value) else value for key, value in arguments.items()}
+    if any("{{" in value for value in given.values() if isinstance(value, str)):
+        raise ValueError(f"only a run knows the arguments of {name}")
+    try:
+        made: Format = getattr(formats, name)(**given)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    return made
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.keys() == {"class", "arguments"}
+
+
+@dataclass(frozen=True)
+class RecordReader:
+    """Reads records around an offset, without a consumer group.
+
+    :param partition: where they are.
+    :param offset: the offset around which to read; None for the last records.
+    :param limit: number of offsets to read.
+    :param formats: in which keys and values are shown.
+    """
+
+    partition: TopicPartition
+    offset: int | None
+    limit: int
+    formats: TopicFormats
+
+    def read(self, hook: KafkaHook) -> dict[str, Any]:
+        """Return the records, and the bounds of the partition.
+
+        :raises RequestRefused: 404 if there is no such partition.
+        :raises KafkaSparkError: Kafka does not answer.
+        """
+        tp = self.partition
+        described = hook.describe_topics([tp.topic], missing="omit").get(tp.topic)
+        if described is None or tp.partition not in described.partitions:
+            raise RequestRefused(404, f"There is no partition {tp.topic}-{tp.partition}", action="Choose another one")
+        bounds = hook.offsets([tp])[tp]
+        wanted = bounds.lso if self.offset is None else self.offset
+        start = max(bounds.low, min(wanted - self.limit // 2, bounds.lso - self.limit))
+        end = min(bounds.lso, start + self.limit)
+        with closing(read_records(hook, {tp: (start, end)}, f"reading {tp}", seconds=MAX_READ_SECONDS)) as messages:
+            found = list(messages)
+        values, problem = decoded(self.formats.value, "value", tp.topic, [message.value() for message in found])
+        keys, key_problem = decoded(self.formats.key, "key", tp.topic, [message.key() for message in found])
+        return {
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "partitions": list(described.partitions),
+            "low": bounds.low,
+            "lso": bounds.lso,
+            "start": start,
+            "end": end,
+            "value_format": self.formats.value and self.formats.value.get("class"),
+            "problem": problem or key_problem or None,
+            "records": [_record(*record) for record in zip(found, keys, values, strict=True)],
+        }
+
+
+Columns = Mapping[str, Any]
+Shown = tuple["Columns | None", "str | None"]
+"""The columns of a key or a value, and the reason why it cannot be decoded."""
+
+
+def decoded(
+    described: Described | None, part: Literal["key", "value"], topic: str, values: Sequence[bytes | None]
+) -> tuple[list[Shown], str]:
+    """Return keys or values as columns, and why none of them can be decoded.
+
+    :param described: the format; None to decode nothing.
+    """
+    nothing: list[Shown] = [(None, None)] * len(values)
+    if described is None or not values:
+        return nothing, ""
+    try:
+        decoder = make_format(described).of_topics((topic,), part).decoder()
+        found = decoder.decode(values)
+    except (KafkaSparkError, ValueError, ImportError) as error:
+        return nothing, redacted(f"The {part}s are shown as bytes: {error}")
+    bad, rows = dict(found.bad), found.batch.to_pylist()
+    return [
+        (None, bad.get(at)) if at in bad or value is None else ({n: _plain(v) for n, v in rows[at].items()}, None)
+        for at, value in enumerate(values)
+    ], ""
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON has, with all digits of numbers that JavaScript would round."""
+    if isinstance(value, (bytes, bytearray)):
+        return (preview_bytes(bytes(value)) or {}).get("text")
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53:
+        return str(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _record(message: Message, key: Shown, value: Shown) -> dict[str, Any]:
+    kind, timestamp = message.timestamp()
+    headers: Any = message.headers() or []
+    return {
+        "offset": message.offset(),
+        "timestamp": timestamp if kind and timestamp >= 0 else None,
+        "key": preview_bytes(message.key()),
+        "value": preview_bytes(message.value()),
+        "key_columns": _text(key[0]),
+        "value_columns": _text(value[0]),
+        "reason": value[1] or key[1],
+        "headers": [[name[:MAX_HEADER_TEXT], preview_bytes(found, MAX_HEADER_TEXT)] for name, found in headers[:MAX_HEADERS]],
+    }
+
+
+def _text(columns: Columns | None) -> str | None:
+    return None if columns is None else json.dumps(columns, ensure_ascii=False, indent=2)[:20_000]

@@ -11,11 +11,16 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from airflow_kafka_spark.ui.actions import ActionContext, ActionResult, parse_request, perform
 from airflow_kafka_spark.ui.airflow_metadata import RUNNING, TaskInstanceKey, TaskRunning, clear_task
-from airflow_kafka_spark.ui.export import windows_csv
-from airflow_kafka_spark.ui.previews import MAX_DEAD_LETTERS, DeadLetterReader, next_window, run_with_timeout
-from airflow_kafka_spark.ui.records import MAX_RECORDS, RecordReader
+from airflow_kafka_spark.ui.previews import (
+    MAX_DEAD_LETTERS,
+    MAX_RECORDS,
+    DeadLetterReader,
+    RecordReader,
+    next_window,
+    run_with_timeout,
+)
 from airflow_kafka_spark.ui.responses import PlainJSONResponse, RequestRefused
-from airflow_kafka_spark.ui.views import ListQuery, UserView, browsable_topics, windows_of
+from airflow_kafka_spark.ui.views import ListQuery, UserView, browsable_topics, windows_csv, windows_of
 from airflow_kafka_spark.ui.watcher import get_watcher, make_hook
 from airflow_kafka_spark.windows.model import TopicPartition
 

@@ -5,11 +5,13 @@ The functions are pure. :class:`UserView` applies them to the current data, as f
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
@@ -24,12 +26,13 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     TaskError,
     TaskInstanceKey,
     TaskInstanceState,
+    read_configuration,
     read_paused_dags,
     read_task_states,
     task_of_run,
 )
 from airflow_kafka_spark.ui.lag_monitor import LagMeasurement
-from airflow_kafka_spark.ui.records import TopicFormats, topic_formats
+from airflow_kafka_spark.ui.previews import TopicFormats, topic_formats
 from airflow_kafka_spark.ui.responses import RequestRefused, redacted
 from airflow_kafka_spark.ui.snapshot import PipelineSnapshot, PipelineSummary, completed_at, started_at, window_name
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
@@ -62,6 +65,8 @@ class PipelineItem:
     :param measured: last measurement of its lag; None if there was none.
     :param verdict: verdict on its lag; None if the lag is unknown.
     :param tasks: tasks whose DAG files name the pipeline.
+    :param stored_configuration: the configuration that the run of its newest window has stored, as that of a mapped task; empty
+        where a DAG file has it.
     """
 
     ledger: LedgerName
@@ -70,6 +75,7 @@ class PipelineItem:
     measured: LagMeasurement | None = None
     verdict: Verdict | None = None
     tasks: tuple[PipelineTask, ...] = ()
+    stored_configuration: str = ""
 
     @property
     def dag_ids(self) -> tuple[str, ...]:
@@ -338,14 +344,14 @@ def endpoint_name(uri: str | None, asset: str = "") -> str | None:
 
 
 def configuration_of(item: PipelineItem) -> JsonObject:
-    """Return the configuration of the pipeline's task; empty if no DAG file has it, or only its runs know it."""
-    for task in item.tasks:
+    """Return the configuration of the pipeline's task, empty if unknown; ``of_run`` is True if its last run has stored it."""
+    for text, of_run in [*((task.configuration, False) for task in item.tasks), (item.stored_configuration, True)]:
         try:
-            found = json.loads(task.configuration) if task.configuration else None
+            found = json.loads(text) if text else None
         except ValueError:
             continue
         if isinstance(found, dict) and found:
-            return found
+            return {**found, "of_run": of_run}
     return {}
 
 
@@ -663,6 +669,67 @@ def _upstream(report: Mapping[str, Any]) -> int | None:
     return sum(buckets) if buckets else None
 
 
+# --- windows as CSV ---------------------------------------------------------------------------------------------------
+
+CSV_FACTS = (
+    "records_read",
+    "records_written",
+    "records_deleted",
+    "records_rejected",
+    "records_filtered",
+    "records_routed",
+    "records_out_of_interval",
+    "out_of_interval_seconds",
+    "bytes",
+    "rate",
+)
+"""Facts of a report that have a column in the CSV file of windows."""
+_CSV_LATENCY = ("min", "p50", "p95", "max")
+
+
+def windows_csv(windows: Iterable[WindowView]) -> str:
+    """Return windows as CSV (RFC 4180, UTF-8) with a header, the newest first. Instants are UTC in ISO 8601.
+
+    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
+    found = list(windows)
+    steps = list(dict.fromkeys(step for w in found for step in w.report.get("timings") or () if step != "total"))
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(
+        [
+            *("window", "interval_start", "interval_end", "state", "replay", "attempts", "planned_at", "completed_at"),
+            *CSV_FACTS,
+            *(f"latency_{name}_seconds" for name in _CSV_LATENCY),
+            *(f"{step}_seconds" for step in steps),
+            *("total_seconds", "dead_letters", "guarantee", "run", "offsets"),
+        ]
+    )
+    writer.writerows([_csv_cell(value) for value in _csv_row(w, steps)] for w in found)
+    return out.getvalue()
+
+
+def _csv_row(w: WindowView, steps: Iterable[str]) -> list[Any]:
+    window, report = w.entry.window, w.report
+    latency, timings = report.get("latency") or {}, report.get("timings") or {}
+    interval = [iso(instant) for instant in window.interval] if window.interval else ["", ""]
+    optional = 0 if w.entry.state is State.COMPLETE else None
+    ranges = "; ".join(f"{r.topic}-{r.partition} [{r.start}, {r.end})" for r in window.ranges)
+    facts = [report.get(name, optional if name.startswith("records_") else None) for name in CSV_FACTS]
+    return [
+        *(w.name, *interval, w.entry.state.value, window.replay, w.entry.attempt.number),
+        *(window.planned_at, report.get("completed_at")),
+        *facts,
+        *(latency.get(name) for name in _CSV_LATENCY),
+        *(timings.get(step) for step in steps),
+        *(timings.get("total"), sum(part.records for part in w.landed), report.get("guarantee"), window.run, ranges),
+    ]
+
+
+def _csv_cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
 # --- the view of one user -----------------------------------------------------------------------------------------------
 
 
@@ -775,6 +842,8 @@ class UserView:
             raise RequestRefused(
                 404, f"There is no pipeline `{pipeline}` in ledger `{ledger}` that you may see", action="See the list"
             )
+        if not found.tasks and found.summary is not None and found.summary.owner is not None:
+            found = replace(found, stored_configuration=read_configuration(self.session, found.summary.owner))
         return found, watch
 
     def detail(self, ledger: str, pipeline: str) -> JsonObject:

@@ -351,7 +351,7 @@ class Marker:
     :param split: the split's index.
     :param landed: where its records lie, ordered by topic and partition; empty for a split without rows.
     :param bytes: of keys and values.
-    :param result: what was read for it, where it was read from Kafka.
+    :param result: the account of what was read for it, with the time that its task took; None in markers of earlier releases.
     :param dead_letters: where those of its records lie that went to a dead letter topic.
     :param routed: where those lie that a transform sent to another topic instead.
     """

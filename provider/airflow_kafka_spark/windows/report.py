@@ -21,6 +21,7 @@ from airflow_kafka_spark.windows.model import (
     Window,
     merge_landed,
 )
+from airflow_kafka_spark.windows.move_time import WORK
 
 
 @dataclass(frozen=True)
@@ -290,12 +291,17 @@ def sum_up(
         max_timestamp=newest,
         records_out_of_interval=sum(r.out_of_interval for r in results),
         out_of_interval_seconds=max((r.farthest for r in results), default=0) / 1000,
-        work={name: sum(r.seconds.get(name, 0.0) for r in results) for name in WORK if any(name in r.seconds for r in results)},
-        work_began=min((r.began for r in results if r.began), default=0.0),
+        **_work_of(results),
         latency=latency(times, oldest, newest, flushed),
         consumption=consumption(times, upstream=upstream) if times.counts or (results and upstream) else None,
         **facts,
     )
+
+
+def _work_of(results: Sequence[SplitResult]) -> dict[str, Any]:
+    """Return the fields of a report that say how long its tasks have worked."""
+    work = {name: sum(r.seconds.get(name, 0.0) for r in results) for name in WORK if any(name in r.seconds for r in results)}
+    return {"work": work, "work_began": min((r.began for r in results if r.began), default=0.0)}
 
 
 def sum_up_applied(window: Window, applied: Applied, dead: DeadLetters | None) -> Report:
@@ -311,9 +317,9 @@ def sum_up_applied(window: Window, applied: Applied, dead: DeadLetters | None) -
 def sum_up_published(window: Window, markers: Sequence[Marker], **facts: Any) -> Report:
     """Add up what the markers of a window of rows say: one for each of its splits."""
     count = sum(marker.records for marker in markers)
-    rejected = sum(marker.result.rejected for marker in markers if marker.result)
-    filtered = sum(marker.result.filtered for marker in markers if marker.result)
-    routed = sum(marker.result.routed for marker in markers if marker.result)
+    results = [marker.result for marker in markers if marker.result]
+    rejected, filtered = sum(result.rejected for result in results), sum(result.filtered for result in results)
+    routed = sum(result.routed for result in results)
     published = merge_landed(part for marker in markers for part in marker.landed)
     return Report(
         window=window,
@@ -327,6 +333,7 @@ def sum_up_published(window: Window, markers: Sequence[Marker], **facts: Any) ->
         published=published,
         dead_letters=merge_landed(part for marker in markers for part in marker.dead_letters),
         routed=merge_landed(part for marker in markers for part in marker.routed),
+        **_work_of(results),
         **facts,
     )
 
@@ -338,36 +345,3 @@ def sum_up_relayed(window: Window, markers: Sequence[Marker], splits: Mapping[in
     published = merge_landed(part for marker in markers for part in marker.landed)
     routed = merge_landed(part for marker in markers for part in marker.routed)
     return replace(report, records_written=sum(marker.records for marker in markers), published=published, routed=routed)
-
-
-WORK = ("read", "decode", "write", "wait")
-"""Parts of the work of tasks."""
-
-
-def parts_of_move(
-    move: float, jobs: Sequence[tuple[float, float]], move_began: float, work: Mapping[str, float], work_began: float
-) -> dict[str, float]:
-    """Return the seconds of the parts of ``move``, which add up to it.
-
-    ``session``: until Spark's session was there and its first job began; ``workers``: until the first task of that job worked;
-    ``read``, ``decode`` (transforms included) and ``write``: the time of the jobs, divided as their tasks divide theirs;
-    ``wait``: everything else, as waiting for Spark and the sink's commit. Where tasks do not tell, as those that publish,
-    ``write`` is the whole time of the jobs.
-
-    :param move: seconds of the step.
-    :param jobs: beginning and end of each Spark job of the window, seconds since the epoch. Empty: nothing was moved.
-    :param move_began: when the step began, seconds since the epoch.
-    :param work: seconds of all tasks together, by part.
-    :param work_began: when the first task began; 0 where that is not known. Its clock may be another machine's.
-    """
-    if not jobs:
-        return {}
-    first, running = jobs[0][0], sum(max(0.0, end - begin) for begin, end in jobs)
-    session = min(max(0.0, first - move_began), move)
-    left = min(running, move - session)
-    workers = min(max(0.0, work_began - first), left) if work_began else 0.0
-    left -= workers
-    told = sum(work.values())
-    shares = {part: left * seconds / told for part, seconds in work.items()} if told > 0 and "write" in work else {"write": left}
-    parts = {"session": session, "workers": workers, **{part: shares.get(part, 0.0) for part in ("read", "decode", "write")}}
-    return {**parts, "wait": max(0.0, move - sum(parts.values()))}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import pytest
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_kafka_spark.formats import Avro, Json
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
+from airflow_kafka_spark.operators.binding import Run
+from airflow_kafka_spark.operators.visibility.progress import CONFIGURATION_KEY
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Filter
@@ -64,6 +68,22 @@ def test_it_is_the_same_at_each_parse_and_comes_out_of_airflows_serialized_dag()
     assert json.loads(tasks["publish"].configuration)["arguments"]["source"] == {
         "class": "FilesSource", "arguments": {"path": "s3a://***@lake/x"},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("map_index", "pipeline", "stored"), [(-1, "p", False), (1, "p", True), (-1, "p-{{ ds }}", True)])
+def test_a_task_that_no_dag_file_names_stores_its_configuration_when_it_runs(map_index, pipeline, stored):
+    with DAG("mapped", schedule=None):
+        common = {"group_id": "g", "value": Json(schema="id bigint"), "sink": FilesSink(path="/x")}
+        mapped = KafkaToSinkOperator.partial(task_id="load", **common).expand(topics=["a", "b"], pipeline=[pipeline])
+    task = mapped.unmap({"topics": "b", "pipeline": pipeline})
+    store = {}
+    context = {"task_state_store": SimpleNamespace(set=store.__setitem__)}
+    task.show(context, Run("mapped", "run1", "load", map_index))
+    assert store.keys() == ({CONFIGURATION_KEY} if stored else set())
+    if not stored:
+        return
+    arguments = json.loads(store[CONFIGURATION_KEY])["arguments"]
+    assert (arguments["topics"], arguments["value"]) == ("b", {"class": "Json", "arguments": {"schema": "id bigint"}})
 
 
 def test_options_of_transforms_are_described():

@@ -1,5 +1,6 @@
 """Pipelines that the pages show: with a past, without one, with awkward names, and one whose task says how far it is."""
 
+import json
 import os
 import time
 
@@ -46,6 +47,9 @@ with DAG("states", schedule=None):
             "started_at": now - 10, "updated_at": now, "step": "move",
         }  # fmt: skip
         context["task_state_store"].set("kafka_spark.progress", said)
+        # A mapped task says how it is configured, since its DAG file does not.
+        configuration = {"operator": "KafkaToSinkOperator", "arguments": {"value": {"class": "String", "arguments": {}}}}
+        context["task_state_store"].set("kafka_spark.configuration", json.dumps(configuration))
         while not os.path.exists(RELEASE):
             time.sleep(0.1)
         raise ValueError("it was released")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.formats.base import Decoder, Format, Part
-from airflow_kafka_spark.formats.debezium.options import REWRITING, DeleteHandling, Truncates
 from airflow_kafka_spark.formats.json.connect_schema import logical_type, map_leaf_types
 from airflow_kafka_spark.formats.json.envelope import JsonEnvelope
 from airflow_kafka_spark.formats.json.format import Json
@@ -16,6 +15,21 @@ from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Primiti
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+DeleteHandling = Literal["tombstone", "drop", "rewrite", "rewrite-with-tombstone", "delete-to-tombstone"]
+"""Handling of delete events; Debezium's ``delete.tombstone.handling.mode``."""
+Truncates = Literal["fail", "ignore"]
+"""Handling of truncate events."""
+
+REWRITING = ("rewrite", "rewrite-with-tombstone")
+"""The modes in which a delete event becomes a row."""
+
+_DELETING: Mapping[DeleteHandling, tuple[str, ...]] = {
+    "tombstone": ("d", "none"),
+    "delete-to-tombstone": ("d",),
+    "rewrite-with-tombstone": ("none",),
+}
+"""The events that delete the row of their key, by mode: delete events (``d``) and tombstones (``none``)."""
 
 DELETED = "__deleted"
 _MODES = get_args(DeleteHandling)
@@ -227,7 +241,15 @@ class Debezium(Format):
                 events = EnvelopeDecoder(columns, defaults=self.value.replace_null_with_default)
         else:
             events = self.value.decoder()
-        return DebeziumDecoder(events, self.arrow_schema(), self.added, self.delete_tombstone_handling_mode, self.truncates)
+        mode = self.delete_tombstone_handling_mode
+        return DebeziumDecoder(
+            events,
+            self.arrow_schema(),
+            self.added,
+            rewrites=mode in REWRITING,
+            deleting=_DELETING.get(mode, ()),
+            ignores_truncates=self.truncates == "ignore",
+        )
 
 
 def _kinds(events: pa.Schema, name: str) -> dict[str, pa.DataType] | None:

@@ -219,6 +219,10 @@ class KafkaHook(KafkaBaseHook):
             raise TopicMissing(self.conn_id, sorted(wanted - found.keys()))
         return found
 
+    def may_read(self, topic: str) -> bool:
+        """Return True if the user has the right to read a topic, which committing an offset of it takes, too."""
+        return kafka_requests.may_read(self._calls, topic)
+
     def topic_config(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return the settings of topics, defaults included (``cleanup.policy``, ``retention.ms``, ``max.message.bytes`` ...).
 

@@ -187,6 +187,20 @@ def describe_topics(calls: KafkaCalls, names: Collection[str]) -> dict[str, Topi
     return {name: TopicDescription.of(found[name]) for name in sorted(found)}
 
 
+def may_read(calls: KafkaCalls, name: str) -> bool:
+    """Return True if the user has the right to read a topic (KIP-430)."""
+    from confluent_kafka.admin import AclOperation
+
+    def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
+        found: dict[str, Future] = client.describe_topics(
+            _collection(keys), include_authorized_operations=True, request_timeout=timeout
+        )
+        return found
+
+    found, _ = calls.each("asking for rights", [name], submit, tolerate=_UNKNOWN, rights=[Right("topic", "Describe")])
+    return name in found and AclOperation.READ in (found[name].authorized_operations or ())
+
+
 def topic_configs(calls: KafkaCalls, names: Collection[str]) -> dict[str, dict[str, str]]:
     """Return the settings of topics that exist."""
     return _configs(calls, "topic", names)

@@ -86,7 +86,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a task needs of the Python worker that unpickles it.
+    """The requirements of a task for the Python worker that unpickles it.
 
     :param packages: the packages.
     :param version: the driver's version of this package.

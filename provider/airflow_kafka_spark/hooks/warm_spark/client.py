@@ -16,18 +16,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.hooks.class_archive import available_memory
-from airflow_kafka_spark.hooks.spark_context import java_session_class
-from airflow_kafka_spark.hooks.warm_spark.place import (
+from airflow_kafka_spark.hooks.spark_health import java_session_class
+from airflow_kafka_spark.hooks.warm_spark.process import (
     Place,
+    WarmSettings,
     WarmUnavailable,
     connect,
+    environment,
     is_readable,
     open_sockets,
     private_directory,
     receive,
     send,
 )
-from airflow_kafka_spark.hooks.warm_spark.settings import WarmSettings, environment
 
 if TYPE_CHECKING:
     import socket
@@ -73,7 +74,7 @@ def is_attached() -> bool:
 
 
 def open_session(settings: WarmSettings, name: str) -> SparkSession:
-    """Return the session of this process in the warm process with these settings, which is started where there is none.
+    """Return the session of this process in the warm process with these settings, which is started if it does not run.
 
     :param settings: of the process.
     :param name: of the task, for the log of the process.
@@ -185,7 +186,7 @@ def _start(place: Place, settings: WarmSettings) -> None:
         raise WarmUnavailable(f"less than {_MEMORY_NEEDED >> 30} GiB of memory is free")
     log.info("Starting a warm Spark process on %s, which ends after %g s without a task", settings.master, settings.keep_alive)
     told, tell = os.pipe()
-    # Not by its arguments: what is in a command line, anybody can read.
+    # Not by its arguments: every user of the machine can read a command line.
     given = {
         "master": settings.master,
         "spark": settings.started,
@@ -195,7 +196,7 @@ def _start(place: Place, settings: WarmSettings) -> None:
     }
     with open(os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), "wb") as output:
         try:
-            # It forks at once, so that it is nobody's child: this one ends with a return code.
+            # It forks at once, so that the server is no child of this task; the first process ends with a return code.
             starter = subprocess.Popen(
                 [sys.executable, "-m", "airflow_kafka_spark.hooks.warm_spark.server", str(tell)],
                 env=environment(), start_new_session=True, pass_fds=[tell],
@@ -241,7 +242,7 @@ def _open(answer: dict[str, Any]) -> SparkSession:
     classes = java_session_class(jvm)
     root = classes.getDefaultSession().get()
     session = SparkSession(context, root.newSession())
-    # What was made for this process is not what others begin with, nor kept by them.
+    # The session of this process must not become the default of others, which would keep it, too.
     classes.setDefaultSession(root)
     return session
 

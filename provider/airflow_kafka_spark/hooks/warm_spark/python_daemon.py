@@ -28,7 +28,6 @@ from io import BufferedReader, BufferedWriter
 
 _NEEDED = (
     "confluent_kafka",
-    "pandas",
     "pyarrow.compute",
     "pyspark.sql.pandas.serializers",
     "airflow_kafka_spark.road.tasks.publish",
@@ -50,7 +49,7 @@ def run(*, begin: Callable[[], None] = _nothing, end: Callable[[], None] = _noth
     :param begin: called in a worker when a task begins.
     :param end: called in a worker when a task has ended, also by an error.
     """
-    # What an import prints must not reach the JVM, which reads this process's standard output.
+    # The JVM reads this process's standard output: nothing that an import prints may reach it.
     with contextlib.redirect_stdout(sys.stderr):
         import_what_windows_need()
     from pyspark import daemon, worker

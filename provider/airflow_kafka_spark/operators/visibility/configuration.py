@@ -33,7 +33,7 @@ def configuration_of(operator: BaseOperator) -> dict[str, Any]:
     :return: ``operator``: name of its class; ``guarantee``: that of its sink; ``connections``: the Airflow connections by
         argument; ``arguments``: the arguments that differ from their defaults.
     """
-    given: Mapping[str, Any] = getattr(operator, "_BaseOperator__init_kwargs", {})
+    given = arguments_of(operator)
     defaults = _parameters(type(operator))
     arguments = {
         name: described(given[name], name) for name in defaults if name in given and not _same(given[name], defaults[name])
@@ -46,6 +46,12 @@ def configuration_of(operator: BaseOperator) -> dict[str, Any]:
         "connections": dict(sorted(_connections(everything))),
         "arguments": arguments,
     }
+
+
+def arguments_of(operator: BaseOperator) -> Mapping[str, Any]:
+    """Return the arguments that an operator was made with. Templates in them are not rendered."""
+    found: Mapping[str, Any] = getattr(operator, "_BaseOperator__init_kwargs", {})
+    return found
 
 
 def described(value: Any, name: str = "") -> Any:

@@ -13,7 +13,7 @@ from airflow.providers.common.compat.sdk import AirflowSkipException, AirflowTas
 
 from airflow_kafka_spark.operators.options import LedgerOptions
 from airflow_kafka_spark.operators.visibility import links
-from airflow_kafka_spark.operators.visibility.configuration import configuration_of
+from airflow_kafka_spark.operators.visibility.configuration import arguments_of, configuration_of
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow, lineage
 from airflow_kafka_spark.operators.visibility.progress import Progress, store_of, window_name
 from airflow_kafka_spark.road.watch import followed_by
@@ -66,11 +66,18 @@ class VisibleOperator(BaseOperator):
         self.run_now = run
         self.links = shown = links.Links(context.get("ti"))
         self.progress = Progress(store_of(context), self._show_session)
+        if run.map_index >= 0 or self._pipeline_is_templated:
+            # The pages cannot find the task of this pipeline in the serialized DAG.
+            self.progress.configured(self.configuration)
         _try(lambda: shown.show(links.WindowLink, self._page()))
         _try(lambda: shown.show(links.TopicLink, self._topic_page(self.dataflow().topic)))
         _try(lambda: shown.show(links.TableLink, links.table_page(self.dataflow().other_end)))
         if letters := self.dataflow().dead_letter_topic:
             _try(lambda: shown.show(links.DeadLettersLink, self._topic_page(letters) or self._page()))
+
+    @property
+    def _pipeline_is_templated(self) -> bool:
+        return "{{" in str(arguments_of(self).get("pipeline"))
 
     @contextmanager
     def seen(self, window: Window) -> Iterator[None]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.windows.interval import Interval
-from airflow_kafka_spark.windows.report import parts_of_move
+from airflow_kafka_spark.windows.move_time import parts_of_move
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +23,9 @@ KEY = "kafka_spark.progress"
 
 ERROR_KEY = "kafka_spark.error"
 """The key of the last error in the task state store."""
+
+CONFIGURATION_KEY = "kafka_spark.configuration"
+"""The key of the configuration in the task state store."""
 
 ERROR_LINES, ERROR_CHARACTERS = 12, 1500
 """What is stored of an error's message at most."""
@@ -123,6 +126,18 @@ class Progress:
             "updated_at": round(time.time(), 3),
             "step": self._step,
         }
+
+    def configured(self, configuration: str) -> None:
+        """Publish the configuration of the task, for the pages.
+
+        :param configuration: the text of a JSON object.
+        """
+        if self._store is None:
+            return
+        try:
+            self._store.set(CONFIGURATION_KEY, configuration)
+        except Exception as failure:
+            log.debug("The configuration of this task was not published for the pages: %s", failure)
 
     def failed(self, error: BaseException) -> None:
         """Publish the error that ends the attempt, for the pages: class, first lines of the message, and time."""

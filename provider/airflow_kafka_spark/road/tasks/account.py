@@ -8,10 +8,9 @@ Runs in Spark's tasks. Imports neither Airflow nor pyspark.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +18,6 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, DeadLetterBuffer, joined
 from airflow_kafka_spark.windows.latency import Times, fitting_width
 from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, SplitResult, TopicPartition
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,48 +31,6 @@ class Tolerance:
 
     keep: bool = True
     sent: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
-
-
-class Timed(Generic[T]):
-    """Iterates over items, and measures how long they were waited for.
-
-    :param items: the items.
-    """
-
-    def __init__(self, items: Iterable[T]) -> None:
-        self._items = iter(items)
-        self.seconds = 0.0
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        begun = time.monotonic()
-        try:
-            return next(self._items)
-        finally:
-            self.seconds += time.monotonic() - begun
-
-
-def split_seconds(
-    total: float, arriving: float, writing: float, read: Mapping[str, float], *, is_one_stage: bool
-) -> dict[str, float]:
-    """Return the seconds of the task that writes a split: ``read``, ``decode``, ``write`` and ``wait``.
-
-    :param total: seconds that it took for the split.
-    :param arriving: those until its rows had arrived.
-    :param writing: those of the sink's writer.
-    :param read: ``read`` and ``decode``, as far as they were measured where the split was read.
-    :param is_one_stage: True if the same task has read the split; False if Spark computes in between, which is waited for.
-    """
-    reading, decoding = read.get("read", 0.0), read.get("decode", 0.0)
-    own = max(0.0, total - arriving - writing)
-    waiting = 0.0
-    if is_one_stage:
-        decoding = max(0.0, total - reading - writing)
-    else:
-        decoding, waiting = decoding + own, max(0.0, arriving - reading - decoding)
-    return {"read": reading, "decode": decoding, "write": writing, "wait": waiting}
 
 
 class SplitAccount:

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from airflow_kafka_spark.road.columns import OFFSET, ORIGINAL, TOMBSTONE, NullValues, metadata_type
+from airflow_kafka_spark.formats.base import NullValues
+from airflow_kafka_spark.formats.internal_columns import OFFSET, ORIGINAL, TOMBSTONE, metadata_type
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class RowLayout:
     :param key: decodes keys, or None. A column that key and value both have is taken from the key: that is what an upsert or a
         delete is keyed by, and the only part a tombstone has.
     :param key_names: the key's columns.
-    :param metadata: which of :data:`~airflow_kafka_spark.road.columns.METADATA` goes into which column.
+    :param metadata: which of :data:`~airflow_kafka_spark.formats.internal_columns.METADATA` goes into which column.
     :param null_values: what a record without a value means.
     """
 
@@ -155,7 +156,7 @@ class RecordLayout:
     :param key: decodes keys into those of ``key_schema``; None leaves them bytes.
     :param key_schema: the columns of a key.
     :param originals: the parts of records that are carried along as they were read, among
-        :data:`~airflow_kafka_spark.road.columns.ORIGINAL`.
+        :data:`~airflow_kafka_spark.formats.internal_columns.ORIGINAL`.
     :param wanted: the columns that are used; others may be null. None: all.
     """
 

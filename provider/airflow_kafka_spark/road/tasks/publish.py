@@ -6,6 +6,7 @@ transformed, or the rows of a source.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -15,15 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import RowRejected, RowsCutOff
+from airflow_kafka_spark.formats.base import NullValues
+from airflow_kafka_spark.formats.internal_columns import END, HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE
 from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
-from airflow_kafka_spark.road.columns import HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE, NullValues
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, partition_id
 from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, without_rows
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming, Publisher, publish_split
 from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records
+from airflow_kafka_spark.windows.codec import encode_result
 from airflow_kafka_spark.windows.model import OUTPUT, PackedSplits, Split, TopicPartition
+from airflow_kafka_spark.windows.move_time import Timed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
@@ -114,7 +118,7 @@ class SortedRecords(Incoming):
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield the records. A split with a bad row that is not tolerated is only counted from there on."""
-        account, published = SplitAccount(self.index, self.place, self.sorting.tolerance), 0
+        account, published, began = SplitAccount(self.index, self.place, self.sorting.tolerance), 0, time.time()
         sorter = Sorter(account, self.sorting.origin, self.sorting.null_values)
         for batch in super().__iter__():
             if self.sorting.is_of_source:
@@ -129,7 +133,8 @@ class SortedRecords(Incoming):
             if self.result is None:
                 raise RowsCutOff
             account.add_read(self.result)
-        self.result = account.result(published)
+            began = self.result.began
+        self.result = account.result(published, began=began)
 
     def _encode(self, rows: pa.RecordBatch, sorter: Sorter) -> pa.RecordBatch:
         """Return rows as records. Rows that do not fit their format are counted as bad."""
@@ -170,10 +175,11 @@ def as_records(rows: pa.RecordBatch) -> pa.RecordBatch:
 class SplitSource(Protocol):
     """Reads splits in the task that publishes them."""
 
-    def read(self, split: int) -> Iterable[pa.RecordBatch]:
-        """Return the batches of a split.
+    def read(self, at: int, index: int) -> Iterable[pa.RecordBatch]:
+        """Return the batches of a split, and behind them one row with the account of what was read.
 
-        :param split: the position of the split among those that are left.
+        :param at: the position of the split among those that are left.
+        :param index: its index in the window.
         """
 
 
@@ -186,8 +192,8 @@ class KafkaSplits:
 
     task: ReadTask
 
-    def read(self, split: int) -> Iterable[pa.RecordBatch]:
-        return self.task.read(self.task.splits[split])
+    def read(self, at: int, index: int) -> Iterable[pa.RecordBatch]:
+        return self.task.read(self.task.splits[at])
 
 
 @dataclass(frozen=True)
@@ -201,8 +207,14 @@ class EncodedSplits:
     reader: SplitReader
     encoder: RecordEncoder
 
-    def read(self, split: int) -> Iterable[pa.RecordBatch]:
-        return map(self.encoder.encode, self.reader.read(split))
+    def read(self, at: int, index: int) -> Iterator[pa.RecordBatch]:
+        began, rows = time.time(), Timed(self.reader.read(at))
+        account = SplitAccount(index, TopicPartition("", index), None)
+        for batch in rows:
+            account.add_rows(batch.num_rows)
+            yield self.encoder.encode(batch)
+        end = encode_result(account.result(began=began, seconds={"read": rows.seconds}))
+        yield pa.RecordBatch.from_pylist([{END: end}], schema=pa.schema([(END, pa.string())]))
 
 
 @dataclass(frozen=True)
@@ -229,19 +241,28 @@ class PublishTask(CheckedOnExecutors):
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.source is None:
-            yield self._publish(partition_id(), batches, from_spark=True)
+            yield self._publish(partition_id(), batches)
             return
         for batch in batches:
             for at in batch.column(0).to_pylist():
-                yield self._publish(at, iter(self.source.read(at)), from_spark=False)
+                yield self._publish(at)
 
-    def _publish(self, at: int, batches: Iterator[pa.RecordBatch], *, from_spark: bool) -> pa.RecordBatch:
+    def _publish(self, at: int, from_spark: Iterator[pa.RecordBatch] | None = None) -> pa.RecordBatch:
+        """Publish the split at a position among those that are left.
+
+        :param from_spark: its rows as Spark hands them over; None: it is read here.
+        """
         split = self.splits[at]
         if isinstance(split, Split):
             index, place = split.index, split.range.topic_partition
         else:
             index, place = split, TopicPartition("", split)
-        incoming = Incoming(batches, from_spark)
+        if from_spark is None:
+            assert self.source is not None
+            batches = iter(self.source.read(at, index))
+        else:
+            batches = from_spark
+        incoming = Incoming(batches, from_spark is not None)
         if self.sorting is not None:
-            incoming = SortedRecords(batches, from_spark, index=index, place=place, sorting=self.sorting)
+            incoming = SortedRecords(batches, from_spark is not None, index=index, place=place, sorting=self.sorting)
         return publish_split(self.publisher, index, incoming)

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.formats.internal_columns import END, OFFSET
 from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
-from airflow_kafka_spark.road.columns import OFFSET
-from airflow_kafka_spark.road.tasks.account import SplitAccount, Timed, Tolerance
+from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.sinks.tasks.dead_letters import dead_letters
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import BadRecord, Gap, PackedSplits, Split, TopicPartition
+from airflow_kafka_spark.windows.move_time import Timed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.tasks.layout import Layout

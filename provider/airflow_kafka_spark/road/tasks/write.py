@@ -18,24 +18,27 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.formats.internal_columns import LEFT_OUT
+from airflow_kafka_spark.formats.base import NullValues
+from airflow_kafka_spark.formats.internal_columns import LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE
 from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
-from airflow_kafka_spark.road.columns import OFFSET, ORIGINAL, TOMBSTONE, NullValues
-from airflow_kafka_spark.road.tasks.account import SplitAccount, Timed, Tolerance, split_seconds
+from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, partition_id
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin, Sorter
-from airflow_kafka_spark.sinks.base import Rows
+from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import TASK_PUT, PackedSplits, Split, SplitResult
+from airflow_kafka_spark.windows.move_time import Timed, split_seconds
+from airflow_kafka_spark.windows.offset_set import OffsetSet
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.arrow.tasks.program import Program
-    from airflow_kafka_spark.sinks.base import SplitWriter
-
 
 OTHERS = "others"
 """Key of a token: the results of the other sinks, in their order."""
+
+TAKEN, REFUSED = "captured", "captured_refused"
+"""Keys of a token: the offsets of rows that were written, and of rows that cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,41 @@ class OtherSink:
     schema: pa.Schema
     writer: SplitWriter
     null_values: NullValues
+
+
+@dataclass
+class CapturingWriter(SplitWriter):
+    """Passes rows on to a sink's writer and notes their offsets.
+
+    :param writer: the sink's writer; None if the sink has applied the window already: then the offsets are only noted.
+    """
+
+    writer: SplitWriter | None
+    _taken: OffsetSet = field(default_factory=OffsetSet, init=False, repr=False)
+    _refused: OffsetSet = field(default_factory=OffsetSet, init=False, repr=False)
+
+    def open(self, split: Split) -> None:
+        self._taken, self._refused = OffsetSet(), OffsetSet()
+        if self.writer is not None:
+            self.writer.open(split)
+
+    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+        found = self.writer.unwritable(rows) if self.writer is not None else {}
+        self._refused.add(rows.offsets.take(pa.array(sorted(found), pa.int64())).to_pylist())
+        return found
+
+    def write(self, rows: Rows) -> None:
+        self._taken.add(rows.offsets.to_pylist())
+        if self.writer is not None:
+            self.writer.write(rows)
+
+    def close(self) -> Mapping[str, Any]:
+        token = self.writer.close() if self.writer is not None else {"rows": len(self._taken)}
+        return {**token, TAKEN: self._taken.to_text(), REFUSED: self._refused.to_text()}
+
+    def abort(self) -> None:
+        if self.writer is not None:
+            self.writer.abort()
 
 
 @dataclass(frozen=True)

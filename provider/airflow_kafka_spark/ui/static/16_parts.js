@@ -19,9 +19,12 @@ const ACTIVITIES = {
 const solid = (palette) => `var(--chakra-colors-${palette}-solid)`;
 const dot = (palette) => h("span", { className: "aks-dot", style: { background: solid(palette) }, "aria-hidden": true });
 
-const Status = ({ status, reason }) => {
+// The status is that of the lag. Beside a failure a lag that is in order must not look as if all were well.
+const Status = ({ status, reason, activity }) => {
   const known = STATUSES[status] || STATUSES.UNKNOWN;
-  return h(C.Badge, { colorPalette: known.palette, variant: "subtle", size: "sm", title: reason || known.says, "data-status": status }, dot(known.palette), status);
+  const quiet = ["failed", "conflict"].includes(activity) && ["OK", "UNKNOWN"].includes(status);
+  const palette = quiet ? "gray" : known.palette;
+  return h(C.Badge, { colorPalette: palette, variant: "subtle", size: "sm", title: reason || known.says, "data-status": status }, dot(palette), quiet ? `lag ${status}` : status);
 };
 
 const Activity = ({ activity }) => {

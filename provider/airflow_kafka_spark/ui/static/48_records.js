@@ -88,7 +88,7 @@ function argumentText(value, indent = "", nested = false) {
 
 function Configuration({ configuration, row }) {
   if (!configuration?.operator)
-    return h(Empty, { title: "The configuration is not known" }, "It is shown for a task of a DAG file of this Airflow. That of a mapped task is known only to its runs.");
+    return h(Empty, { title: "The configuration is not known" }, "It is shown for a task of a DAG file of this Airflow. That of a mapped task, or of one whose pipeline is named by a template, is shown once it has run with Airflow 3.3 or later.");
   const given = Object.entries(configuration.arguments || {});
   return h(
     "div",
@@ -107,6 +107,6 @@ function Configuration({ configuration, row }) {
         { key: "value", label: "Value", wide: true, cell: ([, value]) => h("pre", { className: "aks-pre", style: { background: "none", padding: 0 } }, argumentText(value)) },
       ],
     }),
-    h("div", { className: "aks-small aks-muted" }, "Arguments of the DAG file as Airflow has stored it; templates are not rendered, secrets are left out. Arguments that are not listed have their defaults."),
+    h("div", { className: "aks-small aks-muted" }, `${configuration.of_run ? "Arguments of the last run" : "Arguments of the DAG file as Airflow has stored it"}; templates are not rendered, secrets are left out. Arguments that are not listed have their defaults.`),
   );
 }

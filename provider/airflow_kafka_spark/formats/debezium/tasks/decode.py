@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Decoded, Decoder
-from airflow_kafka_spark.formats.debezium.options import REWRITING, DeleteHandling, Truncates
 
-_DELETING: Mapping[DeleteHandling, tuple[str, ...]] = {
-    "tombstone": ("d", "none"),
-    "delete-to-tombstone": ("d",),
-    "rewrite-with-tombstone": ("none",),
-}
 _ROWS = pa.array(["c", "u", "r"])
 _ENVELOPE = re.compile(rb'\s*\{\s*"(?:schema|payload)"\s*:').match
 
@@ -29,15 +23,17 @@ class DebeziumDecoder(Decoder):
     :param events: decodes the events: ``op``, ``after``, perhaps ``before``, and the added fields.
     :param schema: the columns of the rows.
     :param added: the fields that become columns: the struct that contains them, their name, the column's name.
-    :param deletes: what a delete event becomes.
-    :param truncates: what a truncate event becomes.
+    :param rewrites: True if a delete event becomes a row.
+    :param deleting: the events that delete the row of their key: ``d`` for delete events, ``none`` for tombstones.
+    :param ignores_truncates: True to leave out truncate events; False if they are bad.
     """
 
     events: Decoder
     schema: pa.Schema
     added: tuple[tuple[str, str, str], ...]
-    deletes: DeleteHandling
-    truncates: Truncates
+    rewrites: bool
+    deleting: Collection[str]
+    ignores_truncates: bool
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Return the rows of the events."""
@@ -48,11 +44,8 @@ class DebeziumDecoder(Decoder):
         op, after = batch.column("op"), batch.column("after")
         is_row = np.asarray(pc.and_(pc.is_in(op, _ROWS), after.is_valid()))
         columns = [*after.flatten(), *(self._added(batch, outer, name) for outer, name, _ in self.added)]
-        rewrite = self.deletes in REWRITING
-        # Delete events and tombstones of their key.
-        deleting = _DELETING.get(self.deletes, ())
         if is_row.all():
-            columns += [pa.repeat("false", len(values))] if rewrite else []
+            columns += [pa.repeat("false", len(values))] if self.rewrites else []
             return Decoded(self._batch(columns))
         bad, deleted, left_out = dict(events.bad), np.zeros(len(values), bool), []
         gone = set() if events.deleted is None else set(np.flatnonzero(np.asarray(events.deleted)).tolist())
@@ -61,15 +54,15 @@ class DebeziumDecoder(Decoder):
             if at in bad:
                 continue
             kind = "none" if values[at] is None or at in gone else op[at].as_py()
-            if kind in deleting:
+            if kind in self.deleting:
                 deleted[at] = values[at] is not None
-            elif kind == "d" and rewrite and batch.column("before")[at].is_valid:
+            elif kind == "d" and self.rewrites and batch.column("before")[at].is_valid:
                 from_before[at] = True
-            elif kind in ("none", "m") or (kind == "d" and not rewrite) or (kind == "t" and self.truncates == "ignore"):
+            elif kind in ("none", "m") or (kind == "d" and not self.rewrites) or (kind == "t" and self.ignores_truncates):
                 left_out.append(at)
             else:
                 bad[at] = _wrong(kind, values[at])
-        columns += [pa.array(np.where(from_before, "true", "false"))] if rewrite else []
+        columns += [pa.array(np.where(from_before, "true", "false"))] if self.rewrites else []
         if from_before.any():
             before = batch.column("before")
             for n, name in enumerate(f.name for f in after.type):

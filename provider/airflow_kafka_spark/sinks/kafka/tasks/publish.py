@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -47,6 +47,7 @@ from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, from_bytes
 from airflow_kafka_spark.windows.codec import decode_result, encode_error, marker_to_json, result_to_json
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, marker_key, marker_record, remember, split_prefix, window_key
 from airflow_kafka_spark.windows.model import Landed, Marker, SplitResult, TopicPartition
+from airflow_kafka_spark.windows.move_time import Timed, split_seconds
 
 KEPT = 4
 """How many claims a process keeps the records of: several pipelines may share Spark's workers."""
@@ -136,12 +137,15 @@ class Incoming:
 
     :param batches: of records; where they were read from Kafka, with the column :data:`END`.
     :param from_spark: True where Spark hands them over. All of them then have to be taken, and their end is checked.
-    :param result: the account of what was read, once all batches are through; None for rows of a source.
+    :param result: the account of what was read, once all batches are through; None where nobody keeps one.
     """
 
     batches: Iterator[pa.RecordBatch]
     from_spark: bool = False
     result: SplitResult | None = None
+
+    def __post_init__(self) -> None:
+        self._arriving = Timed(self.batches)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield the records, without the row that carries the account.
@@ -150,7 +154,7 @@ class Incoming:
         :raises KafkaSparkError: the error that ended the reading.
         """
         ends_itself = False
-        for batch in require_end_of_stream(self.batches) if self.from_spark else self.batches:
+        for batch in require_end_of_stream(self._arriving) if self.from_spark else self._arriving:
             if END not in batch.schema.names:
                 yield batch
                 continue
@@ -165,6 +169,18 @@ class Incoming:
                 yield rows
         if ends_itself and self.result is None:
             raise RowsCutOff
+
+    def timed_result(self, seconds: float, sending: float) -> SplitResult | None:
+        """Return the account of what was read, with the seconds that the task took; None where nobody keeps one.
+
+        :param seconds: seconds of the task until now.
+        :param sending: those in which it has sent records.
+        """
+        if self.result is None:
+            return None
+        one_stage = not self.from_spark
+        parts = split_seconds(seconds, self._arriving.seconds, sending, self.result.seconds, is_one_stage=one_stage)
+        return replace(self.result, seconds=parts)
 
     def drain(self) -> None:
         """Take the batches that are left and drop them. Spark requires a task to take all of its input."""
@@ -315,12 +331,13 @@ class Publisher:
         return abort_transaction({**PRODUCER, **self.config}, self.ledger.topic, holder)
 
     def _write(self, producer: Producer, split: int, incoming: Incoming, events: ClientEvents) -> Marker:
+        arriving, begun = Timed(incoming), time.monotonic()
         producer.begin_transaction()
         sender = self._sender(producer, self.topic, self.partitions, split)
         policy = self.bad_record_policy
         try:
             with self._writing(split, sorted({*self.partitions, *filter(None, [self.topic])}), events):
-                for batch in incoming:
+                for batch in arriving:
                     sender.send(batch)
                     faults.reached("publish.mid")
                 landed = sender.flush()
@@ -330,7 +347,9 @@ class Publisher:
             self._consume(producer, split)
             published = tuple(part for part in landed if part.topic not in self.routes)
             routed = tuple(part for part in landed if part.topic in self.routes)
-            marker = Marker(self.ledger.number, split, published, sender.total_bytes, incoming.result, dead, routed)
+            seconds = time.monotonic() - begun
+            result = incoming.timed_result(seconds, seconds - arriving.seconds)
+            marker = Marker(self.ledger.number, split, published, sender.total_bytes, result, dead, routed)
             with self._writing(split, [self.ledger.topic], events):
                 self._mark(producer, marker)
             faults.reached("publish.marked")

@@ -1,4 +1,4 @@
-"""Records that a page shows: formats as a task's configuration describes them."""
+"""Records that a page shows: formats as the configuration of a task describes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from airflow_kafka_spark.formats import Avro, Csv, Debezium, Json, String
 from airflow_kafka_spark.operators.visibility.configuration import described
-from airflow_kafka_spark.ui.records import TopicFormats, decoded, make_format, topic_formats
+from airflow_kafka_spark.ui.previews import TopicFormats, decoded, make_format, topic_formats
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_kafka_spark.road.tasks.account import Timed, split_seconds
-from airflow_kafka_spark.windows.report import parts_of_move
+from airflow_kafka_spark.windows.move_time import Timed, parts_of_move, split_seconds
 
 WORK = {"read": 6.0, "decode": 3.0, "write": 3.0, "wait": 0.0}
 
@@ -22,7 +21,7 @@ PARTS = ("session", "workers", "read", "decode", "write", "wait")
         (10.0, [(101.0, 102.0), (104.0, 107.0)], WORK, 101.0, (1, 0, 2, 1, 1, 5)),
         # Tasks that wait for Spark's SQL.
         (5.0, [(101.0, 105.0)], dict.fromkeys(WORK, 1.0), 0.0, (1, 0, 1, 1, 1, 1)),
-        # Tasks that publish tell nothing, or only how long they have read.
+        # Tasks that tell nothing, or only how long they have read.
         (5.0, [(101.0, 105.0)], {}, 0.0, (1, 0, 0, 0, 4, 0)),
         (5.0, [(101.0, 105.0)], {"read": 9.0}, 102.0, (1, 1, 0, 0, 3, 0)),
         # The clock of an executor that is ahead or behind.

@@ -1,0 +1,129 @@
+"""A window of 1,000 records, in a new process each time as a task is: plain Spark, the operator with a Spark of its own, and
+in a warm one.
+
+Seconds and CPU seconds are those of ``execute``, with all processes that it starts; of plain Spark those of a session and a first
+job. The CPU seconds of a warm Spark process are not counted. CPU seconds change less than seconds on a busy machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from airflow_kafka_spark.testing import EmbeddedKafka
+from benchmarks import events
+from benchmarks.bench import SCHEMA
+
+RECORDS = 1_000
+PLAIN = "plain Spark: session and first job"
+COLD, WARM, EMPTY = "operator, cold", "operator, warm", "operator, no records"
+CONTESTANTS = (PLAIN, COLD, WARM, EMPTY)
+_RESULT = "result: "
+
+
+def run(directory: Path, rounds: int) -> None:
+    """Measure in turns, after one turn that makes the class archive, begins the pipelines and starts the warm process."""
+    print(f"\n## A window of {RECORDS:,} records, in a new process\n", flush=True)
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
+    subprocess.run([sys.executable, "-m", "airflow_kafka_spark.hooks.class_archive"], check=True, stdout=subprocess.DEVNULL)
+    with EmbeddedKafka() as kafka:
+        kafka.create_topic(events.TOPIC, 4)
+        for turn in range(rounds + 1):
+            events.produce(kafka.connection_extra(), turn * RECORDS, RECORDS)
+            for name, measured in results.items():
+                result = _measure(kafka, name, turn, directory)
+                if turn:
+                    measured.append(result)
+                shown = ", ".join(f"{key} {value:.2f}" for key, value in result.items())
+                print(f"   {name}: {shown}, load {os.getloadavg()[0]:.1f}{'' if turn else ' (warming up)'}", flush=True)
+    medians = {
+        name: {key: statistics.median(result[key] for result in measured) for key in ("seconds", "CPU seconds")}
+        for name, measured in results.items()
+    }
+    print("\n| what | s | ratio | CPU s | ratio |\n| --- | ---: | ---: | ---: | ---: |")
+    for name, found in medians.items():
+        cells = (f"{value:.2f} | {value / medians[PLAIN][key]:.2f}" for key, value in found.items())
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+def _measure(kafka: EmbeddedKafka, name: str, turn: int, directory: Path) -> dict[str, float]:
+    connection = {"conn_type": "spark", "host": "local[2]", "extra": {"keep_alive": "5m"} if name == WARM else {}}
+    environment = {
+        **os.environ,
+        "AIRFLOW_CONN_KAFKA_DEFAULT": kafka.connection_json(),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    command = [sys.executable, "-m", "benchmarks.small", name, str(turn), str(directory)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(_RESULT)]
+    assert done.returncode == 0 and lines, f"{done.stdout}\n{done.stderr}"
+    result: dict[str, float] = json.loads(lines[-1][len(_RESULT) :])
+    return result
+
+
+def _plain() -> dict[str, float]:
+    """Start a session, and run a first job, which reads and writes nothing."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    session.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").collect()
+    return {}
+
+
+def _operate(name: str, turn: str, directory: str) -> Callable[[], dict[str, float]]:
+    """Return a function that moves a window: validate, fence, plan, move, commit, close.
+
+    A window without records is the next one of the cold pipeline.
+    """
+    from airflow_kafka_spark.formats import Json
+    from airflow_kafka_spark.operators import KafkaToSinkOperator
+    from airflow_kafka_spark.sinks import FilesSink
+    from tests.support.runs import context
+
+    pipeline = "warm" if name == WARM else "cold"
+    operator = KafkaToSinkOperator(
+        task_id="bench",
+        topics=events.TOPIC,
+        group_id=pipeline,
+        pipeline=pipeline,
+        value=Json(schema=SCHEMA),
+        sink=FilesSink(path=f"{directory}/{pipeline}"),
+    )
+
+    def operate() -> dict[str, float]:
+        report = operator.execute(context(f"{name} {turn}"))
+        assert report["records_read"] == (0 if name == EMPTY else RECORDS), report
+        timings: dict[str, float] = report["timings"]
+        return timings
+
+    return operate
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of this process, of its descendants, and of those of them that have ended."""
+    import psutil
+
+    process = psutil.Process()
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return float(sum(one.user + one.system + one.children_user + one.children_system for one in times))
+
+
+def main() -> None:
+    name, turn, directory = sys.argv[1:]
+    work = _plain if name == PLAIN else _operate(name, turn, directory)
+    begun, used = time.monotonic(), _cpu_seconds()
+    timings = work()
+    result = {"seconds": time.monotonic() - begun, "CPU seconds": _cpu_seconds() - used, **timings}
+    print(_RESULT + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,438 @@
+"""What all commands share: the request that they get, the result that they return, and the writer of control records.
+
+Control records (pause, resume, replay, resend, rebind) are written to the ledger while an attempt may be running, and fence none.
+
+Three things make that safe. A control has a key of its own kind, which no attempt and no reset writes. Its writer fences a
+transactional id of its own kind, ``<ledger topic>.<pipeline>.control``: of two concurrent writers the second one sees the
+record of the first one. An attempt that leaves a hint into the ledger sets it before everything that its last look may have
+missed (:attr:`~airflow_kafka_spark.windows.memory.Memory.oldest_offset`).
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.control.pipelines import existing_ledger, find, open_entries
+from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
+from airflow_kafka_spark.hooks.kafka.events import ClientEvents
+from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
+from airflow_kafka_spark.ledger.topic import TOPIC, Found
+from airflow_kafka_spark.windows.binding import Binding
+from airflow_kafka_spark.windows.changes import Action, Change
+from airflow_kafka_spark.windows.memory import (
+    CONTROL,
+    PAUSE_VERSION,
+    VERSION,
+    Entry,
+    LedgerRecord,
+    Memory,
+    control_key,
+    control_prefix,
+    control_record,
+)
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
+log = logging.getLogger(__name__)
+
+KEEP_CONTROLS = 100
+"""How many controls of a pipeline are remembered."""
+SECONDS = 10
+TRIES = 10
+"""A try is lost only to another writer that has just succeeded."""
+
+
+@dataclass(frozen=True)
+class ChangeRequest:
+    """The request to change a pipeline. The command line, the operator and the pages in Airflow's UI make one for each command.
+
+    :param pipeline: name of the pipeline.
+    :param why: reason of the change, which the ledger records.
+    :param who: author of the change. Default: the user of this process.
+    :param ledger_topic: the ledger that knows the pipeline.
+    :param dry_run: True to change and fence nothing, and to return what would happen.
+    :raises ChangeRefused: ``why`` is empty.
+    """
+
+    pipeline: str
+    why: str
+    who: str = ""
+    ledger_topic: str = TOPIC
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if not str(self.why or "").strip():
+            raise ChangeRefused("The change has no reason", expected="a few words in `why`", action="Say why")
+        object.__setattr__(self, "who", str(self.who or "").strip() or _user())
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        return f"uid {os.getuid()}"
+
+
+# --- the result --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OpenWindow:
+    """A window that is planned and not complete. An attempt may be working on it.
+
+    :param name: its name, ``<pipeline>#<number>``, or that of the ledger of a data interval.
+    :param number: its number.
+    :param run: the run that planned it.
+    :param planned_at: UTC instant, ISO 8601; empty where it is not known.
+    :param attempts: how many attempts have worked on it; 0 where it is not known.
+    :param attempt_began: when the last of them began, UTC, ISO 8601; empty where it is not known.
+    """
+
+    name: str
+    number: int
+    run: str
+    planned_at: str
+    attempts: int = 0
+    attempt_began: str = ""
+
+    @classmethod
+    def of(cls, entry: Entry) -> OpenWindow:
+        window, attempt = entry.window, entry.attempt
+        return cls(str(window), window.number, window.run, window.planned_at, attempt.number, attempt.started_at)
+
+
+@dataclass(frozen=True)
+class Move:
+    """The move of a pipeline's position in one partition.
+
+    :param before: its offset before; None in a partition of which it had read nothing.
+    :param after: its offset after the change.
+    :param wanted: the offset that a shift would have led to, had the log not ended before; None elsewhere.
+    """
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+    wanted: int | None = None
+
+
+@dataclass(frozen=True)
+class ReplayedWindow:
+    """A complete window that is to be moved once more, and the task that moves it.
+
+    :param number: the window's number.
+    :param interval: the data interval's name; None for a window of progress.
+    :param replay: how often it was replayed before.
+    :param ranges: the offsets that are moved once more.
+    :param run: the run whose task has to be cleared, as the ledger has it. ``dag_id``, ``run_id``, ``task_id`` and ``map_index``
+        (-1 for a task that is not mapped) are its parts, None where it has another form.
+    """
+
+    number: int
+    interval: str | None
+    replay: int
+    ranges: tuple[OffsetRange, ...]
+    run: str
+    dag_id: str | None
+    run_id: str | None
+    task_id: str | None
+    map_index: int
+
+
+@dataclass(frozen=True)
+class SentAgain:
+    """Dead letters that were sent again to the partition that they came from.
+
+    :param topic: the topic.
+    :param partition: the partition.
+    :param records: number of records.
+    """
+
+    topic: str
+    partition: int
+    records: int
+
+
+@dataclass(frozen=True)
+class ChangeResult:
+    """The result of a change; of a dry run, what the change would do.
+
+    The command line, the operator and the pages in Airflow's UI show this value. What an action does not concern stays empty.
+
+    :param action: what was asked for.
+    :param change: the number of the change in the ledger; of a dry run, the number that it would get. Where nothing had to be
+        done: the number of the change that is in force, 0 without one.
+    :param who: who asked for it.
+    :param why: what for.
+    :param dry_run: True if nothing was changed because only a preview was asked for.
+    :param changed: False if nothing had to be done: the pipeline was paused already, or the same request is pending.
+    :param group_id: the consumer group that was moved or deleted with it; None if there is none, or it stays.
+    :param open_windows: windows that are planned and not complete, and that stay as they are.
+    :param given_up: windows that were open, and are given up.
+    :param moves: where the pipeline stood and stands, by partition.
+    :param skipped: offsets that are never moved to the sink.
+    :param records: of ``forget``: how many records of the ledger were tombstoned.
+    :param renamed_to: of ``rename``: the new name.
+    :param position: of ``rename``: the offsets at which the pipeline goes on.
+    :param last_window: of ``rename``: the number of the last complete window, from which the numbers go on.
+    :param window: of ``replay``: the window that is moved once more.
+    :param sent_again: of ``resend``: the dead letters that were sent again, by the partition that they came from.
+    :param sent_of: of ``resend``: the window, by its number or the name of its data interval.
+    :param binding: of ``rebind``: what the pipeline is bound to until then; None where that is not known.
+    :param paused_by: of ``pause`` and ``resume``: the pause that was in force before; None without one.
+    :param warnings: what to know about it, in sentences.
+    """
+
+    action: Action
+    pipeline: str
+    change: int
+    who: str
+    why: str
+    dry_run: bool
+    changed: bool = True
+    group_id: str | None = None
+    open_windows: tuple[OpenWindow, ...] = ()
+    given_up: tuple[OpenWindow, ...] = ()
+    moves: tuple[Move, ...] = ()
+    skipped: tuple[Gap, ...] = ()
+    records: int | None = None
+    renamed_to: str | None = None
+    position: Mapping[TopicPartition, int] = field(default_factory=dict)
+    last_window: int | None = None
+    window: ReplayedWindow | None = None
+    sent_again: tuple[SentAgain, ...] = ()
+    sent_of: str = ""
+    binding: Binding | None = None
+    paused_by: Change | None = None
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, action: Action, request: ChangeRequest, change: Change | int | None) -> ChangeResult:
+        """Return the result of a request, without what only some actions have.
+
+        :param action: the action.
+        :param request: the request.
+        :param change: the change or its number; None if there is none.
+        """
+        number = change.number if isinstance(change, Change) else change or 0
+        return cls(action, request.pipeline, number, request.who, request.why, request.dry_run)
+
+    @property
+    def skipped_offsets(self) -> int:
+        """The number of offsets that are skipped: an upper bound of the records."""
+        return sum(gap.end - gap.start for gap in self.skipped)
+
+
+def open_windows(memory: Memory) -> tuple[OpenWindow, ...]:
+    """Return the windows and data intervals that are planned and not complete."""
+    intervals = [s for _, s in sorted(memory.intervals.recent.items()) if s.state is State.PLANNED]
+    return (
+        *(OpenWindow.of(entry) for entry in open_entries(memory)),
+        *(OpenWindow(s.interval.ledger_name(memory.pipeline), 1, s.run, "") for s in intervals),
+    )
+
+
+# --- writing a control record ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Records that become visible together with the record of a change.
+
+    :param doing: what is done, for errors.
+    :param topics: the topics that they go to, for errors.
+    :param produce: produces and flushes them.
+    :param seconds: how long the transaction may take.
+    :param settings: further settings of the producer.
+    """
+
+    doing: str
+    topics: Collection[str]
+    produce: Callable[[Producer], None]
+    seconds: int = SECONDS
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ControlLedger(Ledger):
+    """Writes the control requests of a pipeline. Do not enter it as a context: that would fence the pipeline's attempts."""
+
+    def write(self, decide: Callable[[Memory], Change | None], beside: Beside | None = None) -> Change | None:
+        """Write what ``decide`` makes of what the ledger holds, in one Kafka transaction of a record or two.
+
+        Guarantee: it is written whole or not at all; between its look and its commit no other writer writes a control of this
+        pipeline. Attempts, resets and their transactions are not fenced.
+
+        :param decide: None for nothing to do; called again if another writer was faster.
+        :param beside: produces further records of the change in the same transaction.
+        :return: what was written, None when there was nothing to do.
+        :raises KafkaUnavailable: it cannot be written; what became of it is not known only if the brokers do not say so.
+        """
+        failure: Exception | None = None
+        sent: Change | None = None
+        for _ in range(TRIES):
+            self._events = ClientEvents(self.hook.config.get("error_cb"))
+            seconds = beside.seconds if beside is not None else SECONDS
+            settings: dict[str, Any] = {"transaction.timeout.ms": seconds * 1000, "message.timeout.ms": seconds * 1000}
+            settings |= beside.settings if beside is not None else {}
+            producer = self._fence_as(transactional_id_of(self.topic.name, self.pipeline, CONTROL), **settings)
+            memory = self._find().memory
+            if sent is not None and memory.controls.get(sent.number) == sent:
+                return sent
+            if failure is not None and not _lost(failure):
+                raise failure
+            if (change := decide(memory)) is None:
+                return None
+            try:
+                producer.begin_transaction()
+                if beside is not None:
+                    self._produce(producer, beside)
+                # The record goes last: until the transaction ends, no reader gets past it in the ledger's partition.
+                self.send(producer, _records(memory, change))
+                faults.reached("control.in_transaction")
+                producer.commit_transaction(seconds)
+                return change
+            except Exception as error:
+                # What became of it is known once the next producer has fenced this one, and has looked.
+                failure, sent = self.translated(error, f"writing what was asked for ({change.action})"), change
+                log.warning("Writing change %d of pipeline %s failed: %s", change.number, self.pipeline, failure)
+        assert failure is not None
+        raise failure
+
+    def _produce(self, producer: Producer, beside: Beside) -> None:
+        try:
+            beside.produce(producer)
+        except Exception as error:
+            raise self.translated(error, beside.doing, "`, `".join(sorted(beside.topics))) from error
+
+    def _find(self) -> Found:
+        """Read the ledger. Only control records that an open transaction hides are waited for; an attempt at work may take as
+        long as it needs."""
+        topic = existing_ledger(self.hook, self.topic.name)
+        if topic is None:
+            raise PipelineUnknown(self.pipeline, self.topic.name)
+        self.topic = topic
+        mine = (control_prefix(self.pipeline),)
+        found = topic.glance(self.pipeline, mine)
+        self._partition = found.partition
+        return found
+
+
+def _lost(failure: Exception) -> bool:
+    from airflow_kafka_spark.errors import Fenced
+
+    return isinstance(failure, Fenced)
+
+
+def _records(memory: Memory, change: Change) -> list[LedgerRecord]:
+    pipeline, pause = memory.pipeline, memory.pause
+    # The pause that ends is history, which older releases may pass over. It comes first: who sees it sees its end.
+    ended = [control_record(pipeline, pause)] if change.action == "resume" and pause is not None else []
+    kept = {control.number for control in (pause, *memory.counted_resends) if control is not None}
+    old = [n for n in sorted(memory.controls) if n <= change.number - KEEP_CONTROLS and n not in kept]
+    return [
+        *ended,
+        control_record(pipeline, change, PAUSE_VERSION if change.action == "pause" else VERSION),
+        *(LedgerRecord(control_key(pipeline, number), None) for number in old),
+    ]
+
+
+# --- the pipeline and the window that are named ------------------------------------------------------------------------
+
+
+def refuse_intervals(memory: Memory) -> None:
+    """Refuse a command that names a data interval instead of its pipeline.
+
+    :raises ChangeRefused: this is not a pipeline, but one of its data intervals.
+    """
+    for entry in memory.entries.values():
+        if entry.window.interval is not None:
+            raise ChangeRefused(
+                f"`{memory.pipeline}` is a data interval of a pipeline",
+                expected="the name of the pipeline",
+                action="Leave out what comes after the last dot",
+            )
+
+
+def find_window(hook: KafkaHook, request: ChangeRequest, number: int | None, name: str | None) -> tuple[Memory, int, str]:
+    """Return what the ledger holds of a pipeline, and which of its windows a command names.
+
+    :param hook: the cluster.
+    :param request: the pipeline.
+    :param number: the window's number; or give ``name``.
+    :param name: a data interval's name, with or without the pipeline's before it.
+    :return: the memory, the number (0 for a data interval), and the name of the data interval (empty for a number).
+    :raises PipelineUnknown: the ledger holds nothing of the pipeline.
+    :raises ChangeRefused: the pipeline's name is that of a data interval.
+    :raises ValueError: neither or both of ``number`` and ``name`` are given.
+    """
+    if (number is None) == (not name):
+        raise ValueError("Expected either a window's number, or the name of a data interval")
+    memory = find(hook, request.pipeline, request.ledger_topic).memory
+    refuse_intervals(memory)
+    refuse_blank(memory, request.ledger_topic)
+    return memory, number or 0, (name or "").removeprefix(f"{request.pipeline}.")
+
+
+def refuse_blank(memory: Memory, ledger_topic: str) -> None:
+    """Refuse a pipeline of which the ledger holds nothing but the record of a change: it was renamed or forgotten.
+
+    :raises PipelineUnknown: it holds no position, no window and no data interval.
+    """
+    if memory.is_blank and not memory.intervals:
+        raise PipelineUnknown(memory.pipeline, ledger_topic)
+
+
+def refuse_open_window(state: State, window: str, run: str, planned_at: str) -> None:
+    """Refuse a command on a window that is not complete.
+
+    :param state: its state.
+    :param window: its name.
+    :param run: the run that planned it.
+    :param planned_at: when it was planned.
+    :raises WindowOpen: it is not complete.
+    """
+    if state is not State.COMPLETE:
+        error = WindowOpen(window, run, planned_at)
+        error.expected, error.action = "a window that is complete", "Run the task again, which finishes the window"
+        raise error
+
+
+def request_change(
+    hook: KafkaHook,
+    memory: Memory,
+    request: ChangeRequest,
+    decide: Callable[[Memory], Change | None],
+    beside: Beside | None = None,
+) -> tuple[Change | None, Memory]:
+    """Write a control request, unless it has been made already or this is a dry run.
+
+    :param memory: the ledger as it was just read, without fencing. What ``decide`` refuses of it leaves nothing behind.
+    :param request: what was asked for; a dry run writes nothing.
+    :param decide: returns the change to write, from what the ledger holds; None where there is nothing to do.
+    :param beside: further records of the change, which become visible with it.
+    :return: the change, None where there was nothing to do; and the memory that it was decided on.
+    :raises KafkaUnavailable: it cannot be written.
+    """
+    seen = memory
+
+    def remember(found: Memory) -> Change | None:
+        nonlocal seen
+        seen = found
+        return decide(found)
+
+    change = remember(memory)
+    if not request.dry_run:
+        change = ControlLedger(hook, memory.pipeline, "", topic=request.ledger_topic).write(remember, beside)
+    return change, seen

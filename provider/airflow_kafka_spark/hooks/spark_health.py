@@ -1,0 +1,194 @@
+"""Checks of Spark: does a master answer, does a job run there, does the session of this process still work.
+
+``python -m airflow_kafka_spark.hooks.spark_health`` runs a job in a process of its own, so that the JVM ends with it.
+
+PySpark keeps the JVM and the context of a process in class attributes. It hands them out again after the JVM was killed, or after
+the context was stopped because its master went away. :func:`discard_ended` removes them, so that the next window starts another
+session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from subprocess import TimeoutExpired
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway
+
+REACH_SECONDS = 5.0
+PROBE_SECONDS = 90.0
+
+_REAPED_SECONDS = 2.0
+"""Seconds to wait for the exit code of a JVM that does not answer."""
+
+_PORTS = {"spark": 7077, "sc": 15002}
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""Environment variables by which gRPC connects through a proxy."""
+_RESULT = "airflow-kafka-spark: "
+
+
+def discard_ended() -> str:
+    """Discard the context of this process, and its JVM, if they no longer work.
+
+    :return: why they do not, as the end of a sentence; "" if they work, or if this process has none.
+    """
+    reason = _why_ended()
+    if reason:
+        discard()
+    return reason
+
+
+def discard() -> None:
+    """Remove the session and the context of this process, stopped or not; and the JVM if it has ended."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+    from pyspark.sql.context import SQLContext
+
+    gateway, context, jvm = SparkContext._gateway, SparkContext._active_spark_context, SparkContext._jvm
+    has_ended = gateway is not None and _jvm_ended(gateway) != ""
+    if context is not None:
+        with warnings.catch_warnings(), suppress(Exception):
+            warnings.simplefilter("ignore")
+            context.stop()
+    if jvm is not None and not has_ended:
+        with suppress(Exception):
+            jvm.SparkSession.clearDefaultSession()
+            jvm.SparkSession.clearActiveSession()
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+    SQLContext._instantiatedContext = None
+    SparkContext._active_spark_context = None
+    if gateway is not None and has_ended:
+        with suppress(Exception):
+            gateway.shutdown()
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+def java_session_class(jvm: Any) -> Any:
+    """Return Java's class of sessions: Spark 4 has two, and this is the one with a JVM behind it."""
+    from pyspark.sql import SparkSession
+
+    find = getattr(SparkSession, "_get_j_spark_session_class", None)
+    return jvm.SparkSession if find is None else find(jvm)
+
+
+def _why_ended() -> str:
+    from pyspark import SparkContext
+
+    gateway, context = SparkContext._gateway, SparkContext._active_spark_context
+    if gateway is None:
+        return ""
+    if reason := _jvm_ended(gateway):
+        return reason
+    if context is not None and (context._jsc is None or context._jsc.sc().isStopped()):
+        return "its Spark context was stopped, most likely because the master went away or gave the application up"
+    return ""
+
+
+def _jvm_ended(gateway: JavaGateway) -> str:
+    process = getattr(gateway, "proc", None)
+    if process is None or process.poll() is None:
+        try:
+            gateway.jvm.java.lang.System.nanoTime()
+            return ""
+        except Exception:
+            if process is None:
+                return "its JVM does not answer"
+            # The connection breaks a moment before the process can be waited for.
+            with suppress(TimeoutExpired):
+                process.wait(_REAPED_SECONDS)
+    code = process.returncode
+    if code is None:
+        return "its JVM does not answer"
+    if code < 0:
+        killed = f"its JVM was killed by {signal.Signals(-code).name}"
+        return f"{killed}, perhaps because the machine ran out of memory" if code == -signal.SIGKILL else killed
+    return f"its JVM ended with exit code {code}"
+
+
+def unreachable(master: str) -> str:
+    """Return why nothing can be reached at the address of a master or a Connect server. Return an empty text if something
+    answers, or if the address names no host (``yarn``, ``k8s://``, ``local``, a Connect server behind a proxy).
+    """
+    scheme, _, rest = master.partition("://")
+    if scheme not in _PORTS or not rest or (scheme == "sc" and any(map(os.environ.get, _PROXIES))):
+        return ""
+    reasons = []
+    for place in rest.partition("/")[0].split(","):
+        host, _, port = place.rpartition(":") if place.rpartition(":")[2].isdecimal() else (place, "", str(_PORTS[scheme]))
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS):
+                return ""
+        except OSError as error:
+            reasons.append(f"{host}:{port}: {error.strerror or error}")
+    return f"Nothing answers at {'; '.join(reasons)}"
+
+
+def probe(address: str, settings: Mapping[str, str], *, is_connect: bool, seconds: float = PROBE_SECONDS) -> tuple[bool, str]:
+    """Start a session and count one row with it.
+
+    :param address: a master, or a Connect server's address with its credentials.
+    :param settings: of the session.
+    :param is_connect: the address is that of a Connect server.
+    :param seconds: after which the answer is "no"; default 90.
+    :return: True and the version of Spark; or False and the reason.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    if address.startswith("local"):
+        environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    given = json.dumps({"address": address, "settings": dict(settings), "is_connect": is_connect})
+    # Through its input: every user of the machine can read a command line.
+    command = [sys.executable, "-m", __name__]
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=seconds, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        return False, f"no answer within {seconds:g} s; perhaps it has no executors that are free"
+    answers = [line[len(_RESULT) :] for line in done.stdout.splitlines() if line.startswith(_RESULT)]
+    if answers:
+        answer = json.loads(answers[-1])
+        return bool(answer["done"]), str(answer["told"])
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return False, lines[-1][:500] if lines else f"the test ended with {done.returncode}"
+
+
+def first_line(error: Exception) -> str:
+    """Return the line of a Spark error that says what happened: the Java exception if there is one. At most 500 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    java = [line.lstrip(": ") for line in lines if re.match(r":? ?[\w.$]+(Exception|Error)\b", line)]
+    return (java or lines or [type(error).__name__])[0][:500]
+
+
+def main() -> None:
+    """Run a job on the Spark that standard input names, and print the result as one line."""
+    given = json.load(sys.stdin)
+    try:
+        from pyspark.sql import SparkSession
+
+        builder = SparkSession.builder.appName("airflow connection test")
+        builder = builder.remote(given["address"]) if given["is_connect"] else builder.master(given["address"])
+        for name, value in given["settings"].items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        session.range(1).count()
+        answer = {"done": True, "told": session.version}
+        session.stop()
+    except Exception as error:
+        answer = {"done": False, "told": first_line(error)}
+    print(f"{_RESULT}{json.dumps(answer)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
