@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.sinks.delta.place import TablePlace
+from airflow_kafka_spark.errors import SinkUnavailable
+from airflow_kafka_spark.sinks.delta.place import TablePlace, TableStore
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
@@ -46,6 +47,19 @@ class DeltaSinkOptions:
             return self.place.uri if "{{" not in self.path else self.path
         except ValueError:
             return str(self.path)
+
+    @property
+    def store(self) -> TableStore:
+        """The table's files, with the connection's credentials of this moment.
+
+        :raises SinkUnavailable: the connection cannot be used.
+        """
+        from airflow_kafka_spark.sinks.delta.access import open_store
+
+        try:
+            return open_store(self.place, self.conn_id)
+        except Exception as error:  # the Amazon provider has errors of its own
+            raise SinkUnavailable(self.uri, "looking up its connection", f"{type(error).__name__}: {error}") from error
 
     @property
     def spec(self) -> FileSpec:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from airflow_kafka_spark.errors import Problem, SinkUnavailable, WindowConflict
+from airflow_kafka_spark.errors import Problem, WindowConflict
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink
 from airflow_kafka_spark.sinks.delta.log import DeltaLog
 from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
-from airflow_kafka_spark.sinks.delta.place import TableStore
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, Window
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.delta.writer import DeltaWindowWriter
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,19 +56,6 @@ class DeltaSink(DeltaSinkOptions, Sink):
     def asset_uri(self) -> str:
         """The table's ``file://`` or ``s3://`` URI."""
         return self.uri
-
-    @property
-    def store(self) -> TableStore:
-        """The table's files, with the connection's credentials of this moment.
-
-        :raises SinkUnavailable: the connection cannot be used.
-        """
-        from airflow_kafka_spark.sinks.delta.access import open_store
-
-        try:
-            return open_store(self.place, self.conn_id)
-        except Exception as error:  # the Amazon provider has errors of its own
-            raise SinkUnavailable(self.uri, "looking up its connection", f"{type(error).__name__}: {error}") from error
 
     def destination(self) -> Endpoint:
         """Return the table, and the server that is asked for it if the connection names one."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-    from airflow_kafka_spark.sinks.delta.sink import DeltaSink
+    from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
 
 _LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
 _FEATURES = {
@@ -36,7 +36,7 @@ _RECENT = 50
 _UNNAMEABLE = frozenset(" ,;{}()\n\t=")
 
 
-def delta_sink_problems(sink: DeltaSink, shape: Shape) -> list[Problem]:
+def delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Problem]:
     """Return the problems of options, columns and table. See :meth:`.DeltaSink.validate`."""
     options = [*_columns(sink, shape.schema), *_options(sink, shape.schema)]
     table, found = _open(sink)
@@ -47,13 +47,13 @@ def delta_sink_problems(sink: DeltaSink, shape: Shape) -> list[Problem]:
     return [*found, *options]
 
 
-def table_problems(sink: DeltaSink) -> list[Problem]:
+def table_problems(sink: DeltaSinkOptions) -> list[Problem]:
     """Return the problems of place, connection and table. See :meth:`.DeltaSink.target_problems`."""
     table, found = _open(sink)
     return [*found, *_table(sink, table)] if table is not None else found
 
 
-def removal_problems(sink: DeltaSink) -> list[Problem]:
+def removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
     """Return why the table takes no removals. See :meth:`.DeltaSink.replay_problems`."""
     table, _ = _open(sink)
     if table is None or table.metadata().configuration.get("delta.appendOnly", "").lower() != "true":
@@ -64,7 +64,7 @@ def removal_problems(sink: DeltaSink) -> list[Problem]:
 # --- place --------------------------------------------------------------------------------------------------------------
 
 
-def _open(sink: DeltaSink) -> tuple[DeltaTable | None, list[Problem]]:
+def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
     """Return the table if there is one that can be read, and the problems of getting there."""
     from airflow_kafka_spark.sinks.delta.log import DeltaLog
 
@@ -105,7 +105,7 @@ def _rights(directory: Path) -> Iterator[Problem]:
 # --- table --------------------------------------------------------------------------------------------------------------
 
 
-def _table(sink: DeltaSink, table: DeltaTable) -> Iterator[Problem]:
+def _table(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
     where, metadata, protocol = f"sink.path table {sink.uri}", table.metadata(), table.protocol()
     used = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
     if others := sorted(used - _FEATURES):
@@ -152,7 +152,7 @@ def _unsafe_writers(where: str, table: DeltaTable) -> Iterator[Problem]:
 # --- columns ------------------------------------------------------------------------------------------------------------
 
 
-def _columns(sink: DeltaSink, schema: pa.Schema) -> Iterator[Problem]:
+def _columns(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
     import pyarrow as pa
 
     names = Counter(name.casefold() for name in schema.names)
@@ -192,7 +192,7 @@ def _partitions(kind: pa.DataType) -> bool:
     return any(holds(kind) for holds in fine)
 
 
-def _unstorable(sink: DeltaSink, field: pa.Field) -> Problem | None:
+def _unstorable(sink: DeltaSinkOptions, field: pa.Field) -> Problem | None:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.delta.table import column_types
@@ -214,7 +214,7 @@ def _unstorable(sink: DeltaSink, field: pa.Field) -> Problem | None:
     return None
 
 
-def _compared(sink: DeltaSink, table: DeltaTable, schema: pa.Schema) -> Iterator[Problem]:
+def _compared(sink: DeltaSinkOptions, table: DeltaTable, schema: pa.Schema) -> Iterator[Problem]:
     """Yield a problem for each column that the table does not take."""
     from deltalake import Schema
 
@@ -253,7 +253,7 @@ def _listed(columns: Mapping[str, Any], named: Callable[[Any], str]) -> str:
 # --- files --------------------------------------------------------------------------------------------------------------
 
 
-def _options(sink: DeltaSink, schema: pa.Schema) -> Iterator[Problem]:
+def _options(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec, try_writing

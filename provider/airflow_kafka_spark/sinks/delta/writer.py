@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from typing_extensions import Self
 
-    from airflow_kafka_spark.sinks.delta.sink import DeltaSink
+    from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _FAILURES = 4
 """Tries of a commit that fail though nobody else has committed."""
 
 
-def begin_attempt(sink: DeltaSink, window: Window, shape: Shape) -> DeltaWindowWriter:
+def begin_attempt(sink: DeltaSinkOptions, window: Window, shape: Shape) -> DeltaWindowWriter:
     """Begin an attempt. See :meth:`.DeltaSink.begin`."""
     records = Records(DeltaLog(sink.store))
     table = open_table(sink, records.log, shape.schema)
@@ -54,7 +54,7 @@ class DeltaWindowWriter(WindowWriter):
     """
 
     def __init__(
-        self, sink: DeltaSink, window: Window, shape: Shape, records: Records, base: PipelineVersion, table: DeltaTable
+        self, sink: DeltaSinkOptions, window: Window, shape: Shape, records: Records, base: PipelineVersion, table: DeltaTable
     ) -> None:
         self.sink, self.window, self.shape, self.records, self.base = sink, window, shape, records, base
         self.version = base.after(window.number)
