@@ -147,10 +147,10 @@ class DeltaLog:
             max_commit_retries=0,
             app_transactions=[Transaction(app_id(pipeline), int(version), now)],
         )
-        partition_by = table.metadata().partition_columns
+        partition_by, behind = table.metadata().partition_columns, table.version()
         try:
             table.create_write_transaction(actions, "append", table.schema(), partition_by, commit_properties=properties)
-            self.store.flush_log()
+            self.store.flush_entry(behind + 1)
         except (DeltaError, OSError) as error:
             return error
         return None

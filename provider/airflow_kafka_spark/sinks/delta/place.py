@@ -258,8 +258,18 @@ class TableStore:
         except OSError as error:
             log.warning("%s, which an earlier attempt has left, cannot be removed: %s", self.full(path), error)
 
+    def flush_entry(self, version: int) -> None:
+        """Make an entry of Delta's log durable. On S3 it is when it is written.
+
+        :raises OSError: it cannot be flushed.
+        """
+        if self.place.is_local:
+            directory = Path(self.full("_delta_log"))
+            flush(directory / f"{version:020d}.json")
+            flush(directory)
+
     def flush_log(self) -> None:
-        """Make the entries of Delta's log durable that were written in the last hour. On S3 they are when they are written.
+        """Make all entries of Delta's log durable that were written in the last hour: one of them is of an attempt that died.
 
         :raises OSError: they cannot be flushed.
         """

@@ -80,7 +80,6 @@ class Records:
         if number > version.newest:
             return None
         try:
-            self.store.flush_log()
             self.keep(pipeline, version)
             directory = f"{WINDOWS}/{pipeline_slug(pipeline)}/{number:010d}"
             replays = [int(i.base_name[:-5]) for i in self.store.children(directory) if re.fullmatch(r"\d+\.json", i.base_name)]
@@ -89,9 +88,10 @@ class Records:
             raise SinkUnavailable(self.store.place.uri, "reading the record of a window", str(error)) from error
         return self._load(text, directory) if text is not None else self._in_history(table, pipeline, number)
 
-    def keep(self, pipeline: str, version: PipelineVersion) -> WindowRecord | None:
+    def keep(self, pipeline: str, version: PipelineVersion, durable: bool = False) -> WindowRecord | None:
         """Copy the record of the attempt that has committed a version to the records of windows.
 
+        :param durable: True if the entry of Delta's log is known to be durable.
         :return: the record, or None if the attempt has been cleaned up.
         :raises OSError: the store did not answer.
         """
@@ -103,6 +103,9 @@ class Records:
         self.store.make(directory)
         place = f"{directory}/{record.applied.replay}.json"
         if self.store.get(place) != text:
+            # The attempt may have died before its commit was durable, and the caller is going to commit Kafka's offsets past it.
+            if not durable:
+                self.store.flush_log()
             self.store.put(place, text)
         return record
 

@@ -131,7 +131,7 @@ class DeltaWindowWriter(WindowWriter):
             error = self.records.log.try_commit(table, window.pipeline, self.version, files, removed, metadata)
             if error is None:
                 faults.reached("sink.committed")
-                return self._done(record, self.version)
+                return self._done(record, self.version, durable=True)
             failures += 1
             if failures > _FAILURES:
                 break
@@ -218,14 +218,14 @@ class DeltaWindowWriter(WindowWriter):
             raise WindowConflict(str(self.window), what, "its rows in the files that it was written to, which a replay replaces")
         return files
 
-    def _done(self, record: WindowRecord, version: PipelineVersion) -> Applied:
+    def _done(self, record: WindowRecord, version: PipelineVersion, durable: bool = False) -> Applied:
         """Clean up behind a window that is committed, by this attempt or by another one."""
         mine = data_directory(self.marker)
         self.committed = version == self.version or any(file["path"].startswith(f"{mine}/") for file in record.files)
         self.in_doubt = False
         if self.committed:
             try:
-                self.records.keep(self.window.pipeline, self.version)
+                self.records.keep(self.window.pipeline, self.version, durable)
                 self.records.finish(self.marker, record)
             except OSError as error:
                 log.warning("Window %s is committed; the next attempt cleans up behind it: %s", self.window, error)
