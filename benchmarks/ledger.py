@@ -32,7 +32,7 @@ def run() -> None:
     print(
         f"\n## A ledger of two years\n\n{PIPELINES} pipelines, {WINDOWS:,} windows, {OF_INTERVALS} x {INTERVALS:,} intervals of "
         f"{PARTITIONS} partitions\n\n| window of | peek, s | fence and look, s | decide, s | plan, s | close, s | all, s | "
-        "peak MB | of these libraries |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+        "CPU, s | peak MB | of these libraries |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     )
     with EmbeddedKafka() as kafka:
         _fill(kafka)
@@ -203,7 +203,7 @@ def _move(what: str, hour: int) -> None:
         group, topics = (what, [f"topic-{number}"]) if kind == "progress" else (None, [])
         what = f"progress-{number}"
         ledger = Ledger(hook, what, f"run-{time.time()}", group_id=group, hint_topics=topics)
-    marks = [time.monotonic()]
+    marks, cpu = [time.monotonic()], time.process_time()
 
     def mark() -> None:
         marks.append(time.monotonic())
@@ -236,9 +236,10 @@ def _move(what: str, hour: int) -> None:
             read = lambda: read_log(hook, [topic])  # noqa: E731
             ledger.follow(what, lambda: ({}, read()), None)
         mark()
-    peak = _peak()
+    peak, cpu = _peak(), time.process_time() - cpu
     steps = " | ".join(f"{later - earlier:.2f}" for earlier, later in zip(marks, marks[1:], strict=False))
-    print(f"| {what if kind != 'source' else 'no group'} | {steps} | {marks[-1] - marks[0]:.2f} | {peak:.0f} | {libraries:.0f} |")
+    name = what if kind != "source" else "no group"
+    print(f"| {name} | {steps} | {marks[-1] - marks[0]:.2f} | {cpu:.2f} | {peak:.0f} | {libraries:.0f} |")
 
 
 def _peak() -> float:

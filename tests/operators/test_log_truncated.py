@@ -263,10 +263,9 @@ def give_up(flow, error: LogTruncated) -> None:
         reset(hook, flow.name, {flow.topic: {"0": error.end}}, why="read what is there now", **options)
 
 
+# Tasks that read and write in one step, with and without transforms, read by the same class.
 WAYS = {
-    "tasks": {},
-    "two splits": {"split_records": 10},
-    "arrow": {"transforms": [Sql(filter="value.id >= 0")]},
+    "tasks": {"split_records": 10, "transforms": [Sql(filter="value.id >= 0")]},
     "sql": {"transforms": [Sql({"id": "id", "customer": "customer", "amount": "amount", "placed_at": "placed_at"})]},
     "spark": {"read_with": "spark"},
 }

@@ -22,7 +22,7 @@ from airflow_kafka_spark.windows.offset_specs import ShiftBy
 from tests.faults.test_capturing import Other
 from tests.operators.test_follows import load
 from tests.support.cluster import Driver, connection
-from tests.support.control import pause, rename, replay, reset, resume, skip
+from tests.support.control import forget, pause, rename, replay, reset, resume, skip
 from tests.support.dead_letters import check_sorted_out, produce_mixed
 from tests.support.intervals import BEGIN
 from tests.support.oracle import same_multiset, wait_stable
@@ -248,6 +248,7 @@ class ToSink(Subject):
             self._reset,
             self._go_elsewhere,
             self._rename,
+            self._forget,
             self._change_arguments,
             self._stop_at_a_time,
             self._lose_records,
@@ -403,6 +404,15 @@ class ToSink(Subject):
             self.run()
             return "rename"
         raise AssertionError("a run under the old name went on")
+
+    def _forget(self, chance: random.Random) -> str:
+        """Forget the pipeline, now and then with an open window. It goes on after its last window in the sink."""
+        has_window = chance.random() < 0.5 and self._leave_open(chance)
+        self._ask(forget, discard_open=has_window)
+        self.feed(chance)
+        self.next_run()
+        self.run()
+        return "forget with an open window" if has_window else "forget"
 
     def _lows(self) -> dict[int, int]:
         with KafkaHook() as hook:

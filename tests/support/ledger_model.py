@@ -355,7 +355,7 @@ def _remembered(pipeline: str, records: tuple[LedgerRecord, ...]) -> Memory:
     return remember(pipeline, records)
 
 
-def _remember(pipeline: str, records: Any) -> Memory:
+def _remember(pipeline: str, records: Any, archives: Any = None) -> Memory:
     return _remembered(pipeline, tuple(records))
 
 

@@ -267,3 +267,16 @@ def test_an_archive_says_how_it_was_made():
     value = json.loads(archive_record("p", archive).value or b"")
     assert (value["count"], value["span"]["ranges"]) == (5, [["t", 0, 0, 50]])
     assert "packed" not in repr(archive)
+
+
+def test_a_reader_that_looks_again_holds_each_archive_once_and_notices_another_one_in_its_place():
+    (one, _), (other, _) = archived(chain(0, 10))[0], archived(chain(0, 9))[0]
+    same_key = archive_record("p", one)
+    first = same_key._replace(offset=5)
+    kept = {}
+    memory = remember("p", [first], kept)
+    assert remember("p", [first], kept).intervals.archives[0] is memory.intervals.archives[0]
+    again = first._replace(value=archive_record("p", other).value)
+    assert [archive.count for archive in remember("p", [again], kept).intervals.archives] == [9]
+    gone = first._replace(value=None, offset=6)
+    assert not remember("p", [first, gone], kept).intervals

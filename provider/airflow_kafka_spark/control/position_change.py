@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 KEEP_CHANGES = 100
-"""How many changes of a pipeline are remembered."""
+"""Maximum number of changes of a pipeline that the ledger keeps."""
 
 
 def mirroring_group(hook: KafkaHook, memory: Memory, group_id: str | None) -> str:
@@ -82,7 +82,7 @@ class PositionChange:
     :param before: where it stands now.
     :param given_up: the open windows that are given up.
     :param log: what Kafka holds now.
-    :param restored: what is given up in the middle of a replay, and is complete again.
+    :param restored: windows that are given up in the middle of a replay, and are complete again.
     :param last_number: the number of a window that the ledger has lost; default 0. Numbers up to it are not used again.
     """
 
@@ -147,7 +147,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
         topic_ids={**{t: i for t, i in position.topic_ids.items() if t not in stale}, **ids},
         cluster_id=log.cluster_id,
         moved=number,
-        # What is followed from here on, is asked of the offsets.
+        # From here on, the offsets say which windows are followed.
         followed={},
     )
     moves = tuple(Move(*tp, before.get(tp), after[tp], wanted.get(tp)) for tp in sorted(after))

@@ -30,7 +30,7 @@ def read_records(
 
     :param hook: the cluster.
     :param ranges: the first offset and the end of each partition.
-    :param doing: what is read, for errors.
+    :param doing: the action, for errors.
     :param seconds: how long reading may take.
     :param whole: True to raise an error after ``seconds``; False to end.
     :raises KafkaUnavailable: Kafka does not answer.

@@ -78,16 +78,17 @@ log = logging.getLogger(__name__)
 
 TRANSACTION_SECONDS = 30
 COMPACT = {"compression.type": "zstd", "message.max.bytes": 256 << 20, "batch.size": 64 << 10}
-"""How the ledger is written. A record of thousands of partitions is mostly the same text again and again: brokers look at the
-size of a batch as it was sent, clients at that of a record before it is compressed. What is large is a batch of its own."""
+"""Settings of producers that write the ledger. A record of thousands of partitions is mostly the same text again and again:
+brokers limit the size of a batch as it was sent, clients that of a record before it is compressed. A large record is a batch of
+its own."""
 CODECS = {"gzip": "gzip", "lz4": "lz4_raw", "snappy": "snappy", "uncompressed": None}
-"""What brokers make of a batch, where the topic's ``compression.type`` is not the producer's."""
+"""The compression of a batch in the topic, if the topic's ``compression.type`` is not the producer's."""
 SURELY_FITS = 16 << 10
 """Bytes of a record that is not looked at more closely."""
 CLOSE_TRIES = 3
 FENCE_THREADS = 8
 SPLIT = "split."
-"""What a split's purpose begins with, in its transactional id; its index follows."""
+"""The beginning of a split's purpose in its transactional id; its index follows."""
 KEEP_WINDOWS = 100
 
 
@@ -615,7 +616,7 @@ class ChangeLedger(Ledger):
 
     An attempt and a change that fence at the same moment may each get one of the two ids. Therefore the change is written under
     the id of plans, and fenced under that one first: if it is this ledger's, then no attempt can claim a window by what it saw
-    before, and whoever has claimed one earlier was fenced from closing it.
+    before, and an attempt that has claimed one earlier was fenced from closing it.
     """
 
     def _fence_both(self) -> None:

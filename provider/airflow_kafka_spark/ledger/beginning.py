@@ -1,4 +1,4 @@
-"""Where the next window of a pipeline begins. The run that plans the window and every preview of it ask this module."""
+"""The start of the next window of a pipeline. The run that plans the window and every preview of it ask this module."""
 
 from __future__ import annotations
 

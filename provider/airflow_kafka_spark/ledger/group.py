@@ -1,4 +1,4 @@
-"""The consumer group that mirrors a pipeline: what the metadata of its committed offsets says, and what can be read from it.
+"""The consumer group that mirrors a pipeline: the metadata of its committed offsets, written and read.
 
 Each committed offset carries the name of the pipeline, the window, the topic id, and where in the ledger topic the pipeline's
 records begin.
@@ -128,11 +128,11 @@ def windows_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset
 
 @dataclass(frozen=True)
 class FollowedIntervals:
-    """How far a group has followed the data intervals of a pipeline, as the metadata of its offsets say.
+    """The data intervals up to which a group has followed a pipeline, by the metadata of its offsets.
 
     :param interval: the last interval that an offset was committed with.
-    :param offsets: what was committed with this pipeline's intervals.
-    :param last: of these, what was committed with the last one.
+    :param offsets: the offsets that were committed with this pipeline's intervals.
+    :param last: those of them that were committed with the last interval.
     """
 
     interval: Interval
@@ -143,7 +143,7 @@ class FollowedIntervals:
 def intervals_of(
     pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None], topic_ids: Mapping[str, str]
 ) -> FollowedIntervals | None:
-    """Return how far a group has followed the data intervals of a pipeline; None if none of its offsets names one.
+    """Return the data intervals up to which a group has followed a pipeline; None if none of its offsets names one.
 
     :param pipeline: its name.
     :param committed: what the group has committed.

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FETCH_BYTES, MOST_FETCH_BYTES = 64 << 10, 16 << 20
-"""What one request may bring of a partition, at least, and of all partitions, about: one record of each is wanted."""
+"""Bytes that one request may bring of a partition, at least, and of all partitions, about: one record of each is wanted."""
 TRIES = 3
 FRESH_SECONDS = 300.0
-"""How long the next record of a consumer that does not move is taken for the one that was found."""
+"""Seconds for which the next record of a consumer that does not move is taken for the one that was found."""
 
 _ALIVE = frozenset({"Stable", "PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling"})
 
@@ -53,7 +53,7 @@ class LogMoved(Exception):
 class Peeked:
     """The result of reading one span of offsets.
 
-    :param head: the first record, None when there is none.
+    :param head: the first record; None without one.
     :param until: with no record: no record lies below this offset.
     """
 

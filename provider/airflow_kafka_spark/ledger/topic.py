@@ -14,6 +14,7 @@ from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, Right
 from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction, transaction_of_record
+from airflow_kafka_spark.windows.interval_archive import IntervalArchive
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, key_prefix, remember
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -35,14 +36,15 @@ CONFIG = {
 }
 
 ABORT_AFTER_SECONDS = 45.0
-"""How long another pipeline's open transaction is waited for before it is ended: longer than the brokers let those of the ledger
-stay open. A split's has its marker for moments only; one that has it for longer is that of a dead task, or of a paused one."""
+"""Seconds for which another pipeline's open transaction is waited for before it is ended: longer than the brokers let those of
+the ledger stay open. A split's has its marker for moments only; one that has it for longer is that of a dead task, or of a paused
+one."""
 WAIT_FOR_NONE = (b"\x00",)
-"""What no key begins with: records that an open transaction hides are not waited for."""
+"""A prefix of no key: records that an open transaction hides are not waited for."""
 READ_AGAIN_SECONDS = 3600.0
 """After which a reader starts anew. Compaction keeps tombstones for a day (``delete.retention.ms``)."""
 READ_SECONDS = 120.0
-"""How long is waited in all, for that and for brokers that say nothing."""
+"""Seconds of waiting in all, for that and for brokers that do not answer."""
 
 
 T = TypeVar("T")
@@ -176,6 +178,7 @@ class LedgerTopic:
         self.topic_id = ""
         self.partitions: tuple[int, ...] = ()
         self._read_before: dict[tuple[int, int, tuple[bytes, ...]], _Read] = {}
+        self._archives: dict[LedgerRecord, IntervalArchive] = {}
 
     def find_existing(self) -> bool:
         """Return True if the topic exists. Nothing is created."""
@@ -287,8 +290,8 @@ class LedgerTopic:
         mine = tuple(map(key_prefix, names))
         records = self.newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
         try:
-            memory = remember(pipeline, records)
-            return Found(memory, partition, remember(parent, records) if parent else None)
+            memory = remember(pipeline, records, self._archives)
+            return Found(memory, partition, remember(parent, records, self._archives) if parent else None)
         except NewerVersion as error:
             raise unreadable_version(self.name, f"pipeline `{pipeline}` has {error}", "records") from None
 
@@ -312,6 +315,7 @@ class LedgerTopic:
         key, now = (partition, start, prefixes), time.monotonic()
         read = self._read_before.get(key)
         if read is None or read.past > bounds.high or read.epoch != bounds.epoch or now - read.at > READ_AGAIN_SECONDS:
+            self._archives.clear()
             read = self._read_before[key] = _Read(bounds.epoch, start if bounds.low <= start <= bounds.high else bounds.low, now)
         begin = max(read.past, bounds.low)
         if begin < bounds.high:
@@ -383,9 +387,15 @@ def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> s
 
 
 PROMPT: Mapping[str, Any] = {"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 50}
-FEW_AHEAD: Mapping[str, Any] = {"queued.max.messages.kbytes": 4096, "queued.min.messages": 1000, "fetch.queue.backoff.ms": 5}
-"""The client fetches 4 MB ahead in place of 64: records of a ledger may be large, and most of them are other pipelines'."""
-AT_ONCE = 200
+FEW_AHEAD: Mapping[str, Any] = {
+    "queued.max.messages.kbytes": 4096,
+    "queued.min.messages": 1000,
+    "fetch.queue.backoff.ms": 5,
+    "fetch.message.max.bytes": 256 << 10,
+}
+"""The client fetches 4 MB ahead in place of 64, and 256 kB at once in place of 1 MB: records of a ledger may be large, most of
+them are other pipelines', and a compressed megabyte takes ten. A larger batch still comes whole."""
+AT_ONCE = 50
 """Records that are taken from the client at once."""
 
 
@@ -406,7 +416,7 @@ def read_to(
     :param mine: what the keys of records begin with that must not be missed; empty means all.
     :param on_hidden: called once with the keys of ours that are waited for, so that their transaction can be aborted.
     :param on_open_transaction: ends the transaction that is open first, after :data:`ABORT_AFTER_SECONDS`.
-    :raises LedgerUnreadable: what is ours is still hidden after :data:`READ_SECONDS`; it says by whom.
+    :raises LedgerUnreadable: records are still hidden after :data:`READ_SECONDS`; names the transaction that hides them.
     :raises RightMissing: the user may not read the ledger.
     """
     import confluent_kafka

@@ -1,4 +1,4 @@
-"""When a consumer is expected to run, and from when on it counts as stopped.
+"""The times at which a consumer is expected to run, and the time from which it counts as stopped.
 
 Pure functions. Instants are seconds since the epoch.
 """
@@ -12,11 +12,11 @@ from itertools import pairwise
 from typing import Protocol
 
 PERIODS = 1.5
-"""How many periods of the schedule a consumer may be silent: one, and half of one for a run that starts late or takes long."""
+"""Periods of the schedule that a consumer may be silent: one, and half of one for a run that starts late or takes long."""
 LATE_SECONDS = 60.0
 """A run by a timetable is not late before so many seconds are over, however short its period is."""
 ENOUGH_GAPS = 2
-"""How many times between two windows it takes to tell how often a pipeline runs."""
+"""Times between two windows that are needed to estimate how often a pipeline runs."""
 
 _SCHEDULED = "scheduled__"
 _UNSCHEDULED = ("manual__", "asset_triggered__", "dataset_triggered__", "operator_triggered__", "backfill__")
@@ -54,7 +54,7 @@ class Periodic:
 class Timetabled:
     """Runs at the instants of a timetable. A run is late once half of the time to the next run is over.
 
-    :param next_run: returns the first run behind an instant; None if there is none.
+    :param next_run: returns the first run behind an instant, or None.
     """
 
     next_run: Callable[[float], float | None]

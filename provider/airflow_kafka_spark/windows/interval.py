@@ -243,7 +243,7 @@ def contiguous(
 
     :param known: the pipeline's intervals.
     :param position: where the group stands, or the first record there is, for every partition.
-    :param first: the instant at which the schedule begins: nobody will move what lies before the interval that contains it, or
+    :param first: the instant at which the schedule begins: no run will move what lies before the interval that contains it, or
         that follows it directly.
     :param topic_ids: the ids that the topics have now: ranges of another topic of the same name do not count. None where that is
         not known.

@@ -1,7 +1,7 @@
 """Old data intervals of a pipeline, many in one record of the ledger.
 
 An hourly pipeline has 17,520 intervals after two years. All of them count: an interval must not overlap one that was moved, and
-nobody may move offsets that another one has. Intervals that continue each other, in time and in offsets, are one span for these
+must not move offsets that another one has. Intervals that continue each other, in time and in offsets, are one span for these
 questions. The ledger therefore keeps old ones in archives: a record with their span, which every reader parses, and with the
 intervals themselves, which are decompressed only for a reader that asks for one of them.
 

@@ -17,9 +17,9 @@ from airflow_kafka_spark.windows.model import TopicPartition
 Per = Literal["total", "partition"]
 
 OBSERVATIONS = 10
-"""How many observations a verdict looks back on, as in Burrow."""
+"""Observations that a verdict is based on, as in Burrow."""
 ENOUGH = 3
-"""How many observations a pattern takes: fewer prove nothing."""
+"""Observations that a pattern takes, at least."""
 
 
 class Status(str, Enum):
@@ -55,7 +55,7 @@ class PartitionLag:
     :param committed: the next offset it reads; None when it has none: it never committed, or that has expired.
     :param low: the first offset that is still there.
     :param end: the last stable offset: a reader of committed records gets no further.
-    :param head: the first record at or behind the committed offset, and before ``end``; None when there is none, so that only
+    :param head: the first record at or behind the committed offset, and before ``end``; None without one, so that only
         transaction markers, aborted records and compacted ones lie in between.
     :param held_back: offsets behind ``end``, of open transactions.
     :param seconds: age of ``head``, at least 0; 0 without one, None when it has no timestamp.
@@ -184,7 +184,7 @@ class Threshold:
         return given[0][1].join(text for text, _ in given) if given else "nothing"
 
 
-# --- is anybody at work? ------------------------------------------------------------------------------------------------
+# --- is a consumer at work? ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ def _told(history: Sequence[Observation]) -> pairwise[tuple[Observation, Observa
 def _silent(history: Sequence[Observation], cadence: Cadence | None) -> Verdict | None:
     now, signs = history[-1], _signs(history)
     waiting = [now.seconds] if now.seconds is not None else []
-    # Nothing seen yet: then the record at the committed offset tells for how long nobody has taken it.
+    # Nothing seen yet: then the record at the committed offset tells for how long it has waited.
     silence = min([now.time - signs[-1], *waiting]) if signs else max([now.time - history[0].time, *waiting])
     if cadence is not None:
         since = now.time - silence

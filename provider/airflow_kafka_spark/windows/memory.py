@@ -432,13 +432,19 @@ def window_key(pipeline: str, number: int) -> bytes:
     return _dump([pipeline, "window", number])
 
 
-def remember(pipeline: str, records: Iterable[LedgerRecord]) -> Memory:
+def remember(
+    pipeline: str, records: Iterable[LedgerRecord], archives: dict[LedgerRecord, IntervalArchive] | None = None
+) -> Memory:
     """Fold the records of a ledger partition, oldest first, into what they say of one pipeline.
 
+    :param archives: the archives of records that were folded before. They are used again, and those of other records are added:
+        a reader that looks several times then holds each of them once. Default None: nothing is kept.
     :raises NewerVersion: for a record of this pipeline that a later release wrote.
     :raises ValueError: for a record of this pipeline that cannot be read.
     """
     newest: dict[tuple[Any, ...], tuple[dict[str, Any], int]] = {}
+    archived: dict[tuple[Any, ...], LedgerRecord] = {}
+    kept = {} if archives is None else archives
     exists, seen, mine = False, -1, key_prefix(pipeline)
     for record in records:
         if not record.key.startswith(mine):
@@ -447,6 +453,11 @@ def remember(pipeline: str, records: Iterable[LedgerRecord]) -> Memory:
         key = tuple(json.loads(record.key)[1:])
         if record.value is None:
             newest.pop(key, None)
+            archived.pop(key, None)
+        elif key[0] == ARCHIVE:
+            archived[key] = record
+            if record not in kept:
+                kept[record] = archive_from_json(_value(record, is_control=False), record.offset)
         else:
             newest[key] = _value(record, is_control=key[0] == CONTROL), record.offset
 
@@ -464,7 +475,7 @@ def remember(pipeline: str, records: Iterable[LedgerRecord]) -> Memory:
         markers={split: marker_from_json(value["marker"]) for split, value, _ in of("split")},
         intervals=Intervals(
             {name: interval_from_json(value, offset) for (name,), value, offset in of("interval")},
-            [archive_from_json(value, offset) for _, value, offset in of(ARCHIVE)],
+            [kept[record] for record in archived.values()],
         ),
         changes={number: change_from_json(value["change"], offset) for (number,), value, offset in of("change")},
         dead={number: dead_letters_from_json(number, value["dead"], offset) for (number,), value, offset in of("dead")},

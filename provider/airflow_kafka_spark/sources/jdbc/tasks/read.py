@@ -20,7 +20,7 @@ from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES
 
 BATCH_BYTES = 2 << 20
-"""Roughly how much is read ahead of what is sent."""
+"""Bytes, roughly, that are read ahead of what is sent."""
 
 _BATCH_SIZE_OPTION = "adbc.postgresql.batch_size_hint_bytes"
 _DECIMAL_CHARACTERS = b"0123456789.-"
