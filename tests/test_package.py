@@ -31,7 +31,16 @@ CONSTRAINTS = ROOT / "constraints.txt"
 PYTHONS = ("3.10", "3.11", "3.12")
 
 # What takes long to import, and belongs into functions.
-HEAVY = ("adbc_driver_manager", "adbc_driver_postgresql", "confluent_kafka", "pandas", "psycopg", "pyarrow", "pyspark")
+HEAVY = (
+    "adbc_driver_manager",
+    "adbc_driver_postgresql",
+    "confluent_kafka",
+    "deltalake",
+    "pandas",
+    "psycopg",
+    "pyarrow",
+    "pyspark",
+)
 
 # A module imports from its own floor or from one below, never from above.
 FLOORS = {

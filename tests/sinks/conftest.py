@@ -36,6 +36,15 @@ def _files(format: str, **options: Any) -> MakeCase:
     return lambda request, tmp_path: nullcontext(FilesCase(tmp_path / "lake" / "orders", format, **options))
 
 
+def _delta(**options: Any) -> MakeCase:
+    def make(request: pytest.FixtureRequest, tmp_path: Path) -> AbstractContextManager[Case]:
+        from tests.sinks.delta.cases import DeltaCase
+
+        return nullcontext(DeltaCase(tmp_path / "lake" / "orders", **options))
+
+    return make
+
+
 def _postgres(**options: Any) -> MakeCase:
     def make(request: pytest.FixtureRequest, tmp_path: Path) -> AbstractContextManager[Case]:
         from tests.sinks.postgres.cases import postgres_case
@@ -53,6 +62,8 @@ SINKS = {
     "json": SinkUnderTest(_files("json", compression="gzip"), ("values",)),
     "csv": SinkUnderTest(_files("csv"), ("values",)),
     "orc": SinkUnderTest(_files("orc"), ("values",)),
+    "delta": SinkUnderTest(_delta(), ("values", "kills")),
+    "delta, partitioned": SinkUnderTest(_delta(partition_by=("flag", "day_of_week")), ("values", "mechanism")),
     "postgres append": SinkUnderTest(_postgres(mode="append")),
     # An upsert is another statement in the transaction of an append. postgres/test_faults.py kills and overtakes it.
     "postgres upsert": SinkUnderTest(_postgres(mode="upsert", key=("id",)), ("values",)),

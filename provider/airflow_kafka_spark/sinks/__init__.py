@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.base import Guarantee, Sink
+    from airflow_kafka_spark.sinks.delta.sink import DeltaSink
     from airflow_kafka_spark.sinks.files.sink import FilesSink
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.postgres.sink import PostgresSink
 
-__all__ = ["FilesSink", "Guarantee", "KafkaSink", "PostgresSink", "Sink"]
+__all__ = ["DeltaSink", "FilesSink", "Guarantee", "KafkaSink", "PostgresSink", "Sink"]
 
 _MODULES = {
+    "DeltaSink": "delta.sink",
     "FilesSink": "files.sink",
     "Guarantee": "base",
     "KafkaSink": "kafka.sink",

@@ -28,7 +28,7 @@ from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import RECORD, Staging, escape, partition_directory, pipeline_slug, slug
 from airflow_kafka_spark.sinks.files.sink import FilesSink
 from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
-from airflow_kafka_spark.sinks.files.tasks.write import partition_values
+from airflow_kafka_spark.sinks.tasks.buffered_files import partition_values
 from airflow_kafka_spark.windows.model import OffsetRange, Split, Window
 from tests.sinks import spark_reader
 from tests.sinks.attempt import Victim, apply, result_of, travelled, write_all, write_split

@@ -56,7 +56,7 @@ def _not_a_directory(error: ValueError) -> Problem:
         "sink.path",
         f"{error}. Expected an absolute path or a file:// URI on a local disk, NFS or another mount, where renaming a "
         "directory is one atomic step: exactly-once needs it",
-        "For object stores and HDFS write to a table format (Delta, Iceberg), whose commits are atomic there",
+        "For S3 use `DeltaSink`, whose commits are atomic there; other object stores and HDFS are not supported",
     )
 
 

@@ -168,6 +168,11 @@ class ParquetFile(FileWriter):
     def __init__(self, stream: pa.NativeFile, schema: pa.Schema, spec: FileSpec) -> None:
         self.writer = pyarrow.parquet.ParquetWriter(stream, schema, compression=spec.codec, **spec.format_options)
 
+    @property
+    def footer(self) -> pyarrow.parquet.FileMetaData:
+        """The footer of the closed file, with its statistics."""
+        return self.writer.writer.metadata
+
     def write(self, table: pa.Table) -> None:
         self.writer.write_table(table, row_group_size=max(table.num_rows, 1))
 

@@ -1,0 +1,1 @@
+"""The Delta sink: windows become commits of a Delta table."""

@@ -1,0 +1,161 @@
+"""Delta's log as the sink uses it: a look, and a commit that is refused if anything was committed since that look.
+
+Delta keeps one *transaction version* for each application id, also in checkpoints, where the entries of old commits are removed.
+The sink's id is ``airflow:<pipeline>``. Each commit of the pipeline sets another version (:class:`PipelineVersion`), which names
+the attempt that made it. deltalake refuses a version that was set since its handle was loaded, but a handle that is loaded later
+may set the same version again. So the sink never relies on it: a commit is tried once, for the log entry behind the one that was
+looked at (``max_commit_retries=0``). Whatever was committed in between takes that entry, and the sink looks again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import SinkUnavailable
+from airflow_kafka_spark.sinks.delta.place import TableStore
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+METADATA = "airflow"
+"""The key of a window's record in the information of its commit."""
+
+_NONCE_BITS, _COUNT_BITS = 16, 14
+
+
+@dataclass(frozen=True)
+class PipelineVersion:
+    """The transaction version of a pipeline: a 63 bit number that grows with each commit of the pipeline.
+
+    :param newest: the highest number of a window that is applied.
+    :param count: commits since that window: replays, and attempts that fenced others.
+    :param nonce: of the attempt that committed.
+    """
+
+    newest: int
+    count: int
+    nonce: int
+
+    @classmethod
+    def unpack(cls, value: int | None) -> PipelineVersion:
+        """Return the parts of a number; None is the version before the first commit."""
+        if value is None:
+            return cls(0, 0, 0)
+        high = value >> _NONCE_BITS
+        return cls(high >> _COUNT_BITS, high & ((1 << _COUNT_BITS) - 1), value & ((1 << _NONCE_BITS) - 1))
+
+    def __int__(self) -> int:
+        return (self.newest << _COUNT_BITS | self.count) << _NONCE_BITS | self.nonce
+
+    def after(self, number: int | None = None) -> PipelineVersion:
+        """Return the version of a commit behind this one.
+
+        :param number: the window that it applies; None for a fence.
+        """
+        nonce = secrets.randbelow(1 << _NONCE_BITS)
+        if number is not None and number > self.newest:
+            return PipelineVersion(number, 0, nonce)
+        if self.count + 1 >> _COUNT_BITS:
+            raise OverflowError(f"{self.count:,} attempts since window {self.newest}")
+        return PipelineVersion(self.newest, self.count + 1, nonce)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a commit, as a task reports it.
+
+    :param path: below the table.
+    :param bytes: its size.
+    :param rows: number of rows.
+    :param partition: the values of the partition columns.
+    :param stats: Delta's statistics as JSON; "" if they are not known.
+    """
+
+    path: str
+    bytes: int
+    rows: int
+    partition: Mapping[str, str | None]
+    stats: str = ""
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> DataFile:
+        """Return the file that a token or a record names."""
+        return cls(value["path"], value["bytes"], value["rows"], value.get("partition", {}), value.get("stats", ""))
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the file as the sink's record has it."""
+        return {"path": self.path, "bytes": self.bytes, "rows": self.rows, "partition": dict(self.partition)}
+
+
+@dataclass(frozen=True)
+class DeltaLog:
+    """The log of one table.
+
+    :param store: the table's files.
+    """
+
+    store: TableStore
+
+    def load(self, doing: str) -> DeltaTable | None:
+        """Return a new handle on the newest version, or None if there is no table.
+
+        :param doing: for messages.
+        :raises SinkUnavailable: the log cannot be read.
+        """
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        try:
+            return DeltaTable(self.store.place.location, storage_options=dict(self.store.storage_options), without_files=False)
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise SinkUnavailable(self.store.place.uri, doing, str(error)) from error
+
+    def version(self, table: DeltaTable, pipeline: str) -> PipelineVersion:
+        """Return the pipeline's transaction version."""
+        return PipelineVersion.unpack(table.transaction_version(app_id(pipeline)))
+
+    def try_commit(
+        self,
+        table: DeltaTable,
+        pipeline: str,
+        version: PipelineVersion,
+        added: Sequence[DataFile] = (),
+        removed: Sequence[DataFile] = (),
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Exception | None:
+        """Try one commit, behind the version of the table that the handle shows.
+
+        :return: None if it is committed. An error says nothing about the outcome: the log has to be looked at again.
+        """
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import DeltaError
+        from deltalake.transaction import AddAction, RemoveAction
+
+        now = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(file.path, True, now, file.bytes, dict(file.partition)) for file in removed
+        ]
+        actions += [AddAction(file.path, file.bytes, dict(file.partition), now, True, file.stats) for file in added]
+        properties = CommitProperties(
+            custom_metadata={METADATA: dict(metadata or {})},
+            max_commit_retries=0,
+            app_transactions=[Transaction(app_id(pipeline), int(version), now)],
+        )
+        partition_by, behind = table.metadata().partition_columns, table.version()
+        try:
+            table.create_write_transaction(actions, "append", table.schema(), partition_by, commit_properties=properties)
+            self.store.flush_entry(behind + 1)
+        except (DeltaError, OSError) as error:
+            return error
+        return None
+
+
+def app_id(pipeline: str) -> str:
+    """Return the application id of a pipeline in Delta's log."""
+    return f"airflow:{pipeline}"

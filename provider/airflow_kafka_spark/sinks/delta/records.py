@@ -1,0 +1,226 @@
+"""The sink's record of windows, and the removal of what ended attempts have left.
+
+The transaction version in Delta's log says which attempt has committed last. That attempt had written the record of its window
+before (``record.json``), and whoever looks first copies it to ``_airflow/windows``. A new attempt does so before it begins, so
+that the record of each window is there before the pipeline's next commit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
+from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
+from airflow_kafka_spark.sinks.delta.log import METADATA, DeltaLog, PipelineVersion
+from airflow_kafka_spark.sinks.delta.place import ATTEMPTS, BEGUN, RECORD, WINDOWS, TableStore, plain
+from airflow_kafka_spark.sinks.files.directory import SWEPT_AT_ONCE, AttemptLock, WindowRecord, pipeline_slug
+from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
+from airflow_kafka_spark.windows.model import Applied, Window
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_MARKER = re.compile(r"(.+)-(\d{20})", re.DOTALL)
+_TRIES = 100
+
+
+def marker_name(pipeline: str, version: PipelineVersion) -> str:
+    """Return the name of an attempt: of the pipeline, and of the version that it will commit."""
+    return f"{pipeline_slug(pipeline)}-{int(version):020d}"
+
+
+def data_directory(marker: str) -> str:
+    """Return the directory of an attempt's data files."""
+    return plain(f"airflow-{marker}")
+
+
+def commit_metadata(window: Window, rows: int) -> dict[str, Any]:
+    """Return the window as the information of its commit has it, which ``DESCRIBE HISTORY`` shows."""
+    return {
+        "pipeline": window.pipeline,
+        "number": window.number,
+        "replay": window.replay,
+        "ranges": ranges_to_json(window.ranges),
+        "rows": rows,
+        "cluster_id": window.cluster_id,
+        "topic_ids": dict(window.topic_ids),
+        "run": window.run,
+    }
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a table's windows, and its attempts.
+
+    :param log: the table's log.
+    """
+
+    log: DeltaLog
+
+    @property
+    def store(self) -> TableStore:
+        """The table's files."""
+        return self.log.store
+
+    def find(self, table: DeltaTable, pipeline: str, number: int) -> WindowRecord | None:
+        """Return the record of the newest replay of a window, or None if it is not committed.
+
+        :raises WindowConflict: the record cannot be understood.
+        :raises SinkUnavailable: the store did not answer.
+        """
+        version = self.log.version(table, pipeline)
+        if number > version.newest:
+            return None
+        try:
+            self.keep(pipeline, version)
+            directory = f"{WINDOWS}/{pipeline_slug(pipeline)}/{number:010d}"
+            replays = [int(i.base_name[:-5]) for i in self.store.children(directory) if re.fullmatch(r"\d+\.json", i.base_name)]
+            text = self.store.get(f"{directory}/{max(replays)}.json") if replays else None
+        except OSError as error:
+            raise SinkUnavailable(self.store.place.uri, "reading the record of a window", str(error)) from error
+        return self._load(text, directory) if text is not None else self._in_history(table, pipeline, number)
+
+    def keep(self, pipeline: str, version: PipelineVersion, durable: bool = False) -> WindowRecord | None:
+        """Copy the record of the attempt that has committed a version to the records of windows.
+
+        :param durable: True if the entry of Delta's log is known to be durable.
+        :return: the record, or None if the attempt has been cleaned up.
+        :raises OSError: the store did not answer.
+        """
+        text = self.store.get(f"{ATTEMPTS}/{marker_name(pipeline, version)}/{RECORD}")
+        if text is None:
+            return None
+        record = self._load(text, marker_name(pipeline, version))
+        directory = f"{WINDOWS}/{pipeline_slug(pipeline)}/{record.applied.number:010d}"
+        self.store.make(directory)
+        place = f"{directory}/{record.applied.replay}.json"
+        if self.store.get(place) != text:
+            # The attempt may have died before its commit was durable, and the caller is going to commit Kafka's offsets past it.
+            if not durable:
+                self.store.flush_log()
+            self.store.put(place, text)
+        return record
+
+    def finish(self, marker: str, record: WindowRecord) -> None:
+        """Remove what an attempt has left that has committed: files of tasks whose result was not taken, and its marker.
+
+        :param record: the attempt's record, which :meth:`keep` has copied.
+        :raises OSError: the store did not answer.
+        """
+        directory = data_directory(marker)
+        named = {file["path"] for file in record.files}
+        if not named:
+            self.store.remove_all(directory)
+        else:
+            for info in self.store.children(directory):
+                if (path := f"{directory}/{info.base_name}") not in named:
+                    self.store.remove(path)
+        self.store.remove_all(f"{ATTEMPTS}/{marker}")
+
+    def fence(self, pipeline: str, markers: Iterable[str]) -> PipelineVersion:
+        """Remove ended attempts of a pipeline.
+
+        Guarantee: none of them commits anything afterwards, and no file of a committed window is removed.
+
+        :param markers: their names, listed before this is called.
+        :return: the pipeline's transaction version, behind which the next attempt commits.
+        :raises SinkUnavailable: the store did not answer.
+        """
+        left = set(markers)
+        error: Exception | None = None
+        for _ in range(_TRIES):
+            table = self.log.load("looking for earlier attempts")
+            if table is None:
+                raise SinkUnavailable(self.store.place.uri, "looking for earlier attempts", "the table is gone")
+            version = self.log.version(table, pipeline)
+            try:
+                committed = marker_name(pipeline, version)
+                if committed in left:
+                    record = self.keep(pipeline, version)
+                    if record is not None:
+                        self.finish(committed, record)
+                    else:  # the attempt has cleaned up itself, but for this
+                        self.store.remove_all(f"{ATTEMPTS}/{committed}")
+                    left.discard(committed)
+            except OSError as failed:
+                raise SinkUnavailable(self.store.place.uri, "keeping the record of a window", str(failed)) from failed
+            if not left:
+                return version
+            fenced = version.after()
+            error = self.log.try_commit(table, pipeline, fenced, metadata={"pipeline": pipeline, "fenced": sorted(left)})
+            if error is None:
+                for marker in left:
+                    # The marker goes last: it is what leads to the rest.
+                    self.store.remove_all(data_directory(marker))
+                    self.store.remove_all(f"{ATTEMPTS}/{marker}")
+                return fenced
+        raise SinkUnavailable(self.store.place.uri, "fencing earlier attempts", str(error))
+
+    def sweep(self, pipeline: str) -> PipelineVersion:
+        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines.
+
+        An attempt is abandoned :data:`.ABANDONED_DAYS` days after it began, unless its driver lives and the table is local, where
+        that can be seen (a lock).
+
+        :return: the pipeline's transaction version, behind which the new attempt commits.
+        """
+        try:
+            names = [info.base_name for info in self.store.children(ATTEMPTS)]
+            found = [(match[1], name) for name in names if (match := _MARKER.fullmatch(name))]
+            own = [name for slug, name in found if slug == pipeline_slug(pipeline)]
+            self._sweep_abandoned([name for slug, name in found if slug != pipeline_slug(pipeline)])
+        except OSError as error:
+            raise SinkUnavailable(self.store.place.uri, "looking for earlier attempts", str(error)) from error
+        return self.fence(pipeline, own)
+
+    def _sweep_abandoned(self, markers: Iterable[str]) -> None:
+        oldest = time.time() - ABANDONED_DAYS * 86400
+        abandoned: dict[str, list[str]] = defaultdict(list)
+        locks: list[AttemptLock] = []
+        try:
+            for marker in list(markers):
+                begun = self.store.modified(f"{ATTEMPTS}/{marker}/{BEGUN}")
+                if begun is None or begun >= oldest or len(locks) >= SWEPT_AT_ONCE:
+                    continue
+                with suppress(OSError, ValueError, KeyError):
+                    if self.store.place.is_local:
+                        locks.append(AttemptLock(Path(self.store.full(f"{ATTEMPTS}/{marker}"))))
+                    text = self.store.get(f"{ATTEMPTS}/{marker}/{BEGUN}") or "{}"
+                    abandoned[json.loads(text)["pipeline"]].append(marker)
+            for pipeline, names in abandoned.items():
+                self.fence(pipeline, names)
+        finally:
+            for lock in locks:
+                lock.release()
+
+    def _load(self, text: str, name: str) -> WindowRecord:
+        try:
+            return WindowRecord.load(text)
+        except ValueError as error:
+            raise WindowConflict(name, f"{self.store.full(name)} cannot be understood: {error}", "a record") from error
+
+    def _in_history(self, table: DeltaTable, pipeline: str, number: int) -> WindowRecord | None:
+        """Return the record as the information of a commit has it, without its files: for a table that was copied without the
+        directory of records."""
+        for commit in table.history():
+            found = commit.get(METADATA)
+            if isinstance(found, dict) and (found.get("pipeline"), found.get("number")) == (pipeline, number):
+                applied = Applied(
+                    pipeline,
+                    number,
+                    ranges_from_json(found["ranges"]),
+                    found["rows"],
+                    replay=found["replay"],
+                    cluster_id=found["cluster_id"],
+                    topic_ids=found["topic_ids"],
+                )
+                return WindowRecord(applied)
+        return None

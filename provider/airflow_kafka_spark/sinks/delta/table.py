@@ -1,0 +1,88 @@
+"""The table's columns: creating, comparing and evolving them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import SinkUnavailable
+from airflow_kafka_spark.sinks.delta.log import DeltaLog
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
+
+_TRIES = 20
+
+
+def column_types(schema: Any) -> dict[str, Any]:
+    """Return names and types of the columns of a Delta schema, without what is said of nulls."""
+    return {field["name"]: _without_nulls(field["type"]) for field in json.loads(schema.to_json())["fields"]}
+
+
+def type_name(kind: Any) -> str:
+    """Return a type as Spark's DDL has it, for messages."""
+    if isinstance(kind, str):
+        return kind
+    if kind["type"] == "array":
+        return f"array<{type_name(kind['elementType'])}>"
+    if kind["type"] == "map":
+        return f"map<{type_name(kind['keyType'])},{type_name(kind['valueType'])}>"
+    return f"struct<{','.join(f['name'] + ':' + type_name(f['type']) for f in kind['fields'])}>"
+
+
+def _without_nulls(kind: Any) -> Any:
+    if isinstance(kind, dict):
+        left_out = ("nullable", "containsNull", "valueContainsNull", "metadata")
+        return {name: _without_nulls(value) for name, value in kind.items() if name not in left_out}
+    return [_without_nulls(value) for value in kind] if isinstance(kind, list) else kind
+
+
+def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> DeltaTable:
+    """Return the table, which is created, or gets the columns that it lacks, if the options say so.
+
+    :param schema: the rows' columns.
+    :raises SinkUnavailable: the store did not answer, or refused it.
+    """
+    from deltalake import DeltaTable, Schema
+    from deltalake.exceptions import DeltaError
+
+    doing, stored = "opening the table", Schema.from_arrow(sink.spec.stored(schema))
+    error: Exception | None = None
+    for _ in range(_TRIES):
+        table = log.load(doing)
+        try:
+            if table is None:
+                if not sink.auto_create:
+                    raise SinkUnavailable(sink.uri, doing, "it does not exist, and `auto_create` is False")
+                log.store.make("_delta_log")
+                DeltaTable.create(
+                    log.store.place.location,
+                    _nullable(stored),
+                    mode="ignore",
+                    partition_by=list(sink.partition_by),
+                    configuration=dict(sink.table_properties),
+                    storage_options=dict(log.store.storage_options),
+                )
+            elif missing := [field for field in _nullable(stored).fields if field.name not in column_types(table.schema())]:
+                if not sink.auto_evolve:
+                    names = "`, `".join(field.name for field in missing)
+                    raise SinkUnavailable(sink.uri, doing, f"it has no columns `{names}`, and `auto_evolve` is False")
+                table.alter.add_columns(missing)
+            else:
+                return table
+        except (DeltaError, OSError) as failed:
+            error = failed  # perhaps another writer was faster: look again
+    raise SinkUnavailable(sink.uri, doing, str(error))
+
+
+def _nullable(schema: Any) -> Any:
+    """Return a schema whose columns take nulls. Its nested members keep what they say."""
+    from deltalake import Schema
+
+    value = json.loads(schema.to_json())
+    for field in value["fields"]:
+        field["nullable"] = True
+    return Schema.from_json(json.dumps(value))

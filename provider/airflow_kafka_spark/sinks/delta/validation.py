@@ -1,0 +1,284 @@
+"""Validation of a Delta sink: everything that would keep a window from being committed, found before anything runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.sinks.base import Shape
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
+
+_LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
+_FEATURES = {
+    "appendOnly",
+    "changeDataFeed",
+    "checkConstraints",
+    "columnMapping",
+    "generatedColumns",
+    "identityColumns",
+    "invariants",
+    "timestampNtz",
+    "vacuumProtocolCheck",
+}
+"""Features of a table that do not matter to an append, or whose use in a column is looked for."""
+_RECENT = 50
+"""Commits that are looked at for other writers."""
+_UNNAMEABLE = frozenset(" ,;{}()\n\t=")
+
+
+def delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Problem]:
+    """Return the problems of options, columns and table. See :meth:`.DeltaSink.validate`."""
+    options = [*_columns(sink, shape.schema), *_options(sink, shape.schema)]
+    table, found = _open(sink)
+    if table is not None:
+        found += [*_table(sink, table), *_compared(sink, table, shape.schema)]
+    elif not found and not sink.auto_create:
+        found.append(Problem("sink.path", f"there is no Delta table at {sink.uri}", "Create it, or set `auto_create=True`"))
+    return [*found, *options]
+
+
+def table_problems(sink: DeltaSinkOptions) -> list[Problem]:
+    """Return the problems of place, connection and table. See :meth:`.DeltaSink.target_problems`."""
+    table, found = _open(sink)
+    return [*found, *_table(sink, table)] if table is not None else found
+
+
+def removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
+    """Return why the table takes no removals. See :meth:`.DeltaSink.replay_problems`."""
+    table, _ = _open(sink)
+    if table is None or table.metadata().configuration.get("delta.appendOnly", "").lower() != "true":
+        return []
+    return [Problem("on_rerun", f"{sink.uri} has `delta.appendOnly`, so that nothing can be replaced", "Unset that property")]
+
+
+# --- place --------------------------------------------------------------------------------------------------------------
+
+
+def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
+    """Return the table if there is one that can be read, and the problems of getting there."""
+    from airflow_kafka_spark.sinks.delta.log import DeltaLog
+
+    if importlib.util.find_spec("deltalake") is None:
+        action = 'Install "airflow-provider-kafka-spark[delta]" on the Airflow worker'
+        return None, [Problem("sink", "the package `deltalake` is not installed", action)]
+    try:
+        place = sink.place
+    except ValueError as error:
+        what = f"{error}. Expected an absolute path, a file:// URI or s3://bucket/prefix"
+        return None, [Problem("sink.path", what)]
+    found: list[Problem] = []
+    if place.is_local:
+        found += _rights(Path(place.path))
+        if sink.conn_id:
+            found.append(Problem("sink.conn_id", "a mounted directory needs no connection", "Leave it out"))
+    elif sink.conn_id and importlib.util.find_spec("airflow.providers.amazon") is None:
+        action = "Install apache-airflow-providers-amazon on the Airflow worker"
+        return None, [Problem("sink.conn_id", "S3 with a connection needs Airflow's Amazon provider", action)]
+    if found:
+        return None, found
+    try:
+        return DeltaLog(sink.store).load("opening the table"), []
+    except KafkaSparkError as error:
+        return None, [Problem("sink.path", str(error), "Check path, `conn_id` and its rights")]
+
+
+def _rights(directory: Path) -> Iterator[Problem]:
+    place = next((path for path in (directory, *directory.parents) if os.path.lexists(path)), directory)
+    if not place.is_dir():
+        yield Problem("sink.path", f"{place} is not a directory", "Name a directory, or remove the file")
+    elif not os.access(place, os.W_OK | os.X_OK):
+        yield Problem("sink.path", f"{place} cannot be written by user {os.geteuid()}", "Give this user the right to")
+    elif place == directory and not (directory / "_delta_log").is_dir() and any(p.name[0] not in "._" for p in place.iterdir()):
+        yield Problem("sink.path", f"{directory} is not empty, and no Delta table", "Name an empty directory, or a Delta table")
+
+
+# --- table --------------------------------------------------------------------------------------------------------------
+
+
+def _table(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
+    where, metadata, protocol = f"sink.path table {sink.uri}", table.metadata(), table.protocol()
+    used = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
+    if others := sorted(used - _FEATURES):
+        what = f"it has the features `{'`, `'.join(others)}`; expected none but {', '.join(sorted(_FEATURES))}"
+        yield Problem(where, what, "Drop these features (`ALTER TABLE ... DROP FEATURE`), or name another table")
+    properties = metadata.configuration
+    for name, bad, why in (
+        ("delta.setTransactionRetentionDuration", lambda v: True, "the table forgets which windows it has"),
+        ("delta.columnMapping.mode", lambda v: v.lower() != "none", "files have other column names than the table"),
+        ("delta.enableDeletionVectors", lambda v: v.lower() == "true", "deletion vectors are not supported"),
+    ):
+        if name in properties and bad(properties[name]):
+            yield Problem(where, f"its property `{name}` is `{properties[name]}`: {why}", "Unset it, or name another table")
+    if constraints := sorted(name for name in properties if name.startswith("delta.constraints.")):
+        what = f"it has constraints that Spark's tasks do not check: {', '.join(constraints)}"
+        yield Problem(where, what, "Drop them, or load another table and merge from there")
+    for field in table.schema().fields:
+        if computed := sorted(
+            n for n in field.metadata if n.startswith(("delta.generation", "delta.identity", "delta.invariants"))
+        ):
+            what = f"column `{field.name}` has {', '.join(computed)}, which Spark's tasks do not compute or check"
+            yield Problem(where, what, "Name another table")
+    if list(metadata.partition_columns) != list(sink.partition_by):
+        there = ", ".join(metadata.partition_columns) or "nothing"
+        what = f"the table is partitioned by {there}; found {', '.join(sink.partition_by) or 'nothing'}"
+        yield Problem("sink.partition_by", what, f"Set `partition_by={list(metadata.partition_columns)}`")
+    if not sink.place.is_local:
+        yield from _unsafe_writers(where, table)
+
+
+def _unsafe_writers(where: str, table: DeltaTable) -> Iterator[Problem]:
+    for commit in table.history(_RECENT):
+        engine = str(commit.get("engineInfo", ""))
+        if "spark" in engine.lower() or "databricks" in engine.lower():
+            yield Problem(
+                where,
+                f"version {commit['version']} was written by {engine}. Spark's log stores for S3 overwrite an entry of the log "
+                "that another writer has just put there, so that a window could be lost",
+                "Let this sink and Spark write to different tables",
+            )
+            return
+
+
+# --- columns ------------------------------------------------------------------------------------------------------------
+
+
+def _columns(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
+    import pyarrow as pa
+
+    names = Counter(name.casefold() for name in schema.names)
+    if doubled := [name for name in schema.names if names[name.casefold()] > 1]:
+        yield Problem("schema", f"Delta takes the columns `{'`, `'.join(doubled)}` for one", "Rename all but one of them")
+    for field in schema:
+        if not field.name or _UNNAMEABLE & set(field.name):
+            yield Problem("schema", f"column `{field.name}` has a blank or one of ,;{{}}()= in its name", "Rename it")
+        elif problem := _unstorable(sink, field):
+            yield problem
+    for name, count in Counter(sink.partition_by).items():
+        if count > 1:
+            yield Problem("sink.partition_by", f"`{name}` is named {count} times", "Name it once")
+        if name not in schema.names:
+            known = ", ".join(f"`{n}`" for n in schema.names)
+            yield Problem("sink.partition_by", f"there is no column `{name}`; there are {known}", "Name one of these")
+        elif not _partitions(schema.field(name).type):
+            kind = schema.field(name).type
+            advice = "a date made of it" if pa.types.is_timestamp(kind) else "another column"
+            what = f"column `{name}` is {kind}; expected a boolean, integer, decimal, date or string"
+            yield Problem("sink.partition_by", what, f"Partition by {advice}")
+    if schema.names and set(schema.names) <= set(sink.partition_by):
+        yield Problem("sink.partition_by", "it names all columns, so that none is left for the files", "Leave out at least one")
+
+
+def _partitions(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    fine: tuple[Callable[[pa.DataType], bool], ...] = (
+        pa.types.is_boolean,
+        pa.types.is_integer,
+        pa.types.is_decimal,
+        pa.types.is_date,
+        pa.types.is_string,
+        pa.types.is_large_string,
+    )
+    return any(holds(kind) for holds in fine)
+
+
+def _unstorable(sink: DeltaSinkOptions, field: pa.Field) -> Problem | None:
+    import pyarrow as pa
+
+    from airflow_kafka_spark.sinks.delta.table import column_types
+
+    where = f"sink.path column `{field.name}`"
+    kind = str(field.type)
+    if "timestamp[ns" in kind:
+        return Problem(where, f"it is {kind}; expected microseconds, which is what Delta has", "Cast it to timestamp[us]")
+    if importlib.util.find_spec("deltalake") is None:
+        return None
+    from deltalake import Schema
+
+    try:
+        column_types(Schema.from_arrow(sink.spec.stored(pa.schema([field]))))
+    except Exception as error:  # whatever deltalake makes of a type
+        return Problem(where, f"Delta has no type for {kind}: {error}", "Leave the column out, or convert it")
+    if "uint" in kind or "time32" in kind or "time64" in kind or "duration" in kind or "dictionary" in kind:
+        return Problem(where, f"Delta has no type for {kind}", "Leave the column out, or convert it")
+    return None
+
+
+def _compared(sink: DeltaSinkOptions, table: DeltaTable, schema: pa.Schema) -> Iterator[Problem]:
+    """Yield a problem for each column that the table does not take."""
+    from deltalake import Schema
+
+    from airflow_kafka_spark.sinks.delta.table import column_types, type_name
+
+    storable = [field for field in schema if _unstorable(sink, field) is None]
+    now = column_types(Schema.from_arrow(sink.spec.stored(_schema_of(storable))))
+    before = column_types(table.schema())
+    required = {field.name for field in table.schema().fields if not field.nullable}
+    for name, kind in now.items():
+        where = f"sink.path column `{name}`"
+        if name in before and before[name] != kind:
+            what = f"found {type_name(kind)}; expected {type_name(before[name])}, as the table has it"
+            yield Problem(where, what, "Correct the schema, or give the column another name")
+        elif name not in before and (alike := [known for known in before if known.casefold() == name.casefold()]):
+            yield Problem(where, f"the table has `{alike[0]}`, and Delta takes the two for one", f"Call it `{alike[0]}`")
+        elif name not in before and not sink.auto_evolve:
+            what = f"it is new ({type_name(kind)}); the table has {_listed(before, type_name)}"
+            yield Problem(where, what, "Set `auto_evolve=True` on the sink, or leave it out of the schema")
+    for name in sorted(required):
+        if name not in now or schema.field(name).nullable:
+            what = "the table takes no null in it, and " + ("the rows do not have it" if name not in now else "rows may have one")
+            yield Problem(f"sink.path column `{name}`", what, "Let the table's column take nulls (`DROP NOT NULL`)")
+
+
+def _schema_of(fields: list[pa.Field]) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(fields)
+
+
+def _listed(columns: Mapping[str, Any], named: Callable[[Any], str]) -> str:
+    return ", ".join(f"`{name}` {named(kind)}" for name, kind in columns.items())
+
+
+# --- files --------------------------------------------------------------------------------------------------------------
+
+
+def _options(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
+    import pyarrow as pa
+
+    from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec, try_writing
+
+    if sink.mode != "append":
+        what = f"`{sink.mode}` is not supported; expected `append`"
+        yield Problem("sink.mode", what, "Append, and MERGE by key from there in Spark; or use `PostgresSink` to upsert")
+    codecs = FileSpec("parquet").writer.codecs
+    if sink.compression not in codecs:
+        known = ", ".join(c for c in codecs if c)
+        yield Problem("sink.compression", f"`{sink.compression}` is not known; expected one of {known}")
+        return
+    for name in _LIMITS:
+        value = sink.options.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            yield Problem("sink.options", f"`{name}` is {value!r}; expected a whole number from 1")
+    spec = sink.spec
+    if reserved := sorted(spec.writer.reserved & set(sink.options)):
+        yield Problem("sink.options", f"`{'`, `'.join(reserved)}` cannot be set: the sink sets it itself", "Leave it out")
+    elif error := try_writing(spec, pa.schema([("a", pa.int64())])):
+        yield Problem("sink.options", f"the Parquet writer does not take {dict(spec.format_options)}: {error}")
+    if forbidden := sorted(n for n in sink.table_properties if n in _FORBIDDEN):
+        yield Problem(
+            "sink.table_properties", f"`{'`, `'.join(forbidden)}` cannot be set on a table of this sink", "Leave it out"
+        )
+
+
+_FORBIDDEN = ("delta.setTransactionRetentionDuration", "delta.columnMapping.mode", "delta.enableDeletionVectors")

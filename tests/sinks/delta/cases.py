@@ -1,0 +1,82 @@
+"""A Delta sink under test, read by polars' own scan of the files that Delta's log names, and by DuckDB."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+from deltalake import DeltaTable
+
+from airflow_kafka_spark.sinks.base import Shape, Sink
+from airflow_kafka_spark.sinks.delta.sink import DeltaSink
+from tests.sinks.cases import Case, tree
+from tests.sinks.feed import SCHEMA
+
+
+class DeltaCase(Case):
+    """A Delta sink on a local disk, read by deltalake: its log says which files there are, Arrow reads them."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        path.parent.mkdir(parents=True)
+        self.path = path
+        self.sink = DeltaSink(str(path), **options)
+        self.schema = SCHEMA
+        if "partition_by" in options:
+            self.schema = self.schema.append(pa.field("day_of_week", pa.string()))
+
+    def read(self, *only: str) -> list[dict[str, Any]]:
+        if not (self.path / "_delta_log").exists():
+            return []
+        found = DeltaTable(self.path).to_pyarrow_dataset()
+        columns = [name for name in only or self.schema.names if name in found.schema.names]
+        return found.to_table(columns=columns).cast(pa.schema([self.schema.field(n) for n in columns])).to_pylist()
+
+    def files(self) -> set[str]:
+        """The files that the log names, below the table."""
+        if not (self.path / "_delta_log").exists():
+            return set()
+        added = pa.table(DeltaTable(self.path).get_add_actions(flatten=True))
+        return set(added.column("path").to_pylist())
+
+    def everything(self) -> Any:
+        return tree(self.path.parent)
+
+    def published(self) -> Any:
+        """The log, the files that it names, and the records of windows."""
+        named = self.files()
+        seen = ("_delta_log", "_airflow/windows")
+        return {name: digest for name, digest in tree(self.path).items() if name in named or name.startswith(seen)}
+
+    def leftovers(self) -> list[str]:
+        named = self.files()
+        directories = {name.rpartition("/")[0] for name in named}
+        known = {".", "_delta_log", "_airflow", "_airflow/windows", "_airflow/attempts"}
+        return [
+            name
+            for name in tree(self.path)
+            if name not in named | directories | known
+            and not name.startswith("_airflow/windows/")
+            and not (name.startswith("_delta_log/") and name.endswith(".json"))
+        ]
+
+    def age(self, days: float) -> None:
+        began = time.time() - days * 86400
+        for attempt in self.path.glob("_airflow/attempts/*/attempt.json"):
+            os.utime(attempt, (began, began))
+
+    def broken(self) -> tuple[Sink, Shape, set[str]]:
+        file = self.path.parent / "a file"
+        file.write_text("in the way")
+        shape = Shape("broken", pa.schema([("id", pa.int64()), ("gap", pa.duration("us"))]))
+        options = {"compression": "rar", "mode": "upsert", "table_properties": {"delta.columnMapping.mode": "name"}}
+        sink = DeltaSink(str(file / "orders"), partition_by=("nobody", "gap"), **options)
+        where = {"sink.path", "sink.path column `gap`", "sink.partition_by", "sink.compression", "sink.mode"}
+        return sink, shape, where
+
+    def in_order(self) -> list[list[int]]:
+        options = {"columns": ["id"], "partitioning": None}
+        return [pa.parquet.read_table(self.path / name, **options)["id"].to_pylist() for name in sorted(self.files())]

@@ -1,0 +1,182 @@
+"""The Delta sink on a real S3 API, with the credentials of an Airflow connection. Run by ``test_s3.py``."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from airflow_kafka_spark.errors import Fenced, SinkUnavailable
+from airflow_kafka_spark.sinks.delta.access import s3_access
+from airflow_kafka_spark.sinks.delta.sink import DeltaSink
+from tests.sinks.attempt import Victim, apply, travelled, write_all, write_split
+from tests.sinks.feed import SCHEMA, Feed
+from tests.sinks.oracle import same_multiset
+from tests.support.s3 import EmbeddedS3
+
+READS_ONLY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ["s3:Get*", "s3:List*"], "Resource": "*"}]}
+WIDE = SCHEMA.append(pa.field("day_of_week", pa.string()))
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[EmbeddedS3]:
+    with EmbeddedS3() as server:
+        os.environ["AIRFLOW_CONN_LAKE"] = server.connection_json()
+        os.environ["AIRFLOW_CONN_READER"] = server.connection_json(server.user("reader", READS_ONLY))
+        Path(os.environ["S3_SECRET_FILE"]).write_text(server.credentials[1])
+        yield server
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A table in a bucket of its own, read with the log by deltalake and the objects by boto3."""
+
+    client: Any
+    bucket: str
+    sink: DeltaSink
+
+    @property
+    def table(self) -> DeltaTable:
+        return DeltaTable(self.sink.uri, storage_options=s3_access("lake").storage_options)
+
+    def read(self) -> list[dict[str, Any]]:
+        found = self.table.to_pyarrow_table()
+        return found.select(WIDE.names).cast(WIDE).to_pylist()
+
+    def ids(self) -> list[int]:
+        return self.table.to_pyarrow_table(columns=["id"])["id"].to_pylist()
+
+    def names(self) -> list[str]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
+        return [o["Key"].removeprefix("lake/orders/") for page in pages for o in page.get("Contents", ())]
+
+    def data(self) -> set[str]:
+        return {name for name in self.names() if name.endswith(".parquet")}
+
+    def named(self) -> set[str]:
+        return set(pa.table(self.table.get_add_actions(flatten=True)).column("path").to_pylist())
+
+    def of_others(self, *ids: int) -> None:
+        rows, options = pa.table({"id": pa.array(ids, pa.int64())}), s3_access("lake").storage_options
+        write_deltalake(self.sink.uri, rows, mode="append", schema_mode="merge", storage_options=options)
+
+
+@pytest.fixture
+def lake(s3: EmbeddedS3, unique: Callable[[str], str]) -> Lake:
+    bucket, client = unique("bucket"), s3.client()
+    client.create_bucket(Bucket=bucket)
+    return Lake(client, bucket, DeltaSink(f"s3a://{bucket}/lake/orders", conn_id="lake", partition_by=["flag", "day_of_week"]))
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return Feed(WIDE)
+
+
+def test_windows_are_there_once_with_their_values(lake, feed):
+    jobs = [feed.next() for _ in range(3)]
+    assert lake.sink.validate(feed.shape) == [] and lake.sink.last_applied(feed.pipeline) is None
+    for job in (*jobs, *jobs):
+        assert apply(lake.sink, job).ranges == job.window.ranges
+        assert lake.sink.last_applied(feed.pipeline).number >= job.window.number
+    same_multiset([line for job in jobs for line in job.expected], lake.read())
+    assert lake.data() == lake.named()
+    assert not [name for name in lake.names() if name.startswith("_airflow/attempts/") and name != "_airflow/attempts/"]
+
+
+@pytest.mark.parametrize("point", ["split.flushed", "sink.in_transaction", "sink.committed"])
+def test_a_killed_attempt_is_repeated_and_leaves_nothing(lake, feed, tmp_path, point):
+    first, job, third = feed.next(3, 2, 1), feed.next(), feed.next(1, 1, 1)
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, point, tmp_path / "victim") as victim:
+        assert victim.died()
+    assert Counter(lake.ids()) == Counter(first.ids + (job.ids if point == "sink.committed" else []))
+    lake.of_others(-1)
+    for one in (job, third):
+        apply(lake.sink, one)
+    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1])
+    assert lake.data() == lake.named()
+
+
+def test_a_commit_is_a_conditional_put_and_others_may_take_its_place_in_the_log(lake, feed, tmp_path):
+    first, job = feed.next(2, 0, 0), feed.next()
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, "sink.in_transaction:stop", tmp_path / "victim") as attempt:
+        assert attempt.stopped()
+        lake.of_others(-1)
+        lake.of_others(-2)
+        assert attempt.wake() == 0
+    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, -1, -2])
+
+
+def test_a_zombie_commits_nothing_behind_its_successor_nor_behind_one_that_gave_up(lake, feed, tmp_path):
+    first, job = feed.next(2, 0, 0), feed.next()
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, "sink.in_transaction:stop", tmp_path / "one") as zombie:
+        assert zombie.stopped()
+        with lake.sink.begin(job.window, job.splits, job.shape):
+            pass
+        assert zombie.wake() == 1
+    assert sorted(lake.ids()) == sorted(first.ids)
+    with Victim(lake.sink, job, "sink.in_transaction:stop", tmp_path / "two") as zombie:
+        assert zombie.stopped()
+        apply(lake.sink, job)
+        zombie.wake()
+    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids])
+    assert lake.data() == lake.named()
+
+
+def test_a_late_task_of_an_attempt_that_has_ended_leaves_no_object(lake, feed):
+    job = feed.next()
+    with lake.sink.begin(job.window, job.splits, job.shape) as writer:
+        late = travelled(writer.split_writer())
+        late.open(job.splits[0])
+        late.write(job.rows[0][0])
+        writer.commit(write_all(writer, job))
+    with pytest.raises(Fenced):
+        late.close()
+    late.abort()
+    with pytest.raises(Fenced):
+        write_split(travelled(writer.split_writer()), job.splits[0], job.rows[0])
+    assert lake.data() == lake.named()
+
+
+def test_a_replay_replaces_its_window(lake, feed):
+    jobs = [feed.next() for _ in range(2)]
+    for job in jobs:
+        apply(lake.sink, job)
+    again = replace(jobs[0], window=replace(jobs[0].window, replay=1), rows={**jobs[0].rows, 0: []})
+    assert lake.sink.replay_problems() == []
+    assert apply(lake.sink, again).replay == 1
+    assert Counter(lake.ids()) == Counter([*again.ids, *jobs[1].ids])
+
+
+def test_problems_are_reported_without_the_secret(lake, feed):
+    where = [(p.where, p.what) for p in replace(lake.sink, conn_id="nowhere").validate(feed.shape)]
+    assert [w for w, _ in where] == ["sink.path"] and "nowhere" in where[0][1]
+    assert replace(lake.sink, path="s3://no-such-bucket-here/t").validate(feed.shape)
+    reader = replace(lake.sink, conn_id="reader")
+    job = feed.next()
+    with pytest.raises(SinkUnavailable):
+        apply(reader, job)
+    assert lake.sink.destination().place["server"].startswith("127.0.0.1:")
+    secret = s3_access("lake").secret_key
+    with lake.sink.begin(job.window, job.splits, job.shape) as writer:
+        assert secret not in repr(lake.sink) + repr(lake.sink.store) + repr(writer.split_writer().target)
+
+
+def test_a_table_that_spark_has_written_to_is_refused(lake, feed):
+    apply(lake.sink, feed.next(1, 0, 0))
+    entry = b'{"commitInfo":{"timestamp":1,"operation":"WRITE","engineInfo":"Apache-Spark/4.0.0 Delta-Lake/4.0.0"}}\n'
+    version = lake.table.version() + 1
+    lake.client.put_object(Bucket=lake.bucket, Key=f"lake/orders/_delta_log/{version:020d}.json", Body=entry)
+    (problem,) = lake.sink.validate(feed.shape)
+    assert "Apache-Spark" in problem.what
