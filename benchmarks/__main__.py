@@ -1,4 +1,4 @@
-"""``python -m benchmarks [files] [postgres] [kafka] [records] [around] [splits] [memory] [ui] [ledger]
+"""``python -m benchmarks [files] [postgres] [kafka] [records] [fan_out] [around] [splits] [memory] [ui] [ledger]
 [small] [--records N] [--rounds N]``"""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument(
         "which",
         nargs="*",
-        choices=["files", "postgres", "kafka", "records", "around", "splits", "memory", "ui", "ledger", "small", []],
+        choices=["files", "postgres", "kafka", "records", "fan_out", "around", "splits", "memory", "ui", "ledger", "small", []],
         help="default: all",
     )
     parser.add_argument("--records", type=int, default=4_000_000)
@@ -23,7 +23,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-bench-") as temporary:
         os.environ.setdefault("AIRFLOW_HOME", str(Path(temporary) / "airflow"))
         os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
-        from benchmarks import around, ledger, memory, records, small, splits, to_files, to_kafka, to_postgres, ui
+        from benchmarks import around, fan_out, ledger, memory, records, small, splits, to_files, to_kafka, to_postgres, ui
         from benchmarks.bench import stand
 
         known = {
@@ -31,6 +31,7 @@ def main() -> None:
             "postgres": to_postgres,
             "kafka": to_kafka,
             "records": records,
+            "fan_out": fan_out,
             "around": around,
             "splits": splits,
             "memory": memory,

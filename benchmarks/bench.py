@@ -1,4 +1,4 @@
-"""What the benchmarks share: servers, four million order events, one warm Spark session, and fair turns."""
+"""Share between benchmarks: servers, four million order events, one warm Spark session, and fair turns."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def _errors(stand: Stand) -> None:
 
 
 def _cpu_seconds() -> float:
-    """What this process, Spark's JVM and its Python workers have used until now, with workers that have ended."""
+    """Return the CPU seconds that this process, Spark's JVM and its Python workers have used, ended workers included."""
     import psutil
 
     spark = []

@@ -200,7 +200,7 @@ def made() -> SparkClassArchive:
 
 
 def submit_version(options: tuple[str, ...]) -> tuple[int, list[str]]:
-    """How spark-submit --version ends and what it says, in a JVM with these options."""
+    """Return the exit code and the output of spark-submit --version in a JVM with these options."""
     home = jars.pyspark_jars().parent
     path = f"{home}/conf:{home}/jars/*"
     command = [str(jars.find_java()), *options, "-XX:TieredStopAtLevel=1", "-cp", path, "org.apache.spark.deploy.SparkSubmit"]

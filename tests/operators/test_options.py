@@ -7,7 +7,11 @@ from datetime import timedelta
 
 import pytest
 from airflow.sdk import DAG
-from airflow.serialization.serialized_objects import DagSerialization
+
+try:
+    from airflow.serialization.serialized_objects import DagSerialization
+except ImportError:  # Airflow 3.0 and 3.1
+    from airflow.serialization.serialized_objects import SerializedDAG as DagSerialization
 
 from airflow_kafka_spark.formats import Json, Raw
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator

@@ -156,7 +156,7 @@ def test_eight_mistakes_on_the_way_to_a_table_are_named_at_once_and_what_they_hi
     wrong = {"value": Json(schema="id bigintt"), "metadata_columns": ["offset"], "transforms": [Cast("a:faketype")]}
     found, unchecked = complaints(table, sink=sink, **wrong)
     assert [where.partition(" ")[0].partition(".")[0] for where in found] == ["value", "transforms[0]", "sink"]
-    assert set(unchecked) == {"metadata_columns", "sink columns", "sink.key"}
+    assert set(unchecked) == {"metadata_columns", "transforms", "sink columns", "sink.key"}
 
 
 def test_eight_mistakes_between_two_topics_are_named_at_once_and_what_they_hide_is_told(kafka, unique, tmp_path):
@@ -168,6 +168,9 @@ def test_eight_mistakes_between_two_topics_are_named_at_once_and_what_they_hide_
         found, unchecked = complaints(flow, **{**orders, "value": Json(schema="id bigintt")})
         assert {"sink.topic", "sink.transaction_timeout"} < set(found)
         assert unchecked["transforms"].startswith("value")
+        # Only Spark knows SQL, and it is not asked before the rest is right.
+        found, unchecked = complaints(flow, **OF_READING, value=Json(schema=SCHEMA), filter="x and", columns={"a": "b +"})
+        assert set(found) == set(OF_READING) and set(unchecked) == {"filter", "columns"}
 
 
 def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_and_what_they_hide_is_told(kafka, postgres, unique, tmp_path):

@@ -147,11 +147,14 @@ class Victim:
         return True
 
     def freeze(self) -> None:
-        """Stop all of it, JVM and workers included: a machine that hangs."""
+        """Stop all of its processes, JVM and workers included. A warm Spark process runs on: only the task hangs then."""
         self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:
+        """Let all that has stopped go on, workers in a warm Spark process too."""
         self._signal(signal.SIGCONT)
+        for pid in self._warm_session():
+            workers.wake(pid)
 
     def end(self) -> None:
         """Kill whatever of it is left."""

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from airflow_kafka_spark.hooks.warm_spark import client
+from airflow_kafka_spark.hooks.warm_spark.process import peer
 from airflow_kafka_spark.testing._processes import wait_until
 
 EVERYWHERE = os.environ.get("TEST_KEEP_ALIVE", "")
@@ -29,6 +31,12 @@ def is_on() -> bool:
     """Return True if an attempt over the default connection uses a warm process."""
     connection = json.loads(os.environ.get("AIRFLOW_CONN_SPARK_DEFAULT") or "{}")
     return "keep_alive" in (connection.get("extra") or {})
+
+
+def used_here() -> int | None:
+    """Return the warm Spark process that this process is attached to; None if it is attached to none."""
+    attached = client._attached
+    return None if attached is None else peer(attached.connection)[0]
 
 
 def jvm_of(log: Path) -> int | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.testing._processes import wait_until
-from tests.support import spark_daemon
+from tests.support import spark_daemon, warm
 
 
 @contextmanager
@@ -29,15 +29,16 @@ def fault_in_tasks(point: str, once: Path) -> Iterator[None]:
 
 
 def wait_stopped(once: Path, above: int | None = None, seconds: float = 120) -> int:
-    """Until a worker has stopped itself at its fault; its process id.
+    """Wait until a worker has stopped itself at its fault, and return its process id.
 
-    :param above: a process that it descends from; default this one.
+    :param above: a process that it descends from; default this one, or the warm Spark process that this one uses.
     """
     found: list[int] = []
+    root = above or warm.used_here() or os.getpid()
 
     def there() -> bool:
         if once.exists():
-            found[:] = [pid for pid in _all() if state(pid) in "Tt" and (above or os.getpid()) in ancestors(pid)]
+            found[:] = [pid for pid in _all() if state(pid) in "Tt" and root in ancestors(pid)]
         return bool(found)
 
     assert wait_until(there, seconds), f"no worker stopped; its fault fired: {once.exists()}"

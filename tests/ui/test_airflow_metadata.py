@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from datetime import datetime, timezone
+from uuid import uuid4
+
 import pytest
+from airflow.models import import_all_models
+from airflow.models.base import Base
+from airflow.models.dagrun import DagRun
+from airflow.models.task_state_store import TaskStateStoreModel
+from airflow.models.taskinstance import TaskInstance
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
+from sqlalchemy import create_engine, insert
+from sqlalchemy.orm import Session
 
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import (
@@ -15,7 +27,17 @@ from airflow_kafka_spark.operators import (
 )
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink
 from airflow_kafka_spark.sources import JdbcSource
-from airflow_kafka_spark.ui.airflow_metadata import Catalog, LedgerName, _tasks_of
+from airflow_kafka_spark.ui.airflow_metadata import (
+    Catalog,
+    LedgerName,
+    PipelineTask,
+    TaskError,
+    TaskInstanceKey,
+    _tasks_of,
+    read_configuration,
+    read_failed_tasks,
+    read_task_states,
+)
 
 VALUE = Json(schema="id bigint")
 LEDGER = LedgerName("kafka_default", "airflow-windows")
@@ -88,6 +110,56 @@ def test_a_dag_that_is_not_understood_is_left_out():
     task = {"_task_module": "airflow_kafka_spark.operators.kafka_to_sink"}
     assert _tasks_of("d", {"dag": {"tasks": [{"__type": "operator", "__var": task}]}}) == ()
     assert _tasks_of("d", {}) == ()
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["with the store", "before Airflow 3.3"])
+def test_task_instances_are_read_with_what_they_have_stored_and_from_an_airflow_without_a_store(is_old, monkeypatch):
+    task, now = TaskInstanceKey("d", "run1", "t", 2), datetime.now(timezone.utc)
+    engine = create_engine("sqlite://")
+    import_all_models()
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        store = TaskStateStoreModel.__table__
+        run = {"id": 1, "dag_id": "d", "run_id": "run1", "run_type": "manual", "run_after": now, "state": "running"}
+        session.execute(filled(DagRun.__table__, run))
+        of_task = {"dag_id": "d", "run_id": "run1", "task_id": "t", "map_index": 2}
+        ended = {"state": "failed", "start_date": now, "end_date": now, "try_number": 3}
+        session.execute(filled(TaskInstance.__table__, {"id": uuid4(), **of_task, **ended}))
+        stored = {
+            "kafka_spark.progress": {"window": 1}, "kafka_spark.configuration": {"operator": "X"},
+            "kafka_spark.error": {"class": "E", "message": "why", "at": now.timestamp()},
+        }  # fmt: skip
+        for number, (key, value) in enumerate(stored.items()):
+            row = {"id": number, **of_task, "dag_run_id": 1, "key": key, "value": json.dumps(value), "updated_at": now}
+            session.execute(filled(store, row))
+        if is_old:
+            monkeypatch.setitem(sys.modules, "airflow.models.task_state_store", None)
+        state = read_task_states(session, [task])[task]
+        assert (state.state, state.try_number) == ("failed", 3)
+        failed = read_failed_tasks(session, [PipelineTask("d", "t", LEDGER, "p")])["d", "t"]
+        configuration = read_configuration(session, task)
+        assert read_configuration(session, task._replace(map_index=0)) == ""
+    assert failed.key == task
+    if is_old:
+        assert (state.progress, state.error, failed.error, configuration) == (None, None, None, "")
+    else:
+        assert state.progress == {"window": 1} and json.loads(configuration) == {"operator": "X"}
+        assert state.error == failed.error == TaskError("E", "why", now.timestamp())
+
+
+def filled(table, given):
+    """An insert with something in each column that has to have a value."""
+    of_type = {str: "x", int: 0, bool: False}
+
+    def value(column):
+        try:
+            return of_type.get(column.type.python_type, given.get("run_after"))
+        except NotImplementedError:
+            return None
+
+    needed = {c.name: value(c) for c in table.columns if not c.nullable and c.default is None and c.name not in given}
+    known = {name: each for name, each in given.items() if name in table.columns}
+    return insert(table).values({**needed, **known})
 
 
 @pytest.mark.parametrize("text", ["", "/", "a/", "/b", "nothing"])

@@ -79,6 +79,10 @@ WHOLE_TARGETS = """() => [...document.querySelectorAll('[data-target]')].every(e
     e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight + 1 && getComputedStyle(e).webkitLineClamp === 'none')"""
 """No target in the column Flow is cut."""
 
+CHOSEN_TAB_IS_SEEN = """() => { const tab = document.querySelector('[role=tab][aria-selected=true]').getBoundingClientRect();
+    return tab.left >= 0 && tab.right <= innerWidth; }"""
+"""The chosen tab is not beside the page, where there are more tabs than fit."""
+
 
 def picture(visit: Visit, name: str, height: int = 640) -> None:
     if IMAGES:
@@ -465,6 +469,11 @@ def test_pages_fit_their_width_in_light_and_dark(opened, people, site):
                 name = {(0, 390): f"list-390-{theme}", (2, 1280): f"windows-{theme}"}.get((number, width))
                 if name and name != "windows-light":
                     picture(visit, name)
+        visit.page.set_viewport_size({"width": 390, "height": 800})
+        visit.go(f"{pipeline_url(LEDGER, GATED)}&view=configuration")
+        visit.see("[data-view=configuration] tr[data-row]")
+        visit.page.wait_for_function(CHOSEN_TAB_IS_SEEN)
+        visit.page.set_viewport_size({"width": 1280, "height": 800})
         assert visit.page.evaluate("() => document.documentElement.classList.contains('dark')") == (theme == "dark")
         assert visit.troubles == []
     visits["dark"].close()

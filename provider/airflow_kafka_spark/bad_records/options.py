@@ -23,7 +23,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class ErrorOptions:
-    """How an operator treats bad records.
+    """Handling of bad records by an operator.
 
     :param tolerance: ``none`` (default): a bad record fails the window, and nothing of it is committed; ``all``: the other
         records are committed.

@@ -1,4 +1,4 @@
-"""What all commands share: the request that they get, the result that they return, and the writer of control records.
+"""Request, result and writer of control records: the parts that all commands share.
 
 Control records (pause, resume, replay, resend, rebind) are written to the ledger while an attempt may be running, and fence none.
 
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEEP_CONTROLS = 100
-"""Controls of a pipeline that are remembered."""
+"""Maximum number of control records of a pipeline that the ledger keeps."""
 SECONDS = 10
 TRIES = 10
-"""A try is lost only to another writer that has just succeeded."""
+"""Maximum number of tries. A try is lost only to another writer that has just succeeded."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class ChangeResult:
     :param why: what for.
     :param dry_run: True if nothing was changed because only a preview was asked for.
     :param changed: False if nothing had to be done: the pipeline was paused already, or the same request is pending.
-    :param group_id: the consumer group that was moved or deleted with it; None if there is none, or it stays.
+    :param group_id: the consumer group that was moved or deleted with it; None if the pipeline has no group, or the group stays.
     :param open_windows: windows that are planned and not complete, and that stay as they are.
     :param given_up: windows that were open, and are given up.
     :param moves: where the pipeline stood and stands, by partition.
@@ -224,7 +224,7 @@ class ChangeResult:
 
         :param action: the action.
         :param request: the request.
-        :param change: the change or its number; None if there is none.
+        :param change: the change or its number; None if nothing was changed.
         """
         number = change.number if isinstance(change, Change) else change or 0
         return cls(action, request.pipeline, number, request.who, request.why, request.dry_run)
@@ -276,8 +276,8 @@ class ControlLedger(Ledger):
 
         :param decide: None for nothing to do; called again if another writer was faster.
         :param beside: produces further records of the change in the same transaction.
-        :return: the change that was written; None if nothing had to be done.
-        :raises KafkaUnavailable: it cannot be written; what became of it is not known only if the brokers do not say so.
+        :return: what was written, None when there was nothing to do.
+        :raises KafkaUnavailable: it cannot be written. The outcome is unknown only if the brokers do not report it.
         """
         failure: Exception | None = None
         sent: Change | None = None
@@ -304,7 +304,7 @@ class ControlLedger(Ledger):
                 producer.commit_transaction(seconds)
                 return change
             except Exception as error:
-                # What became of it is known once the next producer has fenced this one, and has looked.
+                # The outcome is known once the next producer has fenced this one and has read the ledger.
                 failure, sent = self.translated(error, f"writing what was asked for ({change.action})"), change
                 log.warning("Writing change %d of pipeline %s failed: %s", change.number, self.pipeline, failure)
         assert failure is not None

@@ -1,4 +1,4 @@
-"""Pausing a pipeline, and having it go on, whatever it is doing meanwhile."""
+"""Pause and resume a pipeline, also while an attempt is running."""
 
 from __future__ import annotations
 

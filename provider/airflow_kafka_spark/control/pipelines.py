@@ -142,7 +142,7 @@ def windows(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, limit:
     return tuple(_window_state(entries[number]) for number in sorted(entries, reverse=True)[: max(limit, 0)])
 
 
-# --- what the other halves of offset control need as well ---------------------------------------------------------------
+# --- shared with the commands --------------------------------------------------------------------------------------------
 
 
 def find(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> Found:
@@ -161,7 +161,7 @@ def find(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> Found:
 
 
 def existing_ledger(hook: KafkaHook, ledger_topic: str = TOPIC) -> LedgerTopic | None:
-    """Return the ledger topic; None if there is none."""
+    """Return the ledger topic; None if no topic of this name exists."""
     topic = LedgerTopic(hook, ledger_topic)
     return topic if topic.find_existing() else None
 
@@ -207,19 +207,19 @@ def _partition_position(
 
 def _window_state(entry: Entry) -> WindowState:
     window, report = entry.window, entry.report if entry.state is State.COMPLETE else None
-    told: Mapping[str, Any] = report or {}
+    facts: Mapping[str, Any] = report or {}
     return WindowState(
         window.number,
         entry.state.value,
         window.run,
         entry.attempt.number,
         window.planned_at,
-        told.get("completed_at"),
+        facts.get("completed_at"),
         window.moved,
         window.ranges,
         window.gaps,
-        told.get("records_read"),
-        told.get("records_written"),
-        told.get("bytes"),
-        told.get("timings", {}).get("total"),
+        facts.get("records_read"),
+        facts.get("records_written"),
+        facts.get("bytes"),
+        facts.get("timings", {}).get("total"),
     )

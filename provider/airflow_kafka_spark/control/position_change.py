@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 KEEP_CHANGES = 100
-"""Changes of a pipeline that are remembered."""
+"""Maximum number of changes of a pipeline that the ledger keeps."""
 
 
 def mirroring_group(hook: KafkaHook, memory: Memory, group_id: str | None) -> str:
@@ -147,7 +147,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
         topic_ids={**{t: i for t, i in position.topic_ids.items() if t not in stale}, **ids},
         cluster_id=log.cluster_id,
         moved=number,
-        # What is followed from here on, is asked of the offsets.
+        # From here on, the offsets say which windows are followed.
         followed={},
     )
     moves = tuple(Move(*tp, before.get(tp), after[tp], wanted.get(tp)) for tp in sorted(after))

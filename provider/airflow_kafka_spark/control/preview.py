@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.control.pipelines import find, group_of, has_source, open_entries
 from airflow_kafka_spark.errors import ChangeRefused, GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown
@@ -22,6 +22,8 @@ from airflow_kafka_spark.windows.offset_specs import Written, parse_start, parse
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, plan_ranges
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 SAMPLES = 200
@@ -30,8 +32,7 @@ SAMPLE_SECONDS = 10.0
 
 BEHIND_TRIES = 3
 BEHIND_SECONDS = 0.5
-"""Number of tries, and seconds between them, with which the ledger is read again if it does not show a window that the group
-names already."""
+"""Number of further reads of the ledger, and seconds between them, if it does not show a window that the group names already."""
 
 Begins = Literal["open window", "ledger", "sink", "group", "starting_offsets"]
 
@@ -112,7 +113,7 @@ def preview(
     :param last_applied: asks the pipeline's sink for the last window that it remembers; None (default) asks no sink.
     :raises PipelineUnknown: the ledger holds nothing of it, and ``topics`` or ``group_id`` is missing.
     :raises PlanError: one of its subclasses: planning would fail, too.
-    :raises ValueError: a bound that is none.
+    :raises ValueError: a bound is not valid.
     """
     start, stop = parse_start(starting_offsets), parse_stop(ending_offsets)
     try:
@@ -209,7 +210,7 @@ def _warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
 def _preview(
     hook: KafkaHook,
     memory: Memory,
-    begins: Any,
+    begins: Begins,
     ranges: Sequence[OffsetRange],
     gaps: tuple[Gap, ...],
     held_back: int,
@@ -281,12 +282,12 @@ def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAM
     return samples
 
 
-def _add(found: RangeSample, message: Any, r: OffsetRange) -> RangeSample:
+def _add(found: RangeSample, message: Message, r: OffsetRange) -> RangeSample:
     kind, timestamp = message.timestamp()
     known = timestamp if kind else None
     return RangeSample(
         found.records + 1,
         found.bytes + len(message.key() or b"") + len(message.value() or b""),
-        message.offset() - r.start + 1,
+        (message.offset() or 0) - r.start + 1,
         min((t for t in (found.oldest, known) if t is not None), default=None),
     )

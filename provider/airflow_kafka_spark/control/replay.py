@@ -1,4 +1,4 @@
-"""Asking for a complete window to be moved once more. Its own task does it, once it is cleared: only an operator has a sink."""
+"""Request a replay of a complete window. Its own task replays it once it is cleared, since only an operator has a sink."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def _of_progress(memory: Memory, number: int) -> Window:
     entry = memory.entries.get(number)
     if entry is None:
         known = sorted(memory.entries)
-        told = f"windows {known[0]} to {known[-1]}" if known else "none"
+        known_windows = f"windows {known[0]} to {known[-1]}" if known else "none"
         raise ReplayRefused(
             f"The ledger remembers no window {number} of pipeline `{memory.pipeline}`",
-            expected=f"one that it remembers: {told}",
+            expected=f"one that it remembers: {known_windows}",
             action="To move older records once more, `reset` the pipeline: they then come twice to a sink that appends",
         )
     refuse_open_window(entry.state, str(entry.window), entry.window.run, entry.window.planned_at)

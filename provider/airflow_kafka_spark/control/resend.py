@@ -1,4 +1,4 @@
-"""Sending the dead letters of a window again, to the topics and partitions that they came from."""
+"""Send the dead letters of a window again, to the topics and partitions that they came from."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 MAX_LETTERS = 10_000
-"""Dead letters of a window that are sent in one transaction."""
+"""Maximum number of dead letters of a window that are sent in one transaction."""
 MAX_BYTES = 64 << 20
-"""Their size, since they pass through this process."""
+"""Maximum size of these dead letters in bytes, since they pass through this process."""
 SECONDS = 60
 PREFIX = "__connect.errors."
 ORIGIN = (f"{PREFIX}topic", f"{PREFIX}partition", f"{PREFIX}offset")

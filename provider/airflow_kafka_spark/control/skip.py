@@ -1,4 +1,4 @@
-"""Give up an open window that fails again and again, or records that wait: the pipeline goes on behind them."""
+"""Skip an open window that fails again and again, or waiting records: the pipeline continues behind them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
             if _tokens(memory) != seen:
                 raise ChangeRefused(
                     f"Pipeline `{request.pipeline}` has moved on meanwhile",
-                    expected="the window that was looked at, or none where there was none",
+                    expected="the open window that was shown, or still no open window",
                     action="Look again; if its task was running, it was fenced, and a retry finishes its window",
                 )
             move, group = planned(memory)
@@ -123,7 +123,7 @@ def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
         raise ChangeRefused(
             f"{back[0].topic}-{back[0].partition} ends at {back[0].after}, before {back[0].before}, where the pipeline stands",
             expected="a log that goes on from there",
-            action="See what became of the topic; `reset` moves the pipeline back",
+            action="Check the state of the topic; `reset` moves the pipeline back",
         )
     on = tuple(m for m in move.moves if m.after != m.before)
     if not on:
@@ -154,19 +154,19 @@ def _warnings(memory: Memory, entry: Entry | None) -> tuple[str, ...]:
         return ("What is skipped is not moved to the sink, unless the pipeline is reset to before it",)
     published = sorted({split for window, split in memory.markers if window == entry.window.number})
     replayed = entry.window.replay > 0
-    told = [
+    sentences = [
         "This window was complete, and was being replayed: the sink holds its rows as they were before or as they are now"
         if replayed
         else "What is skipped is not in the sink, unless an attempt had brought it there before it died: then it stays"
     ]
     if published:
-        told.append(f"{len(published):,} of its splits were published already, and stay in the topic")
+        sentences.append(f"{len(published):,} of its splits were published already, and stay in the topic")
     dead = memory.dead.get(entry.window.number)
     if dead is not None and dead.batches:
-        told.append("Its dead letters and routed records were sent already, and stay in their topics")
+        sentences.append("Its dead letters and routed records were sent already, and stay in their topics")
     if dead is not None and (captured := dead.captures(entry.window.replay)):
-        told.append(f"What is routed to {', '.join(found.sink for found in captured)} may be there already: then it stays")
+        sentences.append(f"What is routed to {', '.join(found.sink for found in captured)} may be there already: then it stays")
     return (
-        *told,
+        *sentences,
         f"If attempt {entry.attempt.number}, which began at {entry.attempt.started_at}, is still running, it is fenced",
     )

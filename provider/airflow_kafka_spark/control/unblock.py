@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 MOVES_WITHIN = 15.0
-"""Seconds after which an aborted transaction is out of everybody's way, or was none of those that brokers know."""
+"""Seconds within which the brokers end an aborted transaction. If it is still open then, the brokers have lost it."""
 
 
 @dataclass(frozen=True)
 class Unblocked:
-    """The transaction that held readers of a partition of the ledger back, and whether it is over.
+    """Result of ending the transaction that kept readers of a partition of the ledger from later records.
 
     :param partition: where the pipeline's records lie.
-    :param transaction: whose transaction is open first there; None without one.
-    :param ended: whether it is over.
+    :param transaction: the first open transaction there; None if no transaction is open.
+    :param ended: True if the transaction has ended.
     :param warnings: what to know about it, in sentences.
-    :param dry_run: nothing was changed.
+    :param dry_run: True if nothing was changed because only a preview was asked for.
     """
 
     pipeline: str
@@ -40,7 +40,7 @@ class Unblocked:
 
 
 def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_run: bool = False) -> Unblocked:
-    """End the transaction that is open first in a pipeline's partition of the ledger, of whichever pipeline it is.
+    """End the first open transaction in a pipeline's partition of the ledger, whose pipeline may be another one.
 
     Guarantee: its producer is fenced, as by a newer attempt: what was in the transaction has not happened, and a task that is
     still at work on it fails and is retried. One that is being committed is committed. Nothing else is changed.

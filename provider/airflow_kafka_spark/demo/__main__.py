@@ -1,4 +1,4 @@
-"""The whole thing once: real Kafka, real PostgreSQL, real Airflow; a kill in the middle of a window; and a count."""
+"""Run pipelines once with a real Kafka, PostgreSQL and Airflow, kill them in the middle of windows, and count the records."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.output import format_table
 from airflow_kafka_spark.demo import shop
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.hooks.class_archive import SparkClassArchive, is_whole
 from airflow_kafka_spark.hooks.warm_spark.process import connect, peer
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres
 from airflow_kafka_spark.testing._processes import wait_until
@@ -193,6 +194,8 @@ def play(dags: Path, count: int, temporary: Path) -> bool:
             variables={"lake": str(lake)},
             # The Spark process that stays between the tasks is found here, and ended below.
             env={**fault_variables, "TMPDIR": str(temporary)},
+            # The DAG file does not change.
+            dag_processor=False,
         )
         with airflow, _ending_spark(temporary):
             say(f"Airflow on {airflow.url}")
@@ -216,7 +219,14 @@ def _spark_connection(variables: Mapping[str, str]) -> str:
 
     :param variables: the environment variables of its Python workers.
     """
-    extra = {"spark.driver.memory": "1g", "keep_alive": "5m", **{f"spark.executorEnv.{k}": v for k, v in variables.items()}}
+    archive = SparkClassArchive.find()
+    extra = {
+        "spark.driver.memory": "1g",
+        "keep_alive": "5m",
+        # An archive that exists makes the start faster. One that is made now would take a core from the demo, and outlive it.
+        "class_archive": archive is not None and is_whole(archive.file),
+        **{f"spark.executorEnv.{name}": value for name, value in variables.items()},
+    }
     return json.dumps({"conn_type": "spark", "host": "local[2]", "extra": extra})
 
 

@@ -1,4 +1,4 @@
-"""All errors that this package raises on purpose, in one hierarchy below :class:`KafkaSparkError`.
+"""The errors that this package raises on purpose, in one hierarchy below :class:`KafkaSparkError`.
 
 Each message says what was found, what was expected and what to do. The facts of a message are attributes of the error, for
 callbacks and retry policies. ``retryable`` is True if the same task may succeed on a retry without any change by the user.

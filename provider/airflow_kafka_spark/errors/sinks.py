@@ -80,7 +80,7 @@ class TooManyOutOfInterval(KafkaSparkError):
 class TooManyDeadLetters(KafkaSparkError):
     """Raised when the dead letters of one window exceed the size that can be sent at once. Nothing was sent or committed.
 
-    :param topic: the dead letter topic; empty if there is none.
+    :param topic: the dead letter topic; empty without one.
     :param limit: the limit in bytes.
     :param remembered: True if the ledger's record of them is too large; False if the dead letters are.
     """

@@ -14,7 +14,7 @@ METADATA = ("key", "value", "topic", "partition", "offset", "timestamp", "timest
 """The metadata columns of a record, as Spark's Kafka source names them; ``key`` and ``value`` are the raw bytes."""
 
 OFFSET = "__kafka_offset"
-"""Where a record was read. For a row of a source it is the row's place in its split, from 1."""
+"""The offset of a record. For a row of a source: the number of the row in its split, from 1."""
 
 TOMBSTONE = "__kafka_tombstone"
 """True for a record without a value, or with a value that deletes its row."""
@@ -38,11 +38,11 @@ read, or the error that ended it.
 """
 
 ERROR = "__kafka_error"
-"""Why a record could not be transformed; null otherwise."""
+"""The reason why a record could not be transformed; null otherwise."""
 
 ROUTE = "__kafka_route"
-"""Where a record goes instead of the sink, and why, as JSON; null if it goes to the sink. Only present if a transform of the
-chain routes records.
+"""The topic that a record goes to instead of the sink, and the reason, as JSON; null if it goes to the sink. Only present if a
+transform of the chain routes records.
 """
 
 LEFT_OUT = "__kafka_left_out"

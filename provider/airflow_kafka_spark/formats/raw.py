@@ -66,7 +66,7 @@ class Raw(Format):
 
 @dataclass(frozen=True)
 class RawDecoder(Decoder):
-    """See :class:`Raw`."""
+    """The decoder of :class:`Raw`."""
 
     format: Raw
 

@@ -346,7 +346,7 @@ class RegistryFormat(Format):
     def _reader_document(self) -> SchemaDocument:
         """The schema that defines the columns; the registry is asked for it once.
 
-        :raises KafkaSparkError: there is none, or the registry does not return it.
+        :raises KafkaSparkError: it does not exist, or the registry does not return it.
         """
         if self._reader_given:
             return SchemaDocument(str(self.reader_schema), (), "the option `reader_schema`")
@@ -443,7 +443,7 @@ class RegistryFormat(Format):
         """Return the problems of the options for writing, without asking the registry."""
         problems = []
         if not self.registry and not self._has_schema:
-            action = "Give `registry`, or `schema` for values without a header, which nobody could read without knowing it"
+            action = "Give `registry`, or `schema` for values without a header, which no reader could decode without it"
             problems.append(Problem(where, "found neither `schema` nor `registry`", action))
         problems += self._written_subject_problems(where)
         if self.use_latest_version and (self.auto_register_schemas or self._has_schema):
@@ -464,7 +464,7 @@ class RegistryFormat(Format):
     def _subject_to_write(self, document: SchemaDocument | None) -> str:
         """Return the subject of the schema to write.
 
-        :param document: the schema; None as long as it is not known.
+        :param document: the schema; None while it is unknown.
         """
         (subject,) = self.subjects
         return subject

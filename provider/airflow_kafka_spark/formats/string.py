@@ -96,7 +96,7 @@ _WRITTEN = {"utf-8": "UTF-8", "iso8859-1": "ISO-8859-1", "ascii": "US-ASCII", "u
 
 @dataclass(frozen=True)
 class StringDecoder(Decoder):
-    """See :class:`String`."""
+    """The decoder of :class:`String`."""
 
     format: String
 

@@ -121,9 +121,6 @@ def resolve(coordinates: Sequence[str], *, exclude_bundled: bool = False, cache:
     The first call fetches them (one log line before, one after); later calls, of any process, find them in the cache. If
     several processes ask at once, one fetches and the others wait for it.
 
-    The first call fetches them (one log line before, one after); later calls, of any process, find them in the cache.
-    However many processes ask at once, one fetches and the others wait for it.
-
     :param coordinates: ``organisation:module:revision``, in any order.
     :param exclude_bundled: leave out, and do not fetch, what pyspark ships itself under the same artifact name, in
         whatever version: those must not be on Spark's class path twice.
@@ -210,7 +207,7 @@ def _fetch(wanted: tuple[str, ...], bundled: frozenset[str], root: Path, directo
             raise JarsUnavailable(wanted, f"Ivy reported success but brought no jar of {', '.join(missing)}")
         (into / _MANIFEST).write_text("".join(f"{jar.name}\n" for jar in jars), encoding="utf-8")
         size_in_bytes = sum(jar.stat().st_size for jar in jars)
-        # Only a set that somebody damaged can be in the way; a rename does not replace a directory that is not empty.
+        # Only a damaged set can be in the way; a rename does not replace a directory that is not empty.
         if directory.exists():
             directory.rename(Path(temporary) / "damaged")
         into.rename(directory)
@@ -250,7 +247,7 @@ def _run_ivy(java: Path, wanted: tuple[str, ...], ivy_cache: Path, ivy_file: Pat
             text=True,
             timeout=_TIMEOUT,
             check=False,
-            # Java holds the lock as well, should this process be killed: nobody else may write into Ivy's cache before it ends.
+            # Java holds the lock, too: if this process is killed, no other process may write into Ivy's cache before Java ends.
             pass_fds=(lock,),
         )
     except subprocess.TimeoutExpired as error:

@@ -314,12 +314,10 @@ class SparkHook(BaseHook):
         from pyspark import SparkContext
 
         assert self.keep_alive is not None
-        archive = self._class_archive()
         # The retry of a task that was killed waits until the Python workers of its cancelled jobs have ended.
         ours = {_DAEMON: python_daemon.__name__, "spark.python.task.killTimeout": "100ms"}
         wanted = WarmSettings(
-            self.master, {**ours, **settings}, self.keep_alive,
-            java_options=archive.java_options(settings[_JAVA]) if archive else (),
+            self.master, {**ours, **settings}, self.keep_alive, java_options=self._quick_start(settings[_JAVA]),
         )  # fmt: skip
         try:
             if SparkContext._active_spark_context is not None and not warm.is_attached():

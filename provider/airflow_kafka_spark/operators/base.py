@@ -3,7 +3,7 @@
 1. **Validate** everything at once, before anything is changed.
 2. **Fence and look**: open the ledger, which fences every earlier attempt and holds what they have done. The ledger of a paused
    pipeline is read without fencing, and the task is skipped.
-3. **Plan**: an open window is finished first, whichever run planned it; else freeze the next one and write it to the ledger.
+3. **Plan**: an open window is finished first, also that of another run; else freeze the next one and write it to the ledger.
 4. **Move**: one Spark job reads, decodes and writes the window to where no reader sees it yet.
 5. **Commit**: the sink takes the window whole, together with its own record of it.
 6. **Close**: one Kafka transaction writes COMPLETE and moves the group's offsets. Never before 5.
@@ -74,7 +74,7 @@ class Cancellable(Protocol):
 J = TypeVar("J", bound=Cancellable)
 
 PLAN_TRIES = 5
-"""How often an attempt plans if other windows of the pipeline take the same offsets at the same moment."""
+"""Maximum number of times that an attempt plans if other windows of the pipeline take the same offsets at the same moment."""
 
 
 class Stopwatch:
@@ -107,8 +107,8 @@ class WindowOperator(VisibleOperator):
     :param sink: where the window goes.
     :param ledger_options: which pipeline is moved, and where that is remembered.
     :param spark_options: where Spark runs.
-    :param errors: what becomes of bad records.
-    :param transforms: what becomes of records on their way, in order.
+    :param errors: handling of bad records.
+    :param transforms: the transforms that each record passes, in order.
     :param kwargs: arguments of Airflow's ``BaseOperator``.
     """
 
@@ -337,7 +337,7 @@ class WindowOperator(VisibleOperator):
         return known is not None and run.tries.cleared_since(known, self.retries or 0)
 
     def _next_window(self, ledger: Ledger, run: Run, done: Entry | None) -> Entry:
-        """Return the open window if there is one, whichever run planned it; else the one that is moved again; else a new one,
+        """Return the open window if there is one, also that of another run; else the one that is moved again; else a new one,
         frozen and written to the ledger."""
         unfinished, found = ledger.memory.open_entry, self.binding(run)
         if unfinished is None and done is not None:
@@ -554,7 +554,7 @@ class WindowOperator(VisibleOperator):
 
     @property
     def sinks(self) -> tuple[Sink | KafkaSink, ...]:
-        """All sinks that rows go to, the operator's own first."""
+        """Return the sinks that rows go to, the operator's own first."""
         return (self.sink,)
 
     def rendered(self, spec: Any, context: Any, env: Any) -> Any:

@@ -98,7 +98,7 @@ def refuse_other_place(pipeline: str, whole: Memory, entry: Entry, found: Bindin
     :param whole: what the ledger holds of the whole pipeline.
     :param entry: the window.
     :param found: the binding of this run.
-    :raises DestinationChanged: it was moved to another destination, and nobody has decided that it may change.
+    :raises DestinationChanged: it was moved to another destination, and no `rebind` has allowed the change.
     """
     known = entry.window.binding
     if known is None or whole.rebound_after(known) is not None:

@@ -56,7 +56,7 @@ class PipelineOffsetsOperator(BaseOperator):
         default False.
     :param delete_group: of ``forget``: delete its group with the offsets it has committed; default False.
     :param dry_run: of every change: say what would happen, and change nothing; default False.
-    :param not_running: of ``skip`` and ``rebind``: nobody is at work on the open window; without that it is not given up, or
+    :param not_running: of ``skip`` and ``rebind``: no attempt is working on the open window; without that it is not given up, or
         sent elsewhere. Default False.
     :param window: of ``replay`` and ``resend``: the window's number; or give ``interval``. Default None.
     :param interval: of ``replay`` and ``resend``: the name of the window's data interval; default None.

@@ -6,10 +6,11 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.bad_records.options import route_problems
@@ -59,7 +60,9 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.ledger.beginning import Beginning
+    from airflow_kafka_spark.road.tasks.account import Tolerance
     from airflow_kafka_spark.road.tasks.layout import RowLayout
+    from airflow_kafka_spark.road.tasks.read import Reading
     from airflow_kafka_spark.windows.memory import Entry
 
 log = logging.getLogger(__name__)
@@ -578,6 +581,17 @@ class FromKafkaOperator(WindowOperator):
         from airflow_kafka_spark.road.tasks.layout import RowLayout
 
         return RowLayout.of(*self.formats, self.record_options.metadata, self.null_values)
+
+    def reading(self, tolerance: Tolerance | None, sent: Mapping[TopicPartition, Set[int]] = MappingProxyType({})) -> Reading:
+        """Return how tasks read the records of a window.
+
+        :param tolerance: what tasks do with bad records; None where those fail the window.
+        :param sent: offsets of records that earlier attempts at the window have sent elsewhere. Default: none.
+        """
+        from airflow_kafka_spark.road.tasks.read import Reading
+
+        options = self.read_options
+        return Reading(self.kafka.consumer_config(), options.skips_lost, options.read_timeout, tolerance, dict(sent))
 
     def error_classes(self) -> dict[str, str]:
         """Return the class that a bad record failed at, by stage."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import ErrorOptions, target_problems
-from airflow_kafka_spark.errors import LedgerBehind, Problem
+from airflow_kafka_spark.errors import LedgerBehind, Problem, Unchecked
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.formats.internal_columns import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE
@@ -61,13 +61,13 @@ OWN_COLUMNS = "__kafka_"
 class KafkaToKafkaOperator(FromKafkaOperator):
     """Filter, transform, repartition or copy the next window of one or several topics to another topic, exactly once.
 
-    One Spark task a partition reads its range, and publishes what becomes of it in ONE Kafka transaction together with the
+    One Spark task a partition reads its range, and publishes the result in one Kafka transaction together with the
     consumed offset of the group and a marker in the ledger (KIP-98, KIP-447): output and offset are there both or not at all, and
     the order of a partition is kept. When all partitions are, the ledger says COMPLETE.
 
     Without ``filter``, ``columns``, ``transforms`` and the sink's ``key`` records are copied byte for byte, and no SQL runs.
 
-    Guarantee: a ``read_committed`` reader of the topic sees what became of each record exactly once, whatever is killed, retried,
+    Guarantee: a ``read_committed`` reader of the topic sees the result of each record exactly once, whatever is killed, retried,
     run twice at once or paused on the way; where bad records are tolerated, it or the dead letter topic, never both. It may see
     some partitions of a window before the others.
 
@@ -84,14 +84,14 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     :param metadata_columns: what else of a record ``filter`` and ``columns`` may name: names among ``key``, ``value`` (raw
         bytes), ``topic``, ``partition``, ``offset``, ``timestamp``, ``timestampType``, ``headers``; as a list, or as a mapping
         name -> column. Default none.
-    :param behavior_on_null_values: what becomes of a record without a value: ``write`` (default: it stays one), ``ignore``
+    :param behavior_on_null_values: handling of a record without a value: ``write`` (default: it stays one), ``ignore``
         (counted), or ``fail`` (default where the sink's ``key`` needs columns that it does not have).
 
     :param filter: a condition of Spark's SQL (``"amount > 100 and country = 'DE'"``); the others are left out, and counted.
         Records without a value pass. Default None. Templated.
     :param columns: column -> expression of Spark's SQL: what the new values hold. None (default) leaves values as they are, but
         for a ``value`` of the sink, which then writes all columns. Templated.
-    :param transforms: what becomes of records, in order: Kafka Connect's single message transforms
+    :param transforms: changes of records, in order: Kafka Connect's single message transforms
         (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame, in place of ``filter``, ``columns``
         and the sink's ``key``; default none. A key or a value that none of them changes keeps its bytes. A record whose topic
         they change goes there: such topics have to exist, and to keep their partitions while a window is open. What a
@@ -239,7 +239,9 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         problems = [*self.reading_problems(run), *own, *self.server_problems(), *self.error_problems()]
         problems += [] if wrong else self._target_problems()
         if not self.transforms:
-            return problems
+            # Spark checks SQL when the window's job begins, so that a run without records starts none.
+            cause, sql = first_cause(problems), {"filter": self.filter, "columns": self.columns}
+            return [*problems, *(Unchecked(name, cause) for name, text in sql.items() if cause and text)]
         of_spark = [problem for problem in problems if problem.where == "spark_conn_id"]
         flow = wrong or [*self.decoding_problems(), *self.transform_problems()]
         return problems + analysis_problems("transforms", self._fitting_problems, first_cause([*flow, *of_spark]), problems)
@@ -392,10 +394,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             publisher=self._publisher(ledger, self._consumed(window, ledger, left), letters),
             left=left,
             change=replace(self._chain, pipeline=ledger.parent_pipeline) if self.transforms else self._projection,
-            reading=self.kafka.consumer_config(),
-            skip_lost=self.read_options.skips_lost,
-            patience=self.read_options.read_timeout,
-            tolerance=tolerance,
+            reading=self.reading(tolerance),
         )
         with self.running(job):
             can_be_bad = bool(self.transforms) or not self._projection.is_none or self.null_values == "fail"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyOutOfInterval
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyOutOfInterval, Unchecked
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.operators.base import analysis_problems, asset_uris, first_cause
 from airflow_kafka_spark.operators.binding import Run
@@ -119,7 +119,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         epoch): the report then holds over- and under-consumption per time bucket. Nothing fails because of it. Default None.
         Templated.
 
-    :param transforms: what becomes of records between format and sink, in order: Kafka Connect's single message transforms
+    :param transforms: changes of records between format and sink, in order: Kafka Connect's single message transforms
         (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame; default none. The sink's columns are
         those that come out of them. Spark computes them, in the same job. Records that a ``Filter(to=...)`` takes out go to its
         topic, each exactly once, in the transaction of the dead letters; or to its sink, which commits the window as a whole,
@@ -252,7 +252,8 @@ class KafkaToSinkOperator(FromKafkaOperator):
         if not isinstance(self.sink, Sink):
             return []
         check = partial(self._validate_sink, run)
-        found = analysis_problems("sink columns", check, cause, others, self.sink.target_problems)
+        found: list[Problem] = [Unchecked("transforms", cause)] if self.transforms and cause else []
+        found += analysis_problems("sink columns", check, cause, others, self.sink.target_problems)
         for routed in self._routed_sinks:
             check = partial(self._validate_routed, routed, run)
             instead = partial(routed.problems, None)
@@ -362,9 +363,9 @@ class KafkaToSinkOperator(FromKafkaOperator):
         known = ledger.memory.dead.get(window.number)
         # If the sink had taken the window before, this attempt has not counted what went elsewhere; the ledger has.
         if known and known.routes and not report.routed:
-            report = with_routed(report, sum(part.records for part in known.routes), routed=known.routes)
+            report = replace(with_routed(report, sum(part.records for part in known.routes)), routed=known.routes)
         if known and (captured := known.captures(window.replay)) and not report.captured:
-            report = with_routed(report, sum(part.records for part in captured), captured=captured)
+            report = replace(with_routed(report, sum(part.records for part in captured)), captured=captured)
         return super().close(ledger, window, report)
 
     # --- the parts that a move is made of ---
@@ -383,34 +384,27 @@ class KafkaToSinkOperator(FromKafkaOperator):
         :param left_out: offsets of records that are somewhere else already.
         :param others: the sinks that transforms send records to.
         """
-        from airflow_kafka_spark.road.write import RowJob
+        from airflow_kafka_spark.road.write import ChainJob, RowJob
 
+        reading = self.reading(tolerance, left_out)
         if self.transforms:
-            from airflow_kafka_spark.road.write import ChainJob
-
             return ChainJob(
-                chain=self._chain(self._transforms, self.null_values),
-                schema=shape.schema,
-                kafka=self.kafka,
                 spark=self.spark,
                 window=window,
                 splits=splits,
-                skip_lost=self.read_options.skips_lost,
-                patience=self.read_options.read_timeout,
-                tolerance=tolerance,
-                routed=left_out,
+                reading=reading,
+                chain=self._chain(self._transforms, self.null_values),
+                schema=shape.schema,
                 others=others,
             )
         return RowJob(
-            layout=self.layout(),
-            read_with=self.read_options.read_with,
-            kafka=self.kafka,
             spark=self.spark,
             window=window,
             splits=splits,
-            skip_lost=self.read_options.skips_lost,
-            patience=self.read_options.read_timeout,
-            tolerance=tolerance,
+            reading=reading,
+            kafka=self.kafka,
+            layout=self.layout(),
+            read_with=self.read_options.read_with,
         )
 
     def routed_sinks_and_shapes(self, pipeline: str) -> list[tuple[RoutedSink, Shape]]:
@@ -600,7 +594,7 @@ class SinkMove:
                 self.results = replaced(self.results, job.run(writer.split_writer()))
 
     def _check(self, others: RoutedSinks) -> None:
-        """Compare all counts, and look once more whether the topics are the same and no newer attempt has taken over."""
+        """Compare all counts, and check again that no topic was recreated and no newer attempt has taken over."""
         operator, window = self.operator, self.window
         if operator.sink.guarantee.by_split:
             self._count_as_committed()

@@ -276,7 +276,7 @@ class RecordOptions:
         return tuple(columns.items()) if isinstance(columns, Mapping) else tuple((name, name) for name in columns)
 
     def type_problems(self) -> list[Problem]:
-        """Return formats that are none."""
+        """Return the problems of formats that are no formats."""
         problems: list[Problem] = (
             [Problem("value", f"`{self.value!r}` is no Format")] if not isinstance(self.value, Format) else []
         )

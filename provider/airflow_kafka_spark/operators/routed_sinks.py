@@ -11,7 +11,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRejected, Unchecked, ValidationError
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
@@ -375,9 +375,9 @@ def refuse_removed_sinks(sinks: Sequence[RoutedSink], known: DeadLetters | None,
         raise ValidationError([Problem("transforms", what, "Keep such a Filter until this window is complete")])
 
 
-def with_routed(report: Report, count: int, **facts: Any) -> Report:
-    """Return a report with the records that went elsewhere, for a window that the operator's sink had committed before."""
-    return replace(report, records_read=report.records_read + count, records_routed=report.records_routed + count, **facts)
+def with_routed(report: Report, count: int) -> Report:
+    """Return a report that also counts records that went elsewhere, of a window that the operator's sink had committed before."""
+    return replace(report, records_read=report.records_read + count, records_routed=report.records_routed + count)
 
 
 def _refused_letters(results: Sequence[SplitResult]) -> tuple[bytes, dict[TopicPartition, list[int]]]:

@@ -60,7 +60,7 @@ class SourceToKafkaOperator(WindowOperator):
 
     :param source: where rows come from.
     :param sink: the topic that they go to, and how a row becomes a record.
-    :param transforms: what becomes of the records that rows are, in order: Kafka Connect's single message transforms
+    :param transforms: changes of the records that rows are, in order: Kafka Connect's single message transforms
         (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame; default none. What comes to the first
         is what the sink makes of a row; what comes out of the last is written by the sink's ``value`` and ``key_format``, a key
         without the latter by its type. A record whose topic they change goes there: such topics have to exist, and to keep their

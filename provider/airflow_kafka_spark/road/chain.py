@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.tasks.account import Tolerance
     from airflow_kafka_spark.road.tasks.layout import RecordLayout
     from airflow_kafka_spark.road.tasks.publish import PublishTask, TopicRules
-    from airflow_kafka_spark.road.tasks.read import ReadTask
+    from airflow_kafka_spark.road.tasks.read import Reading, ReadTask
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.transforms import Transform
@@ -60,7 +60,7 @@ def sql_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator
 
 
 MADE, BYTES = "__kafka_made_", "__kafka_bytes_"
-"""How the names of columns begin that hold a part as the transforms have made it, and as it is written."""
+"""Prefixes of the names of columns that hold a part as the transforms have made it, and as it is written."""
 
 
 # --- records on the way to a sink ------------------------------------------------------------
@@ -87,7 +87,7 @@ class ChainPlan:
 
 @dataclass(frozen=True)
 class SinkChain:
-    """How records become rows where transforms are on the way.
+    """The conversion of records to rows by a chain of transforms.
 
     The rows' columns: those of the value, then those of the key where it is a struct (a column that both have is taken from the
     key), then metadata columns; a value that is no struct is the column ``value``.
@@ -112,19 +112,24 @@ class SinkChain:
         """Return the topics that transforms send records to instead of the sink."""
         return tuple(dict.fromkeys(t.routes_to for t in self.transforms if t.routes_to))
 
-    def reading(self, splits: Sequence[Split], config: Mapping[str, Any], **options: Any) -> ReadTask:
-        """Return the task that reads.
+    def read_task(self, splits: Sequence[Split], reading: Reading) -> ReadTask:
+        """Return the task that reads splits.
 
-        :param options: further fields of :class:`~airflow_kafka_spark.road.tasks.read.ReadTask`.
+        :param splits: the splits.
+        :param reading: the options of reading.
         """
         from airflow_kafka_spark.road.tasks.read import ReadTask
 
-        tolerance = options.get("tolerance")
-        kept = bool(self.routes) or (tolerance is not None and tolerance.keep)
-        return ReadTask(PackedSplits.of(splits), self._layout(kept), config, **options)
+        return ReadTask(PackedSplits.of(splits), self._layout(bool(self.routes) or reading.keeps), reading)
+
+    def schema_read(self) -> pa.Schema:
+        """Return the schema of the rows that tasks read."""
+        from airflow_kafka_spark.road.tasks.read import Reading
+
+        return self.read_task((), Reading()).schema
 
     def reading_only(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
-        """Return a task of :meth:`reading` that fills only some columns. The others are null."""
+        """Return a task of :meth:`read_task` that fills only some columns. The others are null."""
         from airflow_kafka_spark.road.tasks.layout import RecordLayout
 
         assert isinstance(read.layout, RecordLayout)
@@ -225,9 +230,9 @@ class SinkChain:
         from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
         from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+        from airflow_kafka_spark.road.tasks.read import Reading, ReadTask
 
-        read = self.reading((), {})
-        read = replace(read, layout=replace(self._layout(kept=False), originals=tuple(ORIGINAL)))
+        read = ReadTask(PackedSplits.of(()), replace(self._layout(kept=False), originals=tuple(ORIGINAL)), Reading())
         made = self.apply(session.createDataFrame([], from_arrow_schema(read.schema)))
         names, types = made.columns[: made.columns.index(TOMBSTONE)], to_arrow_schema(made.schema)
         schema = pa.schema([types.field(name) for name in names])
@@ -274,16 +279,15 @@ class TopicChain:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         with spark.session() as session, sql_settings(session, SETTINGS):
-            empty = session.createDataFrame([], from_arrow_schema(self.chain.reading((), {}).schema))
+            empty = session.createDataFrame([], from_arrow_schema(self.chain.schema_read()))
             _ = self._records(empty)[0].schema
 
     def results(
         self,
         numbers: DataFrame,
         splits: tuple[Split, ...],
-        config: Mapping[str, Any],
+        reading: Reading,
         publisher: Publisher | None,
-        options: Mapping[str, Any],
     ) -> DataFrame:
         """Return the frame of the tasks' results, as :meth:`~airflow_kafka_spark.road.publish.SqlProjection.results` does.
 
@@ -295,11 +299,11 @@ class TopicChain:
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
-        read = self.chain.reading(splits, config, **options)
+        read = self.chain.read_task(splits, reading)
         rows, changed = self._records(numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema)))
         sorting = Sorting(
             KeyValueEncoder(struct_encoders(rows, self.value, self.key)),
-            options.get("tolerance"),
+            reading.tolerance,
             self.chain.null_values,
             self.topics if "topic" in changed else None,
             self.pipeline,

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.chain import SourceChain, TopicChain
-    from airflow_kafka_spark.road.tasks.account import Tolerance
     from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.road.tasks.publish import PublishTask
+    from airflow_kafka_spark.road.tasks.read import Reading
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.sources.base import RowSource
@@ -74,7 +75,7 @@ class PublishJob(ABC):
             are not.
         :raises ValidationError: an expression or a transform is wrong, or columns cannot be written.
         :raises SparkJobFailed: when Spark gave up, or was cancelled.
-        :raises KafkaSparkError: what a task raised of ours.
+        :raises KafkaSparkError: the error of a task.
         """
         results = self._results(self.publisher)
         published = [marker_from_json(facts["marker"]) for facts in results if "marker" in facts]
@@ -135,19 +136,13 @@ class TopicJob(PublishJob):
     """One window on its way from topics to a topic.
 
     :param left: its splits that are not published yet.
-    :param change: what becomes of records, and how they become rows for it.
-    :param reading: the consumer's configuration.
-    :param skip_lost: pass over records that were deleted meanwhile.
-    :param patience: seconds without progress after which the broker is given up.
-    :param tolerance: what becomes of bad records; None: a split that holds one is not published.
+    :param change: the copy, the SQL or the transforms that make the published records of those that are read.
+    :param reading: the options of reading. Without a tolerance a split with a bad record is not published.
     """
 
     left: tuple[Split, ...]
     change: SqlProjection | TopicChain
-    reading: Mapping[str, Any] = field(repr=False)
-    skip_lost: bool = False
-    patience: float = 300.0
-    tolerance: Tolerance | None = None
+    reading: Reading
 
     @property
     def split_count(self) -> int:
@@ -159,11 +154,10 @@ class TopicJob(PublishJob):
             yield session
 
     def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
-        tolerance = self.tolerance
-        if tolerance is not None and publisher is None:
-            tolerance = replace(tolerance, keep=False)
-        options = {"skip_lost": self.skip_lost, "patience": self.patience, "tolerance": tolerance}
-        return self.change.results(self._numbers(session), self.left, self.reading, publisher, options)
+        reading = self.reading
+        if reading.tolerance is not None and publisher is None:
+            reading = replace(reading, tolerance=replace(reading.tolerance, keep=False))
+        return self.change.results(self._numbers(session), self.left, reading, publisher)
 
 
 @dataclass(frozen=True)
@@ -202,16 +196,15 @@ class SqlProjection:
         self,
         numbers: DataFrame,
         splits: tuple[Split, ...],
-        config: Mapping[str, Any],
+        reading: Reading,
         publisher: Publisher | None,
-        options: Mapping[str, Any],
     ) -> DataFrame:
         """Return the frame of the tasks' results.
 
         :param numbers: one row a task, which split it shall read.
-        :param config: the consumer's configuration.
+        :param splits: the splits.
+        :param reading: the options of reading.
         :param publisher: publishes a split; None: they are only counted.
-        :param options: further fields of :class:`~airflow_kafka_spark.road.tasks.read.ReadTask`.
         :raises ValidationError: the filter or an expression is wrong.
         """
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -221,8 +214,8 @@ class SqlProjection:
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
-        packed, tolerance = PackedSplits.of(splits), options.get("tolerance")
-        read = ReadTask(packed, self.layout, config, **options)
+        packed, tolerance = PackedSplits.of(splits), reading.tolerance
+        read = ReadTask(packed, self.layout, reading)
         if self.is_none or (publisher is None and not self.may_refuse):
             # What is bad turns out when it is decoded: to count it, no SQL has to run.
             copy = PublishTask(publisher, packed, Sorting(tolerance=tolerance), KafkaSplits(read))
@@ -238,7 +231,6 @@ class SqlProjection:
 
         :raises ValidationError: the filter or an expression is wrong, with what Spark says of it.
         """
-        from pyspark.errors import AnalysisException, ParseException
         from pyspark.sql import functions as F
 
         is_record = F.col(END).isNull()
@@ -247,21 +239,7 @@ class SqlProjection:
         originals = [name for name in rows.columns if name in needed]
         carried = [name for name in rows.columns if name in (END, HEADERS, KEY, PARTITION, TIMESTAMP, TOMBSTONE, VALUE)]
         carried += originals
-        where = "filter"
-        try:
-            if self.filter is not None:
-                rows = rows.where(~is_record | F.col(TOMBSTONE) | F.expr(self.filter))
-                _ = rows.schema  # Spark Connect says what is wrong only when it is asked
-            where = "columns"
-            if self.columns is not None:
-                # Not computed for the row that ends a split: it holds nothing that could be computed with.
-                new = [F.when(is_record & ~F.col(TOMBSTONE), F.expr(text)).alias(name) for name, text in self.columns.items()]
-                kept = [spark_column(name) for name in self.key if name not in self.columns]
-                rows = rows.select(*new, *kept, *carried)
-                _ = rows.schema
-        except (AnalysisException, ParseException) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ValidationError([Problem(where, f"Spark's SQL does not understand it: {reason}", "Correct it")]) from None
+        rows = self._computed(rows, carried)
         value: Column = F.col(VALUE) if VALUE in carried else F.lit(None).cast("binary")
         if self.columns is not None and self.value is not None:
             value = F.when(is_record & ~F.col(TOMBSTONE), self.value.encode(list(self.columns)))
@@ -277,6 +255,51 @@ class SqlProjection:
             records.append(F.col(PARTITION).alias("partition"))
         return rows.select(*records, *originals, F.col(END))
 
+    def _computed(self, rows: DataFrame, carried: Sequence[str]) -> DataFrame:
+        """Return the rows that the filter lets pass, with the new columns.
+
+        :param carried: the columns that SQL does not change.
+        :raises ValidationError: what is wrong with the filter and with each of the columns, as Spark says it.
+        """
+        from pyspark.sql import functions as F
+
+        is_record = F.col(END).isNull()
+        problems: list[Problem] = []
+        if (text := self.filter) is not None:
+            kept = _understood("filter", lambda: rows.where(~is_record | F.col(TOMBSTONE) | F.expr(text)), problems)
+            rows = kept if kept is not None else rows
+        if (columns := self.columns) is not None:
+            # Not computed for the row that ends a split: it holds nothing that could be computed with.
+            def computed(names: Iterable[str]) -> DataFrame:
+                new = [F.when(is_record & ~F.col(TOMBSTONE), F.expr(columns[name])).alias(name) for name in names]
+                return rows.select(*new, *(spark_column(name) for name in self.key if name not in columns), *carried)
+
+            found: list[Problem] = []
+            if (made := _understood("columns", lambda: computed(columns), found)) is not None:
+                rows = made
+            else:
+                wrong: list[Problem] = []
+                for name in columns:
+                    _understood(f"columns.{name}", partial(computed, [name]), wrong)
+                problems += wrong or found
+        if problems:
+            raise ValidationError(problems)
+        return rows
+
+
+def _understood(where: str, make: Callable[[], DataFrame], problems: list[Problem]) -> DataFrame | None:
+    """Return a frame that SQL makes. If Spark does not understand it, add why to the problems and return None."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    try:
+        made = make()
+        _ = made.schema  # Spark Connect says what is wrong only when it is asked
+    except (AnalysisException, ParseException) as error:
+        reason = str(error).strip().partition("\n")[0]
+        problems.append(Problem(where, f"Spark's SQL does not understand it: {reason}", "Correct it"))
+        return None
+    return made
+
 
 # --- from a source --------------------------------------------------------------------------
 
@@ -290,7 +313,7 @@ class SourceJob(PublishJob):
     :param left: the indexes of the splits that are not published yet, ascending.
     :param read_with: ``task``: tasks read and encode their splits themselves (fastest; what reads has to be on the executors);
         ``spark``: the JVM does; ``auto``: ``task`` where that is certain to make the same records, else ``spark``.
-    :param chain: the transforms between them: then the JVM reads; None where there are none.
+    :param chain: the transforms between them: then the JVM reads; None without transforms.
     """
 
     source: RowSource

@@ -10,14 +10,14 @@ import json
 import logging
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect, progress_line
 from airflow_kafka_spark.windows.codec import decode_result
-from airflow_kafka_spark.windows.model import PackedSplits, Split, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult, Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.chain import SinkChain
-    from airflow_kafka_spark.road.tasks.account import Tolerance
     from airflow_kafka_spark.road.tasks.layout import RowLayout
+    from airflow_kafka_spark.road.tasks.read import Reading
     from airflow_kafka_spark.road.tasks.write import OtherSink, WriteTask
     from airflow_kafka_spark.sinks.base import SplitWriter
 
@@ -48,22 +48,16 @@ SPARK_SOURCE: Mapping[str, str] = {
 class SinkJob(ABC):
     """One window on its way through Spark to a sink.
 
-    :param kafka: the cluster it is read from.
     :param spark: makes the session.
     :param window: the window.
     :param splits: its splits.
-    :param skip_lost: pass over records that were deleted meanwhile.
-    :param patience: seconds without progress after which the broker is given up.
-    :param tolerance: what becomes of bad records; None: they end the window.
+    :param reading: the options of reading.
     """
 
-    kafka: KafkaHook
     spark: SparkHook
     window: Window
     splits: tuple[Split, ...]
-    skip_lost: bool = False
-    patience: float = 300.0
-    tolerance: Tolerance | None = None
+    reading: Reading
     _watch: Watch = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -89,11 +83,13 @@ class SinkJob(ABC):
 class RowJob(SinkJob):
     """Each task reads, decodes and writes its split.
 
+    :param kafka: the cluster it is read from.
     :param layout: how records become rows.
     :param read_with: ``task``: each task reads its range itself (fastest, and needs confluent-kafka on the executors); ``spark``:
         Spark's Kafka source; ``auto``: ``task``.
     """
 
+    kafka: KafkaHook
     layout: RowLayout
     read_with: ReadWith = "auto"
 
@@ -106,11 +102,9 @@ class RowJob(SinkJob):
         from airflow_kafka_spark.road.tasks.read import ReadTask
         from airflow_kafka_spark.road.tasks.write import WriteTask
 
-        splits, config = PackedSplits.of(self.splits), self.kafka.consumer_config()
-        read = ReadTask(splits, self.layout, config, self.skip_lost, self.patience, self.tolerance)
-        task = WriteTask(
-            splits, self.layout.schema, writer, tolerance=self.tolerance, read=read, from_spark=self.reads_with_spark
-        )
+        splits, tolerance = PackedSplits.of(self.splits), self.reading.tolerance
+        read = ReadTask(splits, self.layout, self.reading)
+        task = WriteTask(splits, self.layout.schema, writer, tolerance=tolerance, read=read, from_spark=self.reads_with_spark)
         with self.spark.session(jars=self._jars()) as session, self._watch.over(session):
             rows = collect(self._frame(session).mapInArrow(cast(Any, task), "result string"), self.window)
         return self._complete([decode_result(row) for row in rows], task)
@@ -139,7 +133,7 @@ class RowJob(SinkJob):
             "startingOffsets": _by_topic(self.splits, lambda r: r.start),
             "endingOffsets": _by_topic(self.splits, lambda r: r.end),
             "failOnDataLoss": "true",
-            "includeHeaders": str(self.layout.wants_headers or (self.tolerance is not None and self.tolerance.keep)).lower(),
+            "includeHeaders": str(self.layout.wants_headers or self.reading.keeps).lower(),
             "groupIdPrefix": f"airflow-kafka-spark-{self.window.id}",
         }
         return session.read.format("kafka").options(**options).load()
@@ -166,13 +160,11 @@ class ChainJob(SinkJob):
 
     :param chain: how records become rows.
     :param schema: the rows' columns, as in the sink's :class:`Shape`.
-    :param routed: records that earlier attempts at the window have sent elsewhere; they are not sent again.
     :param others: the sinks that the chain's filters send rows to, in the order of these filters.
     """
 
     chain: SinkChain
     schema: pa.Schema
-    routed: Mapping[TopicPartition, Set[int]] = field(default_factory=dict)
     others: tuple[OtherSink, ...] = ()
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
@@ -185,17 +177,10 @@ class ChainJob(SinkJob):
 
         from airflow_kafka_spark.road.tasks.write import WriteTask
 
-        read = self.chain.reading(
-            self.splits,
-            self.kafka.consumer_config(),
-            skip_lost=self.skip_lost,
-            patience=self.patience,
-            tolerance=self.tolerance,
-            routed=self.routed,
-        )
+        read = self.chain.read_task(self.splits, self.reading)
         # One row a task: which split it shall read.
         numbers = session.range(0, len(self.splits), 1, len(self.splits))
-        write = WriteTask(read.splits, self.schema, writer, self.chain.null_values, self.tolerance, others=self.others)
+        write = WriteTask(read.splits, self.schema, writer, self.chain.null_values, self.reading.tolerance, others=self.others)
         plan = self.chain.plan(self.spark)
         program = plan.program_for(read)
         if program is not None:
@@ -211,7 +196,7 @@ class ChainJob(SinkJob):
         return rows.toDF(*plain).mapInArrow(cast(Any, write), "result string")
 
 
-def _by_topic(splits: Sequence[Split], value: Any) -> str:
+def _by_topic(splits: Sequence[Split], value: Callable[[OffsetRange], int | None]) -> str:
     """Return the JSON that Spark's source takes: ``{"topic": {"0": offset}}``, or ``{"topic": [0]}`` where ``value`` returns
     None.
     """

@@ -26,7 +26,7 @@ DEFAULT_DEFERRABLE: bool = conf.getboolean("operators", "default_deferrable", fa
 """Airflow's ``[operators] default_deferrable``."""
 
 _SPARE_SECONDS = 60.0
-"""How much later than the trigger Airflow itself ends the wait, in case the trigger cannot."""
+"""Seconds after the trigger's own timeout at which Airflow ends the wait, in case the trigger cannot."""
 
 
 class KafkaSensor(BaseSensorOperator):

@@ -1,4 +1,4 @@
-"""Where windows go: each sink takes a window whole, or not at all, and remembers that it did.
+"""Sinks, the destinations of windows. Each applies a window whole or not at all, and keeps a record of the windows it applied.
 
 Importing a sink loads no driver and no Arrow: DAG files import from here.
 """

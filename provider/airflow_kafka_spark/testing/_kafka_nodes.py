@@ -111,8 +111,8 @@ def settings_of(broker: Broker, brokers: Sequence[Broker], security: KafkaSecuri
         "share.coordinator.state.topic.min.isr": enough,
         "group.initial.rebalance.delay.ms": 0,
         "log.retention.ms": -1,
-        # A broker that was killed may register again only when its old session is over. Nobody takes over from a lone one: it is
-        # only to be out of reach of a machine that has too much to do.
+        # A broker that was killed may register again only when its old session is over. A single broker has no successor: its
+        # interval only has to cover the pauses of a busy machine.
         "broker.heartbeat.interval.ms": 1000 if count == 1 else 400,
         "broker.session.timeout.ms": 5000 if count == 1 else 3000,
     }

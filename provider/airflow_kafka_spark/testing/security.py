@@ -42,7 +42,7 @@ class KafkaSecurity:
         if unknown := set(self.mechanisms) - set(MECHANISMS):
             raise ServerInvalid("Kafka", f"the SASL mechanism {sorted(unknown)[0]!r}", f"some of {', '.join(MECHANISMS)}")
         if self.sasl and not (self.users and self.mechanisms):
-            raise ServerInvalid("Kafka", f"{self.protocol} without anybody who may log in", "`users` and `mechanisms`")
+            raise ServerInvalid("Kafka", f"{self.protocol} without a user who may log in", "`users` and `mechanisms`")
         if self.client_certificates and not self.tls:
             raise ServerInvalid("Kafka", f"client certificates with {self.protocol}", "a protocol with TLS")
 

@@ -320,7 +320,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
 
 
 def neutral_value(found: DataType) -> Column | None:
-    """Return the neutral value of a type; None if there is none."""
+    """Return the neutral value of a type; None if the type has no neutral value."""
     from pyspark.sql import functions as F
     from pyspark.sql import types as t
 

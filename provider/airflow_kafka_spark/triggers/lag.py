@@ -40,7 +40,7 @@ _THRESHOLDS = ("at_most_records", "at_most_seconds", "at_least_records", "at_lea
 
 @dataclass(frozen=True)
 class LagOptions:
-    """Whose lag is measured, and the threshold that it has to reach. Fields as the arguments of :class:`KafkaLagTrigger`."""
+    """The consumer whose lag is measured, and the thresholds. The fields are the arguments of :class:`KafkaLagTrigger`."""
 
     group_id: str | None = None
     pipeline: str | None = None
@@ -294,8 +294,8 @@ def should_fire(
 ) -> bool:
     """Return True if the existing backlog should fire an event.
 
-    :param last_event: the consumer's position at the last event (``committed``) and its time (``at``); empty if there was none,
-        or if the backlog was gone since.
+    :param last_event: the consumer's position at the last event (``committed``) and its time (``at``); empty without such an
+        event, or if the backlog was gone since.
     :param committed: the consumer's position now.
     :param now: seconds since the epoch.
     """

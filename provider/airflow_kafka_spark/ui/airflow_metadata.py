@@ -393,33 +393,38 @@ def read_task_states(session: Session, wanted: Collection[TaskInstanceKey]) -> d
     found: dict[TaskInstanceKey, TaskInstanceState] = {}
     for batch in _batches(sorted(set(wanted))):
         keys = tuple_(Instance.dag_id, Instance.run_id, Instance.task_id, Instance.map_index)
-        progress, is_progress = _stored(PROGRESS_KEY)
-        error, is_error = _stored(ERROR_KEY)
         query = (
             select(Instance.dag_id, Instance.run_id, Instance.task_id, Instance.map_index, Instance.state, Instance.try_number)
-            .add_columns(progress.value, error.value)
             .join(DagRun, and_(DagRun.dag_id == Instance.dag_id, DagRun.run_id == Instance.run_id))
-            .outerjoin(progress, is_progress)
-            .outerjoin(error, is_error)
             .where(keys.in_([tuple(task) for task in batch]))
         )
-        for *key, state, tries, told, failure in session.execute(query):
+        for *key, state, tries, told, failure in session.execute(_with_stored(query, PROGRESS_KEY, ERROR_KEY)):
             name = None if state is None else str(state)
             found[TaskInstanceKey(*key)] = TaskInstanceState(name, tries or 0, _json_object(told), _error(failure))
     return found
 
 
-def _stored(key: str) -> tuple[Any, Any]:
-    """Return a table of what tasks have stored, and the condition that joins a key of it with their task instances and runs."""
+def _with_stored(query: Any, *keys: str) -> Any:
+    """Return a query with a column for each key of what its task instances have stored: NULL where there is nothing, and before
+    Airflow 3.3, which has no store.
+
+    :param query: of task instances joined with their runs.
+    """
     from airflow.models.dagrun import DagRun
-    from airflow.models.task_state_store import TaskStateStoreModel
     from airflow.models.taskinstance import TaskInstance as Instance
-    from sqlalchemy import and_
+    from sqlalchemy import and_, null
     from sqlalchemy.orm import aliased
 
-    store = aliased(TaskStateStoreModel)
-    of_task = and_(store.task_id == Instance.task_id, store.map_index == Instance.map_index)
-    return store, and_(store.dag_run_id == DagRun.id, of_task, store.key == key)
+    try:
+        from airflow.models.task_state_store import TaskStateStoreModel
+    except ImportError:
+        return query.add_columns(*(null() for _ in keys))
+    for key in keys:
+        store = aliased(TaskStateStoreModel)
+        of_task = and_(store.task_id == Instance.task_id, store.map_index == Instance.map_index)
+        is_stored = and_(store.dag_run_id == DagRun.id, of_task, store.key == key)
+        query = query.add_columns(store.value).outerjoin(store, is_stored)
+    return query
 
 
 def read_configuration(session: Session, task: TaskInstanceKey) -> str:
@@ -428,16 +433,14 @@ def read_configuration(session: Session, task: TaskInstanceKey) -> str:
     from airflow.models.taskinstance import TaskInstance as Instance
     from sqlalchemy import and_, select
 
-    found, is_found = _stored(CONFIGURATION_KEY)
     query = (
-        select(found.value)
-        .select_from(Instance)
+        select(Instance.state)
         .join(DagRun, and_(DagRun.dag_id == Instance.dag_id, DagRun.run_id == Instance.run_id))
-        .join(found, is_found)
         .where(Instance.dag_id == task.dag_id, Instance.run_id == task.run_id)
         .where(Instance.task_id == task.task_id, Instance.map_index == task.map_index)
     )
-    configuration = _json_object(session.scalar(query), MAX_CONFIGURATION_BYTES)
+    found = session.execute(_with_stored(query, CONFIGURATION_KEY)).first()
+    configuration = _json_object(found[1], MAX_CONFIGURATION_BYTES) if found else None
     return json.dumps(configuration) if configuration else ""
 
 
@@ -450,12 +453,10 @@ def read_failed_tasks(session: Session, tasks: Collection[PipelineTask]) -> dict
     names = {(task.dag_id, task.task_id) for task in tasks}
     if not names:
         return {}
-    error, is_error = _stored(ERROR_KEY)
     query = (
         select(Instance.dag_id, Instance.run_id, Instance.task_id, Instance.map_index, Instance.state)
-        .add_columns(Instance.start_date, Instance.end_date, error.value)
+        .add_columns(Instance.start_date, Instance.end_date)
         .join(DagRun, and_(DagRun.dag_id == Instance.dag_id, DagRun.run_id == Instance.run_id))
-        .outerjoin(error, is_error)
         .where(Instance.state.in_(sorted(FAILED - {"upstream_failed"})), Instance.end_date.is_not(None))
         .where(Instance.dag_id.in_(sorted({dag_id for dag_id, _ in names})))
         .where(Instance.task_id.in_(sorted({task_id for _, task_id in names})))
@@ -463,7 +464,7 @@ def read_failed_tasks(session: Session, tasks: Collection[PipelineTask]) -> dict
         .limit(MAX_FAILED)
     )
     found: dict[tuple[str, str], FailedTask] = {}
-    for *key, state, start, end, failure in session.execute(query):
+    for *key, state, start, end, failure in session.execute(_with_stored(query, ERROR_KEY)):
         task = TaskInstanceKey(*key)
         name = (task.dag_id, task.task_id)
         if name in names and name not in found:

@@ -350,7 +350,7 @@ def test_what_keeps_columns_from_being_written_is_told(avro: Avro, columns: list
 
 def test_without_being_told_where_to_avro_is_not_written() -> None:
     (problem,) = Avro(RECORD).encoding_problems("value", ["x"])
-    assert "nobody says to which topic" in problem.what
+    assert "the topic to which Avro is written" in problem.what
 
 
 @pytest.mark.parametrize(

@@ -619,3 +619,9 @@ def test_every_call_answers_when_one_of_three_brokers_dies(monkeypatch):
         assert hook.topic_config(["t1"])["t1"]["cleanup.policy"] == "delete"
         assert hook.cluster_id()
         hook.close()
+
+
+def test_a_connection_of_another_type_without_brokers_is_named_with_its_type(monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", "postgres://etl@db/dwh")
+    with pytest.raises(ConnectionInvalid, match="of type `postgres`, and its extra names no brokers. Use a connection of type"):
+        _ = KafkaHook("warehouse").config

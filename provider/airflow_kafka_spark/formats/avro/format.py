@@ -144,7 +144,7 @@ class Avro(RegistryFormat):
     def _reader(self) -> AvroRecord:
         """The schema whose fields are the columns.
 
-        :raises KafkaSparkError: there is none, or it cannot be used.
+        :raises KafkaSparkError: it does not exist, or cannot be used.
         """
         return as_record(self._checked(self._reader_document, "Read such values with Raw"), self.column)
 
@@ -204,7 +204,7 @@ class Avro(RegistryFormat):
 
     def _writing_option_problems(self, where: str) -> list[Problem]:
         if not self.writes:
-            return [Problem(where, "nobody says to which topic Avro is written here", "Use Json, String or Raw")]
+            return [Problem(where, "the topic to which Avro is written is not known here", "Use Json, String or Raw")]
         problems = super()._writing_option_problems(where)
         if not is_full_name(self._derived_name):
             action = "Letters of ASCII, digits and `_`, no digit first; a namespace in such parts with dots"

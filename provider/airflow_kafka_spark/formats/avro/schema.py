@@ -119,7 +119,7 @@ class AvroUnion:
 
     @property
     def present(self) -> tuple[AvroSchema, ...]:
-        """All branches but null."""
+        """Return the branches other than null."""
         return tuple(b for b in self.branches if b.kind != "null")
 
     @property
@@ -172,7 +172,7 @@ _COUNTS_OF = {
     f"{_DEBEZIUM}MicroTime": ("long", "time-micros"),
     f"{_DEBEZIUM}NanoTime": ("long", "time-nanos"),
 }
-"""By logical type or ``connect.name``: the underlying type, and what its numbers count."""
+"""Underlying type and unit of its numbers, by logical type or ``connect.name``."""
 _PER_SECOND = {"millis": 1000, "micros": 1_000_000, "nanos": 1_000_000_000}
 _MAX_NESTING = 60
 

@@ -1,4 +1,4 @@
-"""How fields are written in a CSV record: delimiter, quotes, nulls and the patterns of timestamps."""
+"""The dialect of CSV records: delimiter, quotes, nulls and the patterns of timestamps."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from airflow_kafka_spark.formats.text import BadValue, short
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 
 Representation = Literal["days", "millis", "micros", "nanos", "unscaled", "variable", "text", "iso"]
-"""How a value is written: ``days`` to ``nanos`` since 1970; ``unscaled``, a decimal's unscaled value in base64; ``variable``, the
-same beside its scale; ``text``, only ISO texts; ``iso``, only ISO texts, and those without a zone may end in ``Z``.
+"""The notation of a value: ``days`` to ``nanos`` since 1970; ``unscaled``, a decimal's unscaled value in base64; ``variable``,
+that value beside its scale; ``text``, only ISO texts; ``iso``, only ISO texts, and those without a zone may end in ``Z``.
 """
 
 VARIABLE_SCALE_DECIMAL = (Column("scale", Primitive("int"), nullable=False), Column("value", Primitive("binary"), nullable=False))

@@ -104,7 +104,7 @@ class Protobuf(RegistryFormat):
     def _layout(self) -> FieldLayout:
         """The reader's message.
 
-        :raises KafkaSparkError: there is none, or it has no columns.
+        :raises KafkaSparkError: the message is not found, or has no columns.
         """
         return self._layout_of(self._files, "the reader's message")
 

@@ -25,6 +25,7 @@ from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, 
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
+    from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 
 
 MAIN = "schema.proto"
@@ -73,7 +74,7 @@ def _serialized(document: SchemaDocument) -> bytes | None:
     return files.SerializeToString()
 
 
-def _add_imports(files: Any, of: Any, given: dict[str, str]) -> None:
+def _add_imports(files: FileDescriptorSet, of: FileDescriptorProto, given: dict[str, str]) -> None:
     """Add the imports of a file to a set, each before the files that import it."""
     from google.protobuf import descriptor_pb2
 
@@ -157,7 +158,7 @@ def message_in(files: bytes, name: str, what: str) -> Descriptor:
 
     :param name: its name, with or without the package; empty for the first one.
     :param what: the schema's description in messages.
-    :raises SchemaUnusable: there is none.
+    :raises SchemaUnusable: the schema does not contain it.
     """
     found = dict(messages_of(files))
     for path, message in found.items():
@@ -181,14 +182,14 @@ def messages_of(files: bytes) -> Iterator[tuple[tuple[int, ...], Descriptor]]:
         yield from _nested(file.message_types_by_name[message.name], message, (at,))
 
 
-def _nested(message: Descriptor, proto: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Descriptor]]:
+def _nested(message: Descriptor, proto: DescriptorProto, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Descriptor]]:
     yield path, message
     for at, inner in enumerate(proto.nested_type):
         if not inner.options.map_entry:
             yield from _nested(message.nested_types_by_name[inner.name], inner, (*path, at))
 
 
-def _last_file(files: bytes) -> Any:
+def _last_file(files: bytes) -> FileDescriptorProto:
     from google.protobuf import descriptor_pb2
 
     return descriptor_pb2.FileDescriptorSet.FromString(files).file[-1]
@@ -282,13 +283,13 @@ def type_name(field: FieldDescriptor) -> str:
     return _TYPE_NAMES[field.type]
 
 
-def is_repeated(field: Any) -> bool:
+def is_repeated(field: FieldDescriptor) -> bool:
     """Return True if a field is a list or a map."""
     # Protobuf 7 has no labels, earlier releases have no `is_repeated`.
     return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == 3
 
 
-def is_required(field: Any) -> bool:
+def is_required(field: FieldDescriptor) -> bool:
     """Return True if a message must have this field."""
     return bool(field.is_required) if hasattr(field, "is_required") else field.label == 2
 
@@ -439,7 +440,7 @@ def _no_counterpart(path: str, data_type: DataType, action: str) -> SchemaUnusab
 
 
 Conversion = Literal["plain", "unsigned", "enum", "message", "timestamp", "duration", "date", "decimal", "wrapper", "json"]
-"""How the value of one field becomes a column's: as it is; from a uint64; from an enum's number; from a message's fields; from a
+"""Conversion of a field's value to a column's: unchanged; from a uint64; from an enum's number; from a message's fields; from a
 Timestamp; from a Duration; from a Date; from Confluent's Decimal; from a wrapper's field; from a Struct or Value, as JSON.
 """
 

@@ -99,6 +99,10 @@ class KafkaHook(KafkaBaseHook):
             with defined(self.conn_id, "`kafka`", option="kafka_conn_id"):
                 return self._build_config()
         except ValueError as error:
+            given = self.get_connection(self.conn_id)
+            if given.conn_type != "kafka" and "bootstrap.servers" not in given.extra_dejson:
+                found = f"it is of type `{given.conn_type}`, and its extra names no brokers"
+                raise ConnectionInvalid(self.conn_id, found, "Use a connection of type `kafka`") from error
             raise ConnectionInvalid(self.conn_id, str(error)) from error
 
     def java_config(self, *, inline_files: bool = False) -> kafka_config.JavaConfig:

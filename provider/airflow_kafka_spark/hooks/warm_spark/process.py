@@ -60,7 +60,7 @@ class Place:
 
     @property
     def socket(self) -> Path:
-        """The Unix socket on which the process listens. It holds no secret: only the user's own processes are let in."""
+        """The Unix socket on which the process listens. It holds no secret: only the user's own processes are accepted."""
         return self.directory / f"{self.key}.socket"
 
     @property

@@ -1,4 +1,4 @@
-"""The warm process: it starts a JVM with a Spark in it, lets tasks in, ends what they leave, and ends itself.
+"""The warm process: it starts a JVM with Spark, accepts tasks, ends the jobs that they leave, and ends itself.
 
 The first task starts ``python -m airflow_kafka_spark.hooks.warm_spark.server``, which leaves the task's session at once. It reads
 what to start from its standard input, and tells the task through a pipe when it is ready. Other tasks may connect before: they
@@ -6,7 +6,7 @@ wait for their answers.
 
 Each task has a gateway of its own in the JVM, with a port and a secret that go through the Unix socket and lie in no file, and a
 tag on all jobs that it starts. The task's connection to the socket is its life: when it closes, for whatever reason, its jobs are
-cancelled, its gateway is closed, and no task is let in until both is done.
+cancelled, its gateway is closed, and no further task is accepted until both is done.
 
 Python workers and the JVM end with this process, however it ends: the JVM reads its standard input.
 """
@@ -146,7 +146,7 @@ class Server:
             if self._closed:
                 return
             self._closed = reason
-        say(f"no more tasks are let in: {reason}")
+        say(f"no more tasks are accepted: {reason}")
         # A task that waits for an answer may hold the lock.
         threading.Thread(target=self._remove_socket_locked, daemon=True).start()
 
@@ -210,7 +210,7 @@ class Server:
         return gateway
 
     def _wait_for_leftovers(self, client: Client) -> str:
-        """Wait until the jobs of all tasks that are gone have ended; return why the task cannot be let in."""
+        """Wait until the jobs of all tasks that are gone have ended; return the reason if they do not."""
         with self._changed:
             # A task that was killed just now may not have been noticed yet.
             left = [other for other in self._clients if other is not client and other.has_left]
@@ -239,7 +239,7 @@ class Server:
             with self._changed:
                 client.is_gone = True
                 self._clients.remove(client)
-                # Who only looks whether somebody listens is no task.
+                # A connection that sent nothing only tested the socket; it is no task.
                 self._idle_since = self._idle_since if gateway is None else time.monotonic()
                 self._changed.notify_all()
 
@@ -368,7 +368,7 @@ def main() -> None:
     given = json.load(sys.stdin)
     tell = int(sys.argv[1])
     if os.fork():
-        # The task has waited for this process; the other one is nobody's child.
+        # The task has waited for this process; the other one is no child of it.
         os._exit(0)
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)

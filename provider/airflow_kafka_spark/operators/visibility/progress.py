@@ -28,7 +28,7 @@ CONFIGURATION_KEY = "kafka_spark.configuration"
 """The key of the configuration in the task state store."""
 
 ERROR_LINES, ERROR_CHARACTERS = 12, 1500
-"""Characters of an error's message that are stored, at most."""
+"""Maximum length of an error's message that is stored, in characters."""
 
 PAUSE_SECONDS = 30.0
 """After a failure the store is not used for this time."""

@@ -84,7 +84,7 @@ def whole_literal(value: Any, kind: pa.DataType) -> Any:
     return float(value) if t.is_floating(kind) and abs(value) <= 2 ** (53 if kind == pa.float64() else 24) else None
 
 
-def type_of(spark_type: Any) -> pa.DataType:
+def type_of(spark_type: str | Mapping[str, Any]) -> pa.DataType:
     """Return a type of Spark as an Arrow type.
 
     :raises Unknown: none that is read from Kafka.

@@ -1,4 +1,4 @@
-"""The account of one split: how many records were read, and what became of each.
+"""The account of one split: counts of the records that were read, by their outcome.
 
 The task that reads a split begins its account and passes it on in the split's last row. The task that writes or publishes the
 rows completes it. Every record is counted once: as written, ignored, filtered, routed elsewhere, or rejected.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +21,7 @@ from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, SplitResult, T
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How a window tolerates bad records. Without a Tolerance, a bad record ends the window.
+    """The tolerance of a window for bad records. Without a Tolerance, a bad record ends the window.
 
     :param keep: True if bad records are sent as dead letters; False if they are only counted.
     :param sent: the records that earlier attempts at the window have sent as dead letters already. They stay dead letters,
@@ -38,7 +37,7 @@ class SplitAccount:
 
     :param index: the split's index.
     :param place: the topic and the partition of its records. For rows of a source: an empty topic, and the split's index.
-    :param tolerance: what becomes of bad records; None: with one of them nothing of the split is written.
+    :param tolerance: handling of bad records; None: with one of them nothing of the split is written.
     :param interval: the data interval in which its records are expected, in milliseconds since the epoch; None without one.
     """
 
@@ -127,12 +126,11 @@ class SplitAccount:
             samples=(*read.samples, *own.samples)[:SAMPLES],
         )
 
-    def result(self, written: int | None = None, **facts: Any) -> SplitResult:
+    def result(self, written: int | None = None) -> SplitResult:
         """Return the account.
 
         :param written: the number of records that were written or published. All others that were not counted were filtered.
             None: that is not known yet.
-        :param facts: further fields of the result.
         """
         known = self._known
         return replace(
@@ -140,7 +138,6 @@ class SplitAccount:
             filtered=known.handed_over - written if written is not None else 0,
             letters=joined(known.letters, self._letters.to_bytes()),
             routes=self._routes.to_bytes(),
-            **facts,
         )
 
 

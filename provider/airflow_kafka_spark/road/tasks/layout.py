@@ -63,7 +63,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How a record's parts become the columns of a row.
+    """The conversion of a record's parts to the columns of a row.
 
     :param schema: all columns: the value's, then the key's, then metadata.
     :param value: decodes values.
@@ -221,7 +221,7 @@ class RecordLayout:
 
 
 def tombstones(records: Records, decoded: Decoded) -> list[bool] | None:
-    """Return which records have no value, or one that marks a delete (``Decoded.deleted``); None if there are none."""
+    """Return which records have no value, or one that marks a delete (``Decoded.deleted``); None if all records have values."""
     if decoded.deleted is None:
         return [value is None for value in records.values] if None in records.values else None
     return [value is None or dead for value, dead in zip(records.values, decoded.deleted.to_pylist(), strict=True)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -44,7 +44,7 @@ RESERVED = "the ledger, the dead letter topic, or one that a Filter sends record
 
 @dataclass(frozen=True)
 class TopicRules:
-    """Where records may go whose topic the transforms have changed.
+    """The topics that records may go to if transforms have changed their topic.
 
     :param reserved: topics that no record is sent to: the pipeline's ledger, its dead letter topic, and those of filters.
     :param topic: where records go whose topic is still that of their split; None: there.
@@ -81,10 +81,10 @@ class TopicRules:
 
 @dataclass(frozen=True)
 class Sorting:
-    """How the rows of all splits are sorted and encoded.
+    """Sorting and encoding of the rows of all splits.
 
     :param encoder: encodes keys and values that arrive as structs.
-    :param tolerance: what becomes of bad rows; None: a split that holds one is not published.
+    :param tolerance: handling of bad rows; None: a split that holds one is not published.
     :param null_values: what a record without a value means, where transforms may have changed the value.
     :param topics: where records may go whose topic the transforms have changed; None: no transform changes a topic.
     :param pipeline: the pipeline's name, for records that a filter sends elsewhere.
@@ -134,7 +134,7 @@ class SortedRecords(Incoming):
                 raise RowsCutOff
             account.add_read(self.result)
             began = self.result.began
-        self.result = account.result(published, began=began)
+        self.result = replace(account.result(published), began=began)
 
     def _encode(self, rows: pa.RecordBatch, sorter: Sorter) -> pa.RecordBatch:
         """Return rows as records. Rows that do not fit their format are counted as bad."""
@@ -213,7 +213,7 @@ class EncodedSplits:
         for batch in rows:
             account.add_rows(batch.num_rows)
             yield self.encoder.encode(batch)
-        end = encode_result(account.result(began=began, seconds={"read": rows.seconds}))
+        end = encode_result(replace(account.result(), began=began, seconds={"read": rows.seconds}))
         yield pa.RecordBatch.from_pylist([{END: end}], schema=pa.schema([(END, pa.string())]))
 
 

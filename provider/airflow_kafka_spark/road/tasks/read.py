@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -33,26 +33,41 @@ SENT = "it was sent to the dead letter topic by an earlier attempt at this windo
 
 
 @dataclass(frozen=True)
+class Reading:
+    """The options of reading the splits of a window from Kafka. They are independent of the layout of the rows.
+
+    :param config: the consumer's configuration. Travels to the executors inside the pickled task only.
+    :param skip_lost: pass over records that were deleted meanwhile.
+    :param patience: seconds without progress after which the broker is given up.
+    :param tolerance: handling of bad records; None: with one of them nothing of the split is written.
+    :param routed: the records that earlier attempts at the window have sent to other topics. They stay there, whatever they look
+        like now.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    skip_lost: bool = False
+    patience: float = 300.0
+    tolerance: Tolerance | None = None
+    routed: Mapping[TopicPartition, Set[int]] = field(default_factory=dict)
+
+    @property
+    def keeps(self) -> bool:
+        """True if bad records are wanted as they were read."""
+        return self.tolerance is not None and self.tolerance.keep
+
+
+@dataclass(frozen=True)
 class ReadTask(CheckedOnExecutors):
     """The function that Spark maps over the numbers of splits (``mapInArrow``). It reads and decodes them.
 
     :param splits: the splits of the window that are left.
     :param layout: how records become rows.
-    :param config: the consumer's configuration. Travels to the executors inside the pickled task only.
-    :param skip_lost: pass over records that were deleted meanwhile.
-    :param patience: seconds without progress after which the broker is given up.
-    :param tolerance: what becomes of bad records; None: with one of them nothing of the split is written.
-    :param routed: the records that earlier attempts at the window have sent to other topics. They stay there, whatever they look
-        like now.
+    :param reading: the options of reading.
     """
 
     splits: PackedSplits
     layout: Layout
-    config: Mapping[str, Any] = field(repr=False)
-    skip_lost: bool = False
-    patience: float = 300.0
-    tolerance: Tolerance | None = None
-    routed: Mapping[TopicPartition, Set[int]] = field(default_factory=dict)
+    reading: Reading
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -78,13 +93,13 @@ class ReadTask(CheckedOnExecutors):
         from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 
         reader = KafkaSplitReader(
-            self.config,
+            self.reading.config,
             split.range,
-            self.skip_lost,
+            self.reading.skip_lost,
             self.layout.wants_headers,
-            self.patience,
+            self.reading.patience,
             self.layout.wants_keys,
-            with_messages=self.tolerance is not None and self.tolerance.keep,
+            with_messages=self.reading.keeps,
             epoch=split.epoch,
         )
         return SplitRows(self, split, reader, reader.gaps)
@@ -121,7 +136,7 @@ class SplitRows:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         schema, split = self.task.schema, self.split
-        account = SplitAccount(split.index, split.range.topic_partition, self.task.tolerance, split.interval)
+        account = SplitAccount(split.index, split.range.topic_partition, self.task.reading.tolerance, split.interval)
         reading, decoding, began = Timed(self.records), 0.0, time.time()
         try:
             for records in reading:
@@ -132,16 +147,16 @@ class SplitRows:
                 if rows.num_rows and not account.is_lost:
                     yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, pa.string())], schema=schema)
             seconds = {"read": reading.seconds, "decode": decoding}
-            end = encode_result(account.result(gaps=tuple(self.gaps), began=began, seconds=seconds))
+            end = encode_result(replace(account.result(), gaps=tuple(self.gaps), began=began, seconds=seconds))
         except KafkaSparkError as error:
             end = encode_error(error)
         yield pa.RecordBatch.from_pylist([{END: end}], schema=schema)
 
     def _decode(self, records: Records, account: SplitAccount) -> pa.RecordBatch:
         """Return the rows of records that are neither bad nor ignored, and count those that are."""
-        decoded, tp = self.task.layout.decode(records), account.place
-        routed = _positions(records, self.task.routed.get(tp))
-        sent = _positions(records, self.task.tolerance.sent.get(tp) if self.task.tolerance is not None else None)
+        decoded, tp, tolerance = self.task.layout.decode(records), account.place, self.task.reading.tolerance
+        routed = _positions(records, self.task.reading.routed.get(tp))
+        sent = _positions(records, tolerance.sent.get(tp) if tolerance is not None else None)
         ignored = decoded.ignored - routed - sent
         bad = {at: why for at, why in sorted(decoded.bad.items()) if at not in routed and at not in sent}
         account.add_records(records.timestamps, records.bytes)

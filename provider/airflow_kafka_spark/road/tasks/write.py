@@ -48,7 +48,7 @@ class OtherSink:
     :param column: the column; null in rows for other sinks.
     :param schema: the sink's columns.
     :param writer: the sink's writer.
-    :param null_values: what a record without a value means.
+    :param null_values: handling of records without a value.
     """
 
     column: str
@@ -102,8 +102,8 @@ class WriteTask(CheckedOnExecutors):
     :param splits: all splits of the window.
     :param schema: the sink's columns.
     :param writer: the sink's; every call works on a copy of it, since this object is unpickled once per task.
-    :param null_values: what a record without a value means, where transforms may have changed the value.
-    :param tolerance: what becomes of bad records; None: with one of them the window cannot be committed.
+    :param null_values: handling of records without a value, where transforms may have changed the value.
+    :param tolerance: handling of bad records; None: with one of them the window cannot be committed.
     :param names: the names of columns that arrive under others.
     :param read: reads and decodes a split.
     :param program: the transforms, where Arrow computes them; None without transforms.
@@ -244,7 +244,7 @@ class RowWriter:
             self.output.give_up()
         elif split.is_undecided:
             self.output.defer()
-        return self.sorter.account.result(self.written, token=self.output.close())
+        return replace(self.sorter.account.result(self.written), token=self.output.close())
 
     def _rows(self, batch: pa.RecordBatch) -> Rows:
         """Return the rows for the sink."""

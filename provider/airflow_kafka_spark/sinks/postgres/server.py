@@ -281,7 +281,7 @@ WHERE i.indrelid = {oid} AND i.indisunique AND i.indisvalid AND i.indpred IS NUL
 
 
 def read_table(connection: psycopg.Connection, name: Name) -> Table | None:
-    """Return a relation as the catalog describes it, or None if there is none of this name."""
+    """Return a relation as the catalog describes it; None if no relation has this name."""
     found = rows(connection, _RELATION.format(schema=literal(name.schema), table=literal(name.table)))
     if not found:
         return None

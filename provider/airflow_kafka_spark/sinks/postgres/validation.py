@@ -40,7 +40,7 @@ def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> li
     found = [*sink.problems(), *(_shape_problems(sink, shape) if shape else ())]
     columns = None if shape is None else [c for c in map(_try_stage_column, shape.schema) if c is not None]
     tolerates = shape is not None and shape.tolerates
-    unchecked = Unchecked("sink.table", "sink.conn_id")
+    unchecked = [Unchecked(name, "sink.conn_id") for name in ("sink.table", *(("sink.key",) if sink.key else ()))]
     try:
         import psycopg
     except ImportError:
@@ -49,19 +49,19 @@ def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> li
     try:
         server = sink.server()
     except ConnectionInvalid as error:
-        return [*found, Problem("sink.conn_id", error.found, error.action), unchecked]
+        return [*found, Problem("sink.conn_id", error.found, error.action), *unchecked]
     try:
         connection = server.connect()
     except psycopg.Error as error:
         where = f"connection `{sink.conn_id}` does not lead to a database: {server.scrub(' '.join(str(error).split()))}"
         action = f"Correct the connection `{sink.conn_id}`, or see to the server"
-        return [*found, Problem("sink.conn_id", where, action), unchecked]
+        return [*found, Problem("sink.conn_id", where, action), *unchecked]
     try:
         with connection:
             return [*found, *_ServerValidation(sink, columns, connection, tolerates).problems()]
     except psycopg.Error as error:
         what = f"the catalog of {server.where} cannot be read: {server.scrub(' '.join(str(error).split()))}"
-        return [*found, Problem("sink.conn_id", what), unchecked]
+        return [*found, Problem("sink.conn_id", what), *unchecked]
     finally:
         connection.close()
 

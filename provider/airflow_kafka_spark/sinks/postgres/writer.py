@@ -172,8 +172,9 @@ MAX_REFUSED = 1000
 MAX_REASON = 500
 """Maximum length of a reason, in characters. A few are logged, all are kept in memory."""
 UPSERT_TRIES = 4
-"""How often an upsert is repeated: without a refused row, the row before it of the same key is upserted, and may be refused
-too."""
+"""Maximum number of times that an upsert is repeated. Without a refused row, the row before it with this key is upserted, and may
+be refused, too.
+"""
 
 
 class RefusedRowFinder:
@@ -419,7 +420,7 @@ class DriverWriter(WindowWriter):
         return there
 
     def _look(self) -> Applied | None:
-        """Return the sink's record of the window, or None if there is none or the server does not answer."""
+        """Return the sink's record of the window; None if it has no record, or the server does not answer."""
         self.transaction.close()
         with suppress(SinkUnavailable):
             return self._find()

@@ -47,7 +47,7 @@ def dead_letters(bad: Sequence[BadRecord], record: Mapping[str, pa.Array]) -> pa
     """Return the dead letters of bad records, with the columns of :data:`SCHEMA`.
 
     :param bad: where each of them was read, and why it is bad.
-    :param record: ``key``, ``value``, ``headers`` (null where there are none) and ``timestamp`` (milliseconds, -1 for none, or a
+    :param record: ``key``, ``value``, ``headers`` (null without headers) and ``timestamp`` (milliseconds, -1 for none, or a
         timestamp) of each as it was read.
     """
     stamps = record["timestamp"]

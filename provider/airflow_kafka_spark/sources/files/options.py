@@ -207,7 +207,7 @@ def _contradicting_options(format: str, given: Mapping[str, str], columns: tuple
     ):
         yield Problem(
             "source.options",
-            f"`mode` is `{given['mode']}`: malformed records would be dropped, or become NULLs, and nobody would know",
+            f"`mode` is `{given['mode']}`: malformed records would be dropped, or become NULLs, without a message",
             f"Leave it out (FAILFAST), or set PERMISSIVE and add `{corrupt} string` to `schema`, which then holds such records",
         )
     if given.get("wholetext", "").lower() == "true" and "linesep" in given:

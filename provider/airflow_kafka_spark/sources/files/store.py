@@ -24,6 +24,7 @@ from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailabl
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from fsspec.spec import AbstractFileSystem
 
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
@@ -327,7 +328,7 @@ class ObjectStore(FileStore):
                 raise NotADirectoryError(f"{self.uri} is a file: name its directory, and the file by `glob`")
 
 
-def _list_recursively(fs: Any, base: str) -> Iterator[Mapping[str, Any]]:
+def _list_recursively(fs: AbstractFileSystem, base: str) -> Iterator[Mapping[str, Any]]:
     """Yield every file below, by one listing if the store has no directories.
 
     :raises OSError: as :meth:`FileStore.files`. (fsspec's own walk leaves out directories that it cannot list: their files would
@@ -363,7 +364,7 @@ def file_from_info(name: str, info: Mapping[str, Any]) -> ListedFile:
     return ListedFile(name, int(info.get("size") or 0), modified, etag.strip('"'))
 
 
-def _microseconds(mtime: Any) -> int:
+def _microseconds(mtime: str | datetime | float) -> int:
     if isinstance(mtime, str):
         mtime = datetime.fromisoformat(mtime.replace("Z", "+00:00"))
     if isinstance(mtime, datetime):
@@ -494,7 +495,7 @@ def require_same_columns(source: str, files: Sequence[ListedFile], found: Sequen
         f"the files of this window have {len(by_columns)} different schemas. `{odd[0].name}` ({len(odd)} of {len(files)} files) "
         f"differs from `{usual[0].name}` ({len(usual)} files): {_difference(dict(columns), dict(others))}",
         "Give `schema`, which all files are then read with (missing columns become NULL), or read the files of each kind by a "
-        "pipeline of its own, told apart by `glob`",
+        "pipeline of its own, with another `glob`",
     )
 
 

@@ -1,4 +1,4 @@
-"""The end of a window of files, and its splits: the new files of a directory, from the oldest.
+"""Windows of files: their end and their splits. A window is the new files of a directory, from the oldest.
 
 **Files that were read** (:class:`SeenFiles`). Every file that was read is remembered by 16 bytes (hashes of its name and of its
 size, modification time and etag), which needs no clock and no order. Beyond :data:`FORGET_ABOVE` files the oldest are

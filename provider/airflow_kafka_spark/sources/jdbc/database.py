@@ -84,7 +84,7 @@ class Relation:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Return the primary key, else the unique index of the fewest columns; empty if there is none."""
+        """Return the primary key, else the unique index of the fewest columns; empty if the table has neither."""
         return self.keys[0] if self.keys else ()
 
 
@@ -190,7 +190,7 @@ class DatabaseSession(ABC):
         """Return why new rows will get values at or below ``value``, as far as the catalog shows; else an empty text."""
 
     def identity(self) -> str:
-        """Return the server's own identifier, the same by whatever address it is reached; empty if it has none."""
+        """Return the server's own identifier, which does not depend on the address; empty if the server has none."""
         return ""
 
     def task_read_obstacle(self) -> str:

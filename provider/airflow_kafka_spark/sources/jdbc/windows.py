@@ -1,4 +1,4 @@
-"""The end of a window of rows, its splits, and the statements that read them.
+"""Windows of rows: their end, their splits, and the statements that read a split.
 
 The end is found by counting in the database, in the order of the split columns. Splits are read by Spark's JDBC reader, as a
 DataFrame with one partition each, or by Spark's tasks themselves.
@@ -74,7 +74,7 @@ def selected_columns(options: JdbcSourceOptions, relation: Relation) -> tuple[So
 def column_of(relation: Relation, name: str) -> SourceColumn:
     """Return the column of this name.
 
-    :raises SourceRejected: there is none.
+    :raises SourceRejected: the table has no such column.
     """
     try:
         return relation.columns[name]
@@ -258,7 +258,7 @@ def _check_sequence(options: JdbcSourceOptions, session: DatabaseSession, relati
 
 
 def _find_end(options: JdbcSourceOptions, order: SplitOrder, relation: Relation, start: WindowStart) -> SplitKey | None:
-    """Return the last row behind ``start``; None if there is none."""
+    """Return the last row behind ``start``; None if no row follows it."""
     conditions = order.not_null()
     if start.after is not None:
         conditions.append(order.after(start.after))

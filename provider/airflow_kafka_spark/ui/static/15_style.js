@@ -34,6 +34,7 @@ const STYLE = `
 .aks-table .aks-full { padding: 10px 12px 14px; }
 .aks-scroll { overflow-x: auto; }
 .aks-facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 10px 16px; margin: 0; }
+.aks-facts > .aks-long { grid-column: span 2; }
 .aks-facts dt { font-size: 12px; color: var(--chakra-colors-fg-muted); }
 .aks-facts dd { margin: 0; overflow-wrap: anywhere; }
 .aks-panel { border: 1px solid var(--chakra-colors-border); border-radius: 6px; padding: 10px 12px; min-width: 0; }
@@ -59,7 +60,7 @@ const STYLE = `
 .aks-swatch { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 5px; }
 .aks-partition { display: block; width: 100%; height: 14px; }
 .aks-hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
-.aks-tabs { display: flex; overflow-x: auto; border-bottom: 1px solid var(--chakra-colors-border-emphasized); }
+.aks-tabs { display: flex; position: relative; overflow-x: auto; border-bottom: 1px solid var(--chakra-colors-border-emphasized); }
 .aks-tabs button { background: none; border: 0; border-bottom: 3px solid transparent; padding: 6px 14px; font-weight: 600; color: var(--chakra-colors-fg-muted); white-space: nowrap; cursor: pointer; }
 .aks-tabs button[aria-selected=true] { border-bottom-color: var(--chakra-colors-border-info); color: var(--chakra-colors-fg); }
 .aks-tabs button:hover { color: var(--chakra-colors-fg); }
@@ -72,6 +73,7 @@ const STYLE = `
   .aks-cards > tbody > tr > td { border: 0; padding: 3px 10px; grid-column: span 3; }
   .aks-cards > tbody > tr > td.aks-third { grid-column: span 2; }
   .aks-facts { grid-template-columns: repeat(2, minmax(0, 1fr)); }
+  .aks-facts > .aks-long { grid-column: 1 / -1; }
   .aks-cards > tbody > tr > td.aks-num { text-align: left; white-space: normal; }
   .aks-cards > tbody > tr > td::before { content: attr(data-label); display: block; font-size: 11px; color: var(--chakra-colors-fg-muted); }
   .aks-cards > tbody > tr > td.aks-full, .aks-cards > tbody > tr > td.aks-lead, .aks-cards > tbody > tr > td.aks-wide { grid-column: 1 / -1; }

@@ -83,8 +83,9 @@ const Panel = ({ title, aside, children, ...rest }) =>
     children,
   );
 
+// facts: [name, value, title, true for a long value].
 const Facts = ({ facts }) =>
-  h("dl", { className: "aks-facts" }, ...facts.filter(Boolean).map(([name, value, title]) => h("div", { key: name, title }, h("dt", null, name), h("dd", null, known(value) && value !== "" ? value : NONE))));
+  h("dl", { className: "aks-facts" }, ...facts.filter(Boolean).map(([name, value, title, long]) => h("div", { key: name, title, className: long ? "aks-long" : undefined }, h("dt", null, name), h("dd", null, known(value) && value !== "" ? value : NONE))));
 
 // A table that becomes a stack of cards on a narrow page.
 // columns: {key, label, cell(row), num, sort, title, width}, and as cards: lead (no label), wide, third (of the width); details(row): a second row below, across all columns.
@@ -143,6 +144,13 @@ function Pager({ offset, limit, total, onOffset, what }) {
 
 function Tabs({ tabs, chosen, onChoose, label }) {
   const bar = useRef(null);
+  // On a narrow page the chosen tab may be one that has to be scrolled to.
+  useEffect(() => {
+    const tab = bar.current?.querySelector(`[data-tab="${chosen}"]`);
+    if (!tab) return;
+    const hidden = tab.offsetLeft < bar.current.scrollLeft || tab.offsetLeft + tab.offsetWidth > bar.current.scrollLeft + bar.current.clientWidth;
+    if (hidden) bar.current.scrollLeft = tab.offsetLeft - (bar.current.clientWidth - tab.offsetWidth) / 2;
+  }, [chosen]);
   const keys = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;

@@ -21,6 +21,13 @@ function Running({ running }) {
   );
 }
 
+// The first line of an error; of one that lists problems, the first of these.
+function gist(message) {
+  const [first, ...others] = message.split("\n");
+  const problem = others.find((line) => /^\s*1\. /.test(line));
+  return problem ? problem.replace(/^\s*1\. /, "") : first;
+}
+
 // The error of the attempt that failed, when it failed, and its log.
 function LastFailure({ failure }) {
   if (!failure) return null;
@@ -28,7 +35,7 @@ function LastFailure({ failure }) {
   return h(
     "div",
     { className: "aks-small", "data-failed-attempt": failure.attempt ?? "" },
-    error ? h("div", { className: "aks-clamp", title: error.message }, h("span", { className: "aks-error aks-strong" }, error.class), error.message ? `: ${error.message.split("\n")[0]}` : "") : null,
+    error ? h("div", { className: "aks-clamp", title: error.message }, h("span", { className: "aks-error aks-strong" }, error.class), error.message ? `: ${gist(error.message)}` : "") : null,
     h(
       "div",
       { className: "aks-muted" },

@@ -62,11 +62,11 @@ function About({ row, partitionsAge, guarantee }) {
       ["Last window", last ? h(Fragment, null, `${windowText(last)}, `, h(Ago, { at: last.completed_at })) : null],
       ["DAG and task", row.dag_id ? h(Fragment, null, h(Host, { to: dagPath(row.dag_id) }, row.dag_id), row.task_id ? ` · ${row.task_id}` : "", row.dag_paused ? " (paused in Airflow)" : "") : "no DAG names it"],
       row.topics?.length ? ["Topics", row.topics.join(", ")] : null,
-      row.source && !row.topics?.length ? ["Source", row.source_name, row.source] : null,
-      row.sink ? ["Sink", row.sink_name, row.sink] : null,
+      row.source && !row.topics?.length ? ["Source", row.source_name, row.source, true] : null,
+      row.sink ? ["Sink", row.sink_name, row.sink, true] : null,
       row.group ? ["Group", row.group] : null,
       ["Guarantee", row.guarantee || guarantee],
-      ["Ledger", row.ledger],
+      ["Ledger", row.ledger, undefined, true],
     ],
   });
 }

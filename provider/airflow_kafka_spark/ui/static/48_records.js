@@ -104,7 +104,7 @@ function Configuration({ configuration, row }) {
       label: "Arguments", rows: given, keyOf: ([name]) => name,
       columns: [
         { key: "name", label: "Argument", lead: true, width: "26%", cell: ([name]) => h("span", { className: "aks-strong aks-name" }, name) },
-        { key: "value", label: "Value", wide: true, cell: ([, value]) => h("pre", { className: "aks-pre", style: { background: "none", padding: 0 } }, argumentText(value)) },
+        { key: "value", label: "Value", lead: true, cell: ([, value]) => h("pre", { className: "aks-pre", style: { background: "none", padding: 0 } }, argumentText(value)) },
       ],
     }),
     h("div", { className: "aks-small aks-muted" }, `${configuration.of_run ? "Arguments of the last run" : "Arguments of the DAG file as Airflow has stored it"}; templates are not rendered, secrets are left out. Arguments that are not listed have their defaults.`),

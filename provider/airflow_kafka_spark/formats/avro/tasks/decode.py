@@ -3,7 +3,7 @@
 The values of a batch become the one block of an Avro file that is built around them in memory. The file's schema has the
 writer's types by their encoding: enums and ints are longs, booleans are single bytes, decimals and timestamps are bytes and
 longs, maps are arrays of key and value. Arrow and NumPy convert them to columns by the rules of :mod:`.avro.tasks.row_decode`;
-whatever might have another result there raises :class:`.NeedsRowWise`.
+a value that might have another result there raises :class:`.NeedsRowWise`.
 
 Why row n holds exactly value n: after every value stands a nonce of 8 random bytes, created after the values, and the file's
 schema ends in a field for it. Every row has to end in the nonce. There are as many rows as nonces, and rows follow each other

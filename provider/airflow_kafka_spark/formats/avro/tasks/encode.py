@@ -207,7 +207,7 @@ def binary_array(sizes: np.ndarray, data: np.ndarray | pa.Buffer | None, there: 
 
     :param sizes: the size of each value.
     :param data: the bytes.
-    :param there: False for nulls; None if there are none.
+    :param there: False for nulls; None if there are no nulls.
     """
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter, length_hint
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -405,7 +406,7 @@ class _LazyFinder:
     :param make: builds it.
     """
 
-    def __init__(self, columns: Sequence[Column], make: Callable[[Sequence[Column], Any], SuspectFinder]) -> None:
+    def __init__(self, columns: Sequence[Column], make: Callable[[Sequence[Column], ModuleType], SuspectFinder]) -> None:
         self._columns, self._make = columns, make
 
     def __call__(self, records: Sequence[bytes]) -> Sequence[int]:
@@ -423,7 +424,7 @@ class _LazyFinder:
             return _find_by_type((), msgspec)
 
 
-def _find_by_type(columns: Sequence[Column], msgspec: Any) -> SuspectFinder:
+def _find_by_type(columns: Sequence[Column], msgspec: ModuleType) -> SuspectFinder:
     look = msgspec.json.Decoder(_struct_type(columns, msgspec, _checked_type)).decode
     refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -441,7 +442,7 @@ def _find_by_type(columns: Sequence[Column], msgspec: Any) -> SuspectFinder:
     return suspects
 
 
-def _find_by_notation(columns: Sequence[Column], msgspec: Any) -> SuspectFinder:
+def _find_by_notation(columns: Sequence[Column], msgspec: ModuleType) -> SuspectFinder:
     look = msgspec.json.Decoder(_struct_type(columns, msgspec, _raw_type)).decode
     refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
     checks = [(attrgetter(f"f{at}"), re.compile(form).fullmatch) for at, form in _notations(columns)]
@@ -461,7 +462,7 @@ def _find_by_notation(columns: Sequence[Column], msgspec: Any) -> SuspectFinder:
     return suspects
 
 
-def _struct_type(columns: Sequence[Column], msgspec: Any, type_of: Callable[[DataType, Any], Any]) -> Any:
+def _struct_type(columns: Sequence[Column], msgspec: ModuleType, type_of: Callable[[DataType, Any], Any]) -> Any:
     """Return the msgspec class for one record."""
     fields = []
     for at, column in enumerate(columns):
@@ -473,7 +474,7 @@ def _struct_type(columns: Sequence[Column], msgspec: Any, type_of: Callable[[Dat
     return msgspec.defstruct("Record", fields, rename=names, kw_only=True, gc=False)
 
 
-def _checked_type(data_type: DataType, msgspec: Any) -> Any:
+def _checked_type(data_type: DataType, msgspec: ModuleType) -> Any:
     """Return the type as which the first finder reads a value."""
     if isinstance(data_type, LogicalType | Map):
         return msgspec.Raw
@@ -502,7 +503,7 @@ def _checked_type(data_type: DataType, msgspec: Any) -> Any:
     }[data_type.name]
 
 
-def _raw_type(data_type: DataType, msgspec: Any) -> Any:
+def _raw_type(data_type: DataType, msgspec: ModuleType) -> Any:
     """Return the type as which the second finder reads a value."""
     return (
         msgspec.Raw if _notation(data_type) or not isinstance(data_type, Primitive | Text) else _checked_type(data_type, msgspec)

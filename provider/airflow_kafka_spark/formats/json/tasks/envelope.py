@@ -46,7 +46,7 @@ _SCHEMAS = 64
 
 @dataclass
 class _PayloadReader:
-    """The decoder of payloads of one schema, and the reason if there is none.
+    """The decoder of payloads of one schema, or the reason why they cannot be decoded.
 
     :param decoder: decodes them; None if they do not fit the columns.
     :param wrong: why they do not fit.

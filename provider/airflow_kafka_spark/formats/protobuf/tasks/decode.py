@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from google.protobuf import json_format
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -28,7 +28,7 @@ from airflow_kafka_spark.formats.types import Struct, arrow_schema, arrow_type
 
 Path = tuple[int, ...]
 Writers = Mapping[int, Mapping[Path, str]]
-"""By schema id and message indexes, why such a message cannot be read; empty if it can."""
+"""Reason why a message cannot be read, by schema id and message indexes; empty if it can be read."""
 
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _ONE_PATH = b"\0"
@@ -135,7 +135,7 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 def message_indexes(record: bytes, at: int) -> tuple[Path, int]:
     """Return the indexes of the message of a record in its schema, and the position after them: Confluent's zigzag varints.
 
-    :raises BadValue: there are none.
+    :raises BadValue: there are no message indexes.
     """
     if record[at : at + 1] == _ONE_PATH:
         return (0,), at + 1
@@ -195,7 +195,7 @@ class _Columns:
                 raise BadValue(f"not UTF-8: byte 0x{e.object[e.start]:02x} at position {e.start}").within(f".{name}") from None
         return arrays
 
-    def _check(self, message: Any, unknown: UnknownFieldSet) -> None:
+    def _check(self, message: Message, unknown: UnknownFieldSet) -> None:
         """Check unknown fields: those that the schema does not have are skipped, those that it has with another type are bad."""
         for field in unknown:
             if field.field_number in self._numbers:

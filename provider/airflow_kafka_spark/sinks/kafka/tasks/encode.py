@@ -64,7 +64,7 @@ def _lengths(headers: pa.ListArray) -> np.ndarray:
     return np.asarray(pc.list_value_length(headers).fill_null(0), np.int64)
 
 
-def _binary(value: Any, count: int) -> pa.Array:
+def _binary(value: pa.Array | object, count: int) -> pa.Array:
     if isinstance(value, pa.Array):
         return value.cast(pa.string()).cast(pa.binary())
     return pa.repeat(pa.scalar(str(value).encode(), pa.binary()), count)

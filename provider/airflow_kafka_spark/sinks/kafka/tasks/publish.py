@@ -50,7 +50,7 @@ from airflow_kafka_spark.windows.model import Landed, Marker, SplitResult, Topic
 from airflow_kafka_spark.windows.move_time import Timed, split_seconds
 
 KEPT = 4
-"""How many claims a process keeps the records of: several pipelines may share Spark's workers."""
+"""Maximum number of claims whose records a process keeps: several pipelines may share Spark's workers."""
 
 ReadFrom = Callable[[int], Iterator[LedgerRecord]]
 """Reads the committed records of the ledger's partition from an offset on."""
@@ -137,7 +137,7 @@ class Incoming:
 
     :param batches: of records; where they were read from Kafka, with the column :data:`END`.
     :param from_spark: True where Spark hands them over. All of them then have to be taken, and their end is checked.
-    :param result: the account of what was read, once all batches are through; None where nobody keeps one.
+    :param result: the account of what was read, once all batches are through; None if no account is kept.
     """
 
     batches: Iterator[pa.RecordBatch]
@@ -171,7 +171,7 @@ class Incoming:
             raise RowsCutOff
 
     def timed_result(self, seconds: float, sending: float) -> SplitResult | None:
-        """Return the account of what was read, with the seconds that the task took; None where nobody keeps one.
+        """Return the account of what was read, with the seconds that the task took; None if no account is kept.
 
         :param seconds: seconds of the task until now.
         :param sending: those in which it has sent records.
@@ -204,7 +204,7 @@ PRODUCER: Mapping[str, Any] = {
 
 FENCE_SECONDS = 60.0
 YIELD_SECONDS = 30.0
-"""How long a task that was fenced waits for the marker of the other task: usually its own copy, started by speculation."""
+"""Seconds that a task that was fenced waits for the marker of the other task: usually its own copy, started by speculation."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Consumed:
 
 @dataclass(frozen=True)
 class BadRecordPolicy:
-    """How bad records that are tolerated are handled. Their dead letters are sent in the transaction of their split.
+    """Handling of bad records that are tolerated. Their dead letters are sent in the transaction of their split.
 
     :param topic: the dead letter topic; None: bad records are only counted. A letter is the record as it was read, or JSON where
         a row never became a record.
@@ -416,7 +416,7 @@ class Publisher:
             )
 
     def _resolve(self, error: Exception, events: ClientEvents, split: int, seconds: float) -> Marker:
-        """Find out from the ledger, never from the exception, what became of the split.
+        """Return the outcome of the split, as the ledger has it. An exception does not say it.
 
         The outcome is unknown, or another task has taken over.
 

@@ -32,7 +32,7 @@ from airflow_kafka_spark.windows.model import BadRecord, Split
 
 SAMPLES = 5
 REMEMBERED_BATCHES = 32
-"""How many batches' offsets are kept, to name a record that the server refuses some moments after it was sent."""
+"""Number of batches whose offsets are kept, to name a record that the server refuses some moments after it was sent."""
 
 _UNDEFINED_TABLE = "42P01"
 

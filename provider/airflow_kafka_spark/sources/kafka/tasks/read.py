@@ -12,7 +12,7 @@ from operator import methodcaller
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogTruncated, OffsetsWentBack
@@ -195,7 +195,7 @@ class KafkaSplitReader:
                 raise KafkaException(error)
         return position, False
 
-    def _is_later(self, message: Any) -> bool:
+    def _is_later(self, message: Message) -> bool:
         """Return True if a record was written after the log that was planned had been cut off."""
         return (message.leader_epoch() or 0) > self.epoch
 
