@@ -41,6 +41,24 @@ _OF_LEDGER = (
         tests=(f"{_LEDGER}::test_what_an_older_attempt_writes_until_it_is_fenced_is_seen",),
     ),
     Mutant(
+        name="ledger-window-given-up-without-a-claim",
+        path="control/position_change.py",
+        old="    ledger.take_over(published)\n",
+        new="",
+        breaks="No task publishes a split of a window once a command has given it up.",
+        tests=(
+            "tests/windows/test_ledger_model.py::test_a_window_that_is_published_in_part_is_given_up_while_attempts_are_at_work_on_it",
+        ),
+    ),
+    Mutant(
+        name="ledger-forgets-intervals-that-are-not-fenced",
+        path="control/forget.py",
+        old="            if planned <= fenced and not _came_later(memory, keys):\n",
+        new="            if planned <= fenced:\n",
+        breaks="An interval that is planned while its pipeline is forgotten is fenced, or stays in the ledger whole.",
+        tests=("tests/windows/test_ledger_model.py::test_intervals_are_forgotten_while_one_is_planned_and_moved",),
+    ),
+    Mutant(
         name="ledger-change-under-the-id-of-closes",
         path="ledger/attempt.py",
         old="""        producer, self._planner = self._planner, None
