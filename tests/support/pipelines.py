@@ -9,18 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToSinkOperator
-from airflow_kafka_spark.sinks import FilesSink
+from airflow_kafka_spark.sinks import DeltaSink, FilesSink
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from tests.support import warm
 from tests.support.oracle import committed_records, same_multiset, windows_tile
 from tests.support.runs import Attempts
 from tests.support.waiting import eventually, settled
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 COLUMNS = "id bigint, customer text, amount numeric(12,2), placed_at timestamptz"
 SCHEMA = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
@@ -55,6 +58,8 @@ def make(kind: str, place: str, **options: Any) -> KafkaToSinkOperator:
 def make_sink(kind: str, place: str) -> Any:
     if kind == "files":
         return FilesSink(path=place)
+    if kind == "delta":
+        return DeltaSink(place)
     from airflow_kafka_spark.sinks import PostgresSink
 
     if kind == "postgres-upsert":
@@ -82,7 +87,7 @@ def row_of(value: bytes) -> tuple[int, str, str, int]:
 class Pipeline(Attempts):
     """One pipeline, from its topic to its sink.
 
-    :param kind: one of :data:`KINDS`, or ``postgres-upsert``.
+    :param kind: one of :data:`KINDS`, ``delta`` or ``postgres-upsert``.
     """
 
     make = staticmethod(make)
@@ -155,6 +160,8 @@ class Pipeline(Attempts):
         """What a reader of the sink sees."""
         if self.kind == "files":
             return files_rows(self.place)
+        if self.kind == "delta":
+            return delta_rows(self.place)
         assert self.postgres is not None
         with self.postgres.connect(autocommit=True) as connection:
             found = connection.execute(
@@ -214,8 +221,16 @@ def files_rows(path: str) -> list[tuple[int, str, str, int]]:
     if not Path(path).exists():
         return []
     table = ds.dataset(path, format="parquet", partitioning="hive").to_table()
-    if "id" not in table.column_names:
-        return []
+    return _rows_of(table) if "id" in table.column_names else []
+
+
+def delta_rows(path: str) -> list[tuple[int, str, str, int]]:
+    from deltalake import DeltaTable
+
+    return _rows_of(DeltaTable(path).to_pyarrow_table()) if DeltaTable.is_deltatable(path) else []
+
+
+def _rows_of(table: pa.Table) -> list[tuple[int, str, str, int]]:
     columns = [table[name].to_pylist() for name in ("id", "customer", "amount", "placed_at")]
     return [(i, c, str(a), int(p.timestamp())) for i, c, a, p in zip(*columns, strict=True)]
 
@@ -236,7 +251,7 @@ def pipeline(
     os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
     os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = SPARK
     place, server = str(directory / "table"), None
-    if kind != "files":
+    if kind not in ("files", "delta"):
         server, place = postgres(), unique("orders")
         os.environ["AIRFLOW_CONN_WAREHOUSE"] = server.connection_uri()
         key = ", PRIMARY KEY (id)" if kind == "postgres-upsert" else ""

@@ -1,4 +1,4 @@
-"""A Delta sink under test, read by polars' own scan of the files that Delta's log names, and by DuckDB."""
+"""A Delta sink under test, read by Arrow from the files that Delta's log names."""
 
 from __future__ import annotations
 
