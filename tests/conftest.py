@@ -51,9 +51,12 @@ settings.load_profile("repeat")
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
+    from airflow_kafka_spark.ledger import topic as ledger_topic
 
     # A lone broker knows at once what there is not. Every new ledger is such a topic, and each was asked for over two seconds.
     kafka_requests.SPREAD_SECONDS = 0.2
+    # Hundreds of tests have a ledger of their own. Each partition costs the broker files, and each look of a reader a request.
+    ledger_topic.PARTITIONS = 2
 
     # Nothing that is imported for the tests is garbage, and looking for some takes a fifth of the time of collecting them.
     gc.disable()

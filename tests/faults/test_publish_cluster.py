@@ -106,7 +106,7 @@ def test_executors_without_packages_are_named_before_they_read_and_work_with_the
     bare, archive = tmp_path / "bare", tmp_path / "env.tar.gz"
     subprocess.run([sys._base_executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     # Spark's own daemon: that of the tests is not on these executors.
-    settings = {"spark.executor.memory": "512m", "spark.python.daemon.module": "pyspark.daemon"}
+    settings = {"spark.executor.memory": "512m", "spark.python.daemon.module": "pyspark.daemon", "spark.cores.max": "1"}
     python = str(bare / "bin" / "python")
     with Driver(connection(master, **settings, **{"spark.pyspark.python": python}), tmp_path) as driver:
         driver.start(make, orders.arguments, "run1")
