@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -61,11 +64,14 @@ def settled_size(kafka: EmbeddedKafka, ledger: str, file: Path) -> int:
     return file.stat().st_size
 
 
-def cut_off(kafka: EmbeddedKafka, file: Path, size: int) -> None:
-    """What an unclean leader election leaves: the log of a replica that was behind, under a new leader epoch."""
+def cut_off(kafka: EmbeddedKafka, *logs: tuple[Path, int]) -> None:
+    """Cut log files to a size: what an unclean leader election leaves of the log of a replica that was behind. The broker comes
+    back with new leader epochs.
+    """
     kafka.kill()
-    with file.open("r+b") as log:
-        log.truncate(size)
+    for file, size in logs:
+        with file.open("r+b") as log:
+            log.truncate(size)
     kafka.restart()
 
 
@@ -82,7 +88,7 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_until_somebody_de
         send(lone, flow.topic, range(20, 24))
         assert flow.run("run2")["records_read"] == 4, "an election that loses nothing"
 
-        cut_off(lone, file, size)
+        cut_off(lone, (file, size))
         send(lone, flow.topic, range(100, 130))
         with pytest.raises(LogTruncated) as refused:
             flow.run("run3")
@@ -109,7 +115,7 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_until_somebody_de
         # And with data_loss="skip" it goes on where it stands.
         send(lone, flow.topic, range(140, 142))
         flow.run("run6")
-        cut_off(lone, file, size)
+        cut_off(lone, (file, size))
         send(lone, flow.topic, range(200, 205))
         report = flow.run("run7", data_loss="skip")
         assert (report["records_read"], report["gaps"]) == (3, [{"topic": flow.topic, "partition": 0, "start": 50, "end": 52}])
@@ -126,7 +132,7 @@ def test_intervals_behind_a_log_that_was_cut_off_and_has_grown_again_are_refused
         for partition in (1, 2):
             hours.produce(300, partition=partition)
         assert [hours.run(number)["records_read"] for number in (0, 1)] == [20, 2]
-        cut_off(lone, file, size)
+        cut_off(lone, (file, size))
         hours.produce(*range(130, 160), partition=0)
         with pytest.raises(LogTruncated) as refused:
             hours.run(2)
@@ -160,7 +166,7 @@ def test_a_ledger_that_has_lost_its_last_records_is_refused_and_the_command_that
             reader = LedgerTopic(hook, ledger)
             reader.ensure()
             assert reader.glance(flow.name).memory.last_number == 3
-            cut_off(lone, file, size)
+            cut_off(lone, (file, size))
             assert reader.glance(flow.name).memory.last_number == 1, "what was read before the election counts no more"
         flow.produce(30)
         with pytest.raises(LedgerBehind) as refused:
@@ -186,7 +192,7 @@ def test_between_topics_what_is_published_is_not_published_again_where_the_ledge
         orders.send(90)
         orders.run("run2")
         # Its plan and the marker of that transaction are left, and no split's marker.
-        cut_off(lone, file, batches(file, size, 2))
+        cut_off(lone, (file, batches(file, size, 2)))
         orders.send(20)
         with pytest.raises(LedgerBehind) as refused:
             orders.run("run2")
@@ -232,23 +238,13 @@ class LateOperator(KafkaToKafkaOperator):
         super()._relay(*arguments)
 
 
-@pytest.fixture
-def grown(lone):
-    """Makes a log of 20 orders, of which the last 10 are lost when what it returns is called: then 30 others are there."""
-
-    def grow(topic: str) -> Callable[[], None]:
-        send(lone, topic, range(10))
-        file = segment(lone, topic)
-        size = file.stat().st_size
-        send(lone, topic, range(10, 20))
-
-        def lose() -> None:
-            cut_off(lone, file, size)
-            send(lone, topic, range(100, 130))
-
-        return lose
-
-    return grow
+def begin_log(kafka: EmbeddedKafka, topic: str) -> tuple[Path, int]:
+    """Write 20 orders, and return the log file with its size behind the first ten."""
+    send(kafka, topic, range(10))
+    file = segment(kafka, topic)
+    size = file.stat().st_size
+    send(kafka, topic, range(10, 20))
+    return file, size
 
 
 LEFT = (*range(10), *range(100, 130))
@@ -263,26 +259,85 @@ def give_up(flow, error: LogTruncated) -> None:
         reset(hook, flow.name, {flow.topic: {"0": error.end}}, why="read what is there now", **options)
 
 
-# Tasks that read and write in one step, with and without transforms, read by the same class.
-WAYS = {
+FILES = {
+    # Tasks that read and write in one step, with and without transforms, read by the same class.
     "tasks": {"split_records": 10, "transforms": [Sql(filter="value.id >= 0")]},
     "sql": {"transforms": [Sql({"id": "id", "customer": "customer", "amount": "amount", "placed_at": "placed_at"})]},
     "spark": {"read_with": "spark"},
+    "gap": {"data_loss": "skip", "split_records": 5},
 }
+RELAYS = {"copy": None, "filter": "id >= 0"}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_records_of_a_log_that_is_cut_off_between_look_and_read_are_not_committed(lone, grown, unique, tmp_path, way):
-    with pipeline("files", lone, None, unique, tmp_path, **WAYS[way]) as flow:
-        lose = grown(flow.topic)
-        with pytest.raises(LogTruncated) as refused:
-            flow.run("run1", sink=LateFilesSink(path=flow.place, before=lose))
-        assert flow.rows() == []
-        with pytest.raises(LogTruncated, match='To complete the planned window without them set `data_loss="skip"`'):
-            flow.run("run1")
-        give_up_at_start(flow, refused.value)
-        assert flow.run("run2")["records_read"] == 40
-        assert sorted(flow.rows()) == sorted(row_of(order(n)) for n in LEFT)
+def open_flows(lone: EmbeddedKafka, postgres: Any, directory: Path, stack: ExitStack) -> dict[str, Any]:
+    """Make the pipelines whose logs are cut off."""
+    numbers = count(1)
+
+    def unique(prefix: str) -> str:
+        return f"{prefix}-cut-{next(numbers)}"
+
+    for name in (*FILES, "splits", *RELAYS):
+        (directory / name).mkdir()
+    made: dict[str, Any] = {
+        name: pipeline("files", lone, None, unique, directory / name, **options) for name, options in FILES.items()
+    }
+    made["splits"] = pipeline("postgres-split", lone, lambda: postgres, unique, directory / "splits", split_records=10)
+    for name, filter in RELAYS.items():
+        made[name] = relay(lone, unique, directory / name, filter=filter, value=Json(schema="id bigint"))
+    flows = {name: stack.enter_context(flow) for name, flow in made.items()}
+    for name in RELAYS:
+        flows[name].make = LateOperator
+    return flows
+
+
+def run_late(name: str, flow: Any, before: Callable[[], None]) -> Any:
+    """Run a window, with something that happens when the driver has looked; return its report, or the error."""
+    if name in RELAYS:
+        late: dict[str, Any] = {"before": before}
+    elif name == "splits":
+        late = {"sink": LatePostgresSink(conn_id="warehouse", table=flow.place, atomic="split", before=before)}
+    else:
+        late = {"sink": LateFilesSink(path=flow.place, before=before)}
+    try:
+        return flow.run("run1", **late)
+    except LogTruncated as error:
+        return error
+
+
+@pytest.fixture(scope="module")
+def cut(lone, postgres, tmp_path_factory):
+    """A first run of several pipelines, whose logs are all cut off, and grow again, when each driver has looked and no task has
+    read; with what came of it: a report, or an error.
+
+    Each run begins within the one before it, so that the broker is restarted once.
+    """
+    with ExitStack() as stack:
+        flows = open_flows(lone, postgres, tmp_path_factory.mktemp("cut"), stack)
+        logs = {flow.topic: begin_log(lone, flow.topic) for flow in flows.values()}
+        found: dict[str, Any] = {}
+
+        def run(names: list[str]) -> None:
+            if names:
+                found[names[0]] = run_late(names[0], flows[names[0]], lambda: run(names[1:]))
+                return
+            cut_off(lone, *logs.values())
+            for topic in logs:
+                send(lone, topic, range(100, 130))
+
+        run(list(flows))
+        yield {name: (flow, found[name]) for name, flow in flows.items()}
+
+
+@pytest.mark.parametrize("way", ["tasks", "sql", "spark"])
+def test_records_of_a_log_that_is_cut_off_between_look_and_read_are_not_committed(cut, way):
+    flow, refused = cut[way]
+    assert isinstance(refused, LogTruncated)
+    assert flow.rows() == []
+    with pytest.raises(LogTruncated, match='To complete the planned window without them set `data_loss="skip"`'):
+        flow.run("run1")
+    give_up_at_start(flow, refused)
+    assert flow.run("run2")["records_read"] == 40
+    assert sorted(flow.rows()) == sorted(row_of(order(n)) for n in LEFT)
 
 
 def give_up_at_start(flow, error: LogTruncated) -> None:
@@ -294,24 +349,21 @@ def give_up_at_start(flow, error: LogTruncated) -> None:
         reset(hook, flow.name, "earliest", why="nothing of it was moved", **options)
 
 
-def test_what_is_cut_off_between_look_and_read_is_a_gap_where_lost_records_are_passed_over(lone, grown, unique, tmp_path):
-    with pipeline("files", lone, None, unique, tmp_path, data_loss="skip", split_records=5) as flow:
-        report = flow.run("run1", sink=LateFilesSink(path=flow.place, before=grown(flow.topic)))
-        lost = [{"topic": flow.topic, "partition": 0, "start": start, "end": start + 5} for start in (10, 15)]
-        assert (report["records_read"], report["gaps"]) == (10, lost)
-        assert flow.run("run2")["records_read"] == 20
-        assert sorted(flow.rows()) == sorted(row_of(order(n)) for n in (*range(10), *range(110, 130)))
+def test_what_is_cut_off_between_look_and_read_is_a_gap_where_lost_records_are_passed_over(cut):
+    flow, report = cut["gap"]
+    lost = [{"topic": flow.topic, "partition": 0, "start": start, "end": start + 5} for start in (10, 15)]
+    assert (report["records_read"], report["gaps"]) == (10, lost)
+    assert flow.run("run2")["records_read"] == 20
+    assert sorted(flow.rows()) == sorted(row_of(order(n)) for n in (*range(10), *range(110, 130)))
 
 
-def test_a_split_of_records_that_were_cut_off_is_not_committed_by_itself(lone, grown, postgres, unique, tmp_path):
-    with pipeline("postgres-split", lone, lambda: postgres, unique, tmp_path, split_records=10) as flow:
-        sink = LatePostgresSink(conn_id="warehouse", table=flow.place, atomic="split", before=grown(flow.topic))
-        with pytest.raises(LogTruncated) as refused:
-            flow.run("run1", sink=sink)
-        assert sorted(flow.rows()) == [row_of(order(n)) for n in range(10)], "these are in the log, and the first split's"
-        give_up(flow, refused.value)
-        assert flow.run("run2")["records_read"] == 30
-        assert sorted(flow.rows()) == sorted(row_of(order(n)) for n in LEFT)
+def test_a_split_of_records_that_were_cut_off_is_not_committed_by_itself(cut):
+    flow, refused = cut["splits"]
+    assert isinstance(refused, LogTruncated)
+    assert sorted(flow.rows()) == [row_of(order(n)) for n in range(10)], "these are in the log, and the first split's"
+    give_up(flow, refused)
+    assert flow.run("run2")["records_read"] == 30
+    assert sorted(flow.rows()) == sorted(row_of(order(n)) for n in LEFT)
 
 
 def test_sparks_source_does_not_read_a_topic_with_unclean_elections_for_splits_that_commit_by_themselves(
@@ -328,25 +380,22 @@ def test_sparks_source_does_not_read_a_topic_with_unclean_elections_for_splits_t
             flow.run("run2", sink=sink)
 
 
-@pytest.mark.parametrize("filter", [None, "id >= 0"])
-def test_a_partition_that_was_cut_off_is_not_published_to_another_topic(lone, grown, unique, tmp_path, filter):
-    with relay(lone, unique, tmp_path, filter=filter, value=Json(schema="id bigint")) as orders:
-        orders.make = LateOperator
-        lose = grown(orders.topic)
-        with pytest.raises(LogTruncated) as refused:
-            orders.run("run1", before=lose)
-        assert orders.read(orders.output) == []
-        with KafkaHook() as hook:
-            options = {"ledger_topic": f"ledger-{orders.name}", "group_id": orders.name, "discard_open": True}
-            reset(hook, orders.name, "earliest", why="nothing of it was moved", **options)
-        assert refused.value.end == 10
-        assert orders.run("run2")["records_read"] == 40
-        assert orders.check() == 40
+@pytest.mark.parametrize("way", RELAYS)
+def test_a_partition_that_was_cut_off_is_not_published_to_another_topic(cut, way):
+    orders, refused = cut[way]
+    assert isinstance(refused, LogTruncated)
+    assert orders.read(orders.output) == []
+    with KafkaHook() as hook:
+        options = {"ledger_topic": f"ledger-{orders.name}", "group_id": orders.name, "discard_open": True}
+        reset(hook, orders.name, "earliest", why="nothing of it was moved", **options)
+    assert refused.end == 10
+    assert orders.run("run2")["records_read"] == 40
+    assert orders.check() == 40
 
 
-def test_a_reader_hands_out_records_of_the_log_that_was_planned_only(lone, grown, unique, tmp_path):
+def test_a_reader_hands_out_records_of_the_log_that_was_planned_only(lone, unique, tmp_path):
     with pipeline("files", lone, None, unique, tmp_path) as flow, KafkaHook() as hook:
-        place, lose = TopicPartition(flow.topic, 0), grown(flow.topic)
+        place, log = TopicPartition(flow.topic, 0), begin_log(lone, flow.topic)
         epoch = read_log(hook, [flow.topic]).partitions[place].epoch
         lone.restart()
         config = hook.consumer_config()
@@ -356,7 +405,8 @@ def test_a_reader_hands_out_records_of_the_log_that_was_planned_only(lone, grown
             return [offset for records in reader for offset in records.offsets.to_pylist()], reader.gaps
 
         assert read(5, 20, epoch=epoch) == (list(range(5, 20)), []), "an election that loses nothing"
-        lose()
+        cut_off(lone, log)
+        send(lone, flow.topic, range(100, 130))
         assert read(0, 10, epoch=epoch) == (list(range(10)), []), "what is left was planned"
         assert read(5, 20, epoch=epoch, skip_lost=True) == (list(range(5, 10)), [Gap(*place, 10, 20)])
         assert read(15, 20, epoch=epoch, skip_lost=True) == ([], [Gap(*place, 15, 20)])

@@ -15,8 +15,8 @@ from tests.support.waiting import eventually
 HOUR_MS = 3_600_000
 PARTITIONS, RECORDS = 3, 40
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "1000"}
-SOON = {"log.cleaner.backoff.ms": "200"}
-"""How long a broker's cleaner sleeps where it has found nothing to do: by default 15 seconds."""
+SOON, LATER = {"log.cleaner.backoff.ms": "200"}, {"log.cleaner.backoff.ms": "15000"}
+"""How long a broker's cleaner sleeps where it has found nothing to do. The second is Kafka's default: each time it looks at all logs."""
 
 
 def alter_config(admin: AdminClient, kind: ResourceType, name: str, settings: Mapping[str, str]) -> None:
@@ -27,6 +27,12 @@ def alter_config(admin: AdminClient, kind: ResourceType, name: str, settings: Ma
         answer.result(60)
 
 
+def set_cleaner(admin: AdminClient, settings: Mapping[str, str]) -> None:
+    """Change settings of the log cleaner of all brokers."""
+    for broker in admin.list_topics(timeout=30).brokers:
+        alter_config(admin, ResourceType.BROKER, str(broker), settings)
+
+
 def send(config: Mapping[str, Any], topic: str, first: int = 0) -> None:
     """Write :data:`RECORDS` orders to each partition, an hour old. Every second one has the same key, so that all but the last of
     these will be removed.
@@ -35,8 +41,7 @@ def send(config: Mapping[str, Any], topic: str, first: int = 0) -> None:
     """
     admin = AdminClient(dict(config))
     alter_config(admin, ResourceType.TOPIC, topic, COMPACTED)
-    for broker in admin.list_topics(timeout=30).brokers:
-        alter_config(admin, ResourceType.BROKER, str(broker), SOON)
+    set_cleaner(admin, SOON)
     producer, began = Producer({**config, "enable.idempotence": True}), round(time.time() * 1000) - HOUR_MS
     for number in range(first, first + PARTITIONS * RECORDS):
         at = (number - first) // PARTITIONS
@@ -57,3 +62,4 @@ def compact(config: Mapping[str, Any], topic: str, count: Callable[[], int], rou
     assert producer.flush(60) == 0
     left = PARTITIONS * (rounds * RECORDS // 2 + 1 + 1)
     eventually(lambda: count() == left)
+    set_cleaner(AdminClient(dict(config)), LATER)

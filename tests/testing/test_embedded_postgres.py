@@ -145,7 +145,7 @@ def test_a_given_data_directory_is_kept_with_its_password(tmp_path: Path) -> Non
         assert (postgres.password, count(postgres, "kept")) == (password, 1)
         assert postgres.log.is_relative_to(tmp_path)
     (tmp_path / "pg" / "password").unlink()
-    with pytest.raises(ServerInvalid, match="made by somebody else"):
+    with pytest.raises(ServerInvalid, match="made by another user"):
         EmbeddedPostgres(tmp_path / "pg").start()
 
 

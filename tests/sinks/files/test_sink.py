@@ -593,7 +593,7 @@ SHAPE = Shape("p", pa.schema([("id", pa.int64()), ("day", pa.date32()), ("at", p
 @pytest.mark.parametrize(
     ("options", "where", "said"),
     [
-        ({"path": "s3://bucket/orders"}, "sink.path", "s3: is not supported.*Delta, Iceberg"),
+        ({"path": "s3://bucket/orders"}, "sink.path", "s3: is not supported.*DeltaSink"),
         ({"path": "hdfs://nn/orders"}, "sink.path", "hdfs: is not supported"),
         ({"path": "dbfs:/orders"}, "sink.path", "not supported"),
         ({"path": "lake/orders"}, "sink.path", "not an absolute path"),
