@@ -96,7 +96,9 @@ def test_what_a_jvm_writes_to_standard_error_is_no_error_of_the_task(capfd):
         copying.join(30)
     print("of the task", file=sys.stderr)
     out, err = capfd.readouterr()
-    assert (out.strip(), err.strip()) == ("out of memory", "of the task")
+    # A Kafka client of an earlier test may write, too.
+    lines = [line for line in out.splitlines() if not line.startswith("%")]
+    assert (lines, err.strip()) == (["out of memory"], "of the task")
 
 
 # --- a session that a thread starts beside the validation ---

@@ -127,8 +127,8 @@ _OF_FILES = (
     Mutant(
         name="files-data-not-flushed",
         path="sinks/files/tasks/write.py",
-        old="        self.stream.close()\n        flush(self.path)\n",
-        new="        self.stream.close()\n",
+        old="        super().finish()\n        flush(self.path)\n",
+        new="        super().finish()\n",
         breaks="The files of a split are durable before the driver is told of them.",
         tests=(f"{_FILES}::test_files_are_durable_before_they_are_published_and_names_after",),
     ),

@@ -16,7 +16,7 @@ HOUR_MS = 3_600_000
 PARTITIONS, RECORDS = 3, 40
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "1000"}
 SOON, LATER = {"log.cleaner.backoff.ms": "200"}, {"log.cleaner.backoff.ms": "15000"}
-"""How long a broker's cleaner sleeps where it has found nothing to do. The second is Kafka's default: each time it looks at all logs."""
+"""Pauses of a broker's cleaner, which looks at all logs after each. The second is Kafka's default."""
 
 
 def alter_config(admin: AdminClient, kind: ResourceType, name: str, settings: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 from sqlalchemy import create_engine, insert
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, configure_mappers
 
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import (
@@ -133,6 +133,7 @@ def test_task_instances_are_read_with_what_they_have_stored_and_from_an_airflow_
             row = {"id": number, **of_task, "dag_run_id": 1, "key": key, "value": json.dumps(value), "updated_at": now}
             session.execute(filled(store, row))
         if is_old:
+            configure_mappers()  # which imports all models when it is done first
             monkeypatch.setitem(sys.modules, "airflow.models.task_state_store", None)
         state = read_task_states(session, [task])[task]
         assert (state.state, state.try_number) == ("failed", 3)
