@@ -202,6 +202,9 @@ def test_what_a_server_that_was_killed_has_started_ends_with_its_keeper(tmp_path
         left = [child.pid for child in psutil.Process(server.pid).children(recursive=True)]
         server.signal(signal.SIGKILL)
         assert server.wait(30) == -signal.SIGKILL and len(left) == 2 and not any(map(gone, left))
+        os.kill(left[1], signal.SIGKILL)
+        # The keeper is its parent now: without a word from it the process id would stay, and a wait for its end would not return.
+        assert processes.wait_until(lambda: not psutil.pid_exists(left[1]), 60)
     finally:
         keeper.close()
     assert all(map(gone, left))

@@ -69,6 +69,12 @@ class _KeeperProcess:
     def own(self, directory: str) -> None:
         self.directories.append(directory)
 
+    def reap(self) -> None:
+        """Let adopted processes that have ended go: somebody may wait until they are gone."""
+        for pid in _own_children():
+            if pid not in self.children:
+                os.waitpid(pid, os.WNOHANG)
+
     def end(self) -> None:
         """End every child, in its own manner if it has one, and remove the directories."""
         alive = [child for child in self.children.values() if child.poll() is None]
@@ -99,15 +105,20 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def _own_children() -> list[int]:
+    """Return the ids of this process's children, which have ended or not; empty where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return []
+
+
 def _end_orphans() -> None:
     """Kill the processes that servers which were killed have left behind, and those that these leave behind."""
-    own = f"/proc/self/task/{os.getpid()}/children"
-    with contextlib.suppress(OSError):
-        while orphans := [int(pid) for pid in Path(own).read_text().split()]:
-            for pid in orphans:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+    while orphans := _own_children():
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _before_exec(user: list[int] | None) -> Callable[[], None] | None:
@@ -155,6 +166,7 @@ def main(parent: int) -> None:
     try:
         # The pipe may be held open by forks of the parent, so its end alone does not tell.
         while os.getppid() == parent:
+            keeper.reap()
             if not select.select([0], [], [], POLL_PARENT)[0]:
                 continue
             chunk = os.read(0, 65536)
