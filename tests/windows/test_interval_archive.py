@@ -181,7 +181,7 @@ def test_intervals_of_a_schedule_with_holes_are_archived(length, monkeypatch):
 
 def test_an_archive_fits_into_a_record(monkeypatch):
     states = chain(10, 20)
-    monkeypatch.setattr(interval_archive, "MOST_BYTES", 5 * len(json.dumps(interval_archive.interval_to_json(states[0]))))
+    monkeypatch.setattr(interval_archive, "MAX_BYTES", 5 * len(json.dumps(interval_archive.interval_to_json(states[0]))))
     assert {archive.count for archive, _ in archived(states)} == {5}
 
 

@@ -473,15 +473,15 @@ def _past(
     moved = max((e.window.number for e in complete if e.window.moved), default=0)
     past: dict[TopicPartition, list[Observation]] = {}
     for entry in complete:
-        tells = in_order and not entry.window.replay
+        has_offset = in_order and not entry.window.replay
         for tp, end in entry.window.ends.items():
             # Offsets of a topic that was deleted and created again refer to other records.
             same = entry.window.topic_ids.get(tp.topic, "") in ("", ids.get(tp.topic, ""))
             if same and entry.window.number >= moved:
-                seen = Observation(completed_at(entry), end if tells else None, active=True, tells=tells)
+                seen = Observation(completed_at(entry), end if has_offset else None, active=True, has_offset=has_offset)
                 past.setdefault(tp, []).append(seen)
     for entry in unfinished:
         if (started := started_at(entry)) > 0:
             for tp in entry.window.ends:
-                past.setdefault(tp, []).append(Observation(started, None, active=True, tells=False))
+                past.setdefault(tp, []).append(Observation(started, None, active=True, has_offset=False))
     return past

@@ -114,7 +114,7 @@ class LagTracker:
         for seen in past:
             before = seen.time < since and (first_position is None or (seen.committed or 0) <= first_position)
             found.append(
-                seen if before else replace(seen, time=min(max(seen.time, since), now - 0.001), committed=None, tells=False)
+                seen if before else replace(seen, time=min(max(seen.time, since), now - 0.001), committed=None, has_offset=False)
             )
         return found
 
