@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 ActionName: TypeAlias = Literal["reset", "skip", "replay", "resend", "pause", "resume"]
 ACTIONS: tuple[ActionName, ...] = ("reset", "skip", "replay", "resend", "pause", "resume")
 MAX_WHY = 1_000
-"""Longest reason of a change, in characters."""
+"""Maximum length of the reason of a change, in characters."""
 
 ActionTable: TypeAlias = "tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]"
-"""Header and rows."""
+"""Header and rows of a table."""
 
 
 @dataclass(frozen=True)

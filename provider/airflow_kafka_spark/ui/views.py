@@ -171,7 +171,7 @@ def _status(item: PipelineItem) -> tuple[str, str]:
 
 
 def _activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]:
-    """Return what a pipeline does now, and the reason if it needs attention."""
+    """Return the activity of a pipeline, and the reason if it needs attention."""
     summary = item.summary
     if summary is None:
         if _is_paused(item, airflow):
@@ -289,7 +289,7 @@ def _running(item: PipelineItem, airflow: AirflowState, now: float) -> JsonObjec
 
 
 def _progress(entry: Entry, state: TaskInstanceState | None, now: float) -> JsonObject:
-    """Return the progress of an open window. What its task has reported counts only if it is valid and of this window."""
+    """Return the progress of an open window. A task's report is used only if it is valid, and belongs to this window."""
     reported = state.progress if state and state.progress else {}
     if reported.get("window") != entry.window.number:
         reported = {}
@@ -466,9 +466,9 @@ def ledger_row(name: LedgerName, state: str, message: str | None, age: float | N
 # --- one pipeline -------------------------------------------------------------------------------------------------------
 
 SERIES = 100
-"""Number of newest windows that the charts show."""
+"""Maximum number of windows that the charts show, the newest ones."""
 MAX_RANGES = 1_000
-"""Offset ranges of a window that are listed."""
+"""Maximum number of offset ranges of a window that are listed."""
 
 
 class WindowView:
@@ -611,7 +611,7 @@ def partitions_json(measured: LagMeasurement | None, position: Mapping[TopicPart
 
 
 def change_json(found: Change) -> JsonObject:
-    """Return a change that was made by hand."""
+    """Return a manual change."""
     offsets = {name: [[*tp, offset] for tp, offset in sorted(getattr(found, name).items())] for name in ("before", "after")}
     facts = {name: getattr(found, name) for name in ("number", "action", "who", "why", "at", "window", "name")}
     return {**facts, **offsets, "discarded": list(found.discarded)}
@@ -661,7 +661,7 @@ def _point(view: WindowView) -> JsonObject:
 
 
 def _upstream(report: Mapping[str, Any]) -> int | None:
-    """Return how many records the upstream pipelines or producers report for a window; None if they report none."""
+    """Return the number of records that upstream pipelines or producers report for a window; None if they report none."""
     follows, consumption = report.get("follows") or {}, report.get("consumption") or {}
     if follows.get("records") is not None:
         return int(follows["records"])
@@ -683,7 +683,7 @@ CSV_FACTS = (
     "bytes",
     "rate",
 )
-"""Facts of a report that have a column in the CSV file of windows."""
+"""Names of the facts of a report that have a column in the CSV file of windows."""
 _CSV_LATENCY = ("min", "p50", "p95", "max")
 
 
