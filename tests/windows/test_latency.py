@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.windows.latency import (
     DAY,
-    MINUTE,
     MAX_BUCKETS,
+    MINUTE,
     WIDTHS,
     Latency,
     Times,
