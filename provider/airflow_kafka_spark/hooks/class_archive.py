@@ -133,7 +133,7 @@ def making(archive: Path, *, wait: bool) -> Iterator[Path | None]:
 
 
 def _remove_unused(archive: Path) -> None:
-    """Remove archives of the same software that no start has used for two months."""
+    """Remove archives of this software that no start has used for two months."""
     for other in archive.parent.glob(f"{archive.name.partition('-')[0]}-*.jsa"):
         if _age(other) > _UNUSED_SECONDS:
             for part in (other, other.with_suffix(_SIZE)):

@@ -421,7 +421,7 @@ class Ledger:
         return entry
 
     def _resolve_claim(self, error: Exception, entry: Entry) -> None:
-        """Find out whether the plan was written, after a transaction whose outcome is unknown."""
+        """Read the ledger after a transaction whose outcome is unknown, and raise the error unless the plan was written."""
         failure = self.translated(error, "writing the plan")
         if isinstance(failure, Fenced):
             raise failure from None

@@ -33,8 +33,8 @@ class KafkaIntervalSensor(KafkaSensor):
     :param topics: a topic, or several.
     :param end: the interval's end (a ``datetime``, text in ISO 8601, seconds since the epoch); default: that of the DAG run's
         data interval.
-    :param grace: how long after the end a partition may stay silent before it counts as idle (seconds or a ``timedelta``);
-        default one minute. Should cover the delay of records and the difference of clocks.
+    :param grace: time after the end for which a partition may stay silent before it counts as idle (seconds or a ``timedelta``);
+        default one minute. It should cover the delay of records and the difference of clocks.
     :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
     :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
     :param retry_timeout: seconds that brokers may be down before that is a failure; default 300. At most ``timeout``.

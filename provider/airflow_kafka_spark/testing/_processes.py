@@ -174,8 +174,8 @@ def _all_stopped(pid: int) -> bool:
 def free_ports(count: int) -> list[int]:
     """Return ports on the loopback interface that no process uses.
 
-    If possible, they are below the range of the system's outgoing connections, so that a server that is down for a while finds its
-    port free again. Another process may take a port before the server listens. So concurrent processes begin with different
+    If possible, they are below the range of the system's outgoing connections, so that a server that is down for a while finds
+    its port free again. Another process may take a port before the server listens. So concurrent processes begin with different
     ports and do not reuse one soon, and callers retry.
     """
     lowest = 32768

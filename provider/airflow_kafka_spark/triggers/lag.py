@@ -162,12 +162,14 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
     :param pipeline: the pipeline whose ledger counts; if ``group_id`` is given too, the group counts until the ledger knows the
         pipeline. Default None.
     :param topics: whose partitions count; may be left out for a pipeline: all that it has read. Default None.
-    :param at_most_records: fire when at most so many records are left; default None.
-    :param at_most_seconds: fire when the oldest of them is at most so old; given both, both have to hold. Default None.
-    :param at_least_records: fire when so many records are waiting; default None.
-    :param at_least_seconds: fire when the oldest of them has waited so long; given both, one is enough. Default None.
-    :param per: count records in ``total`` (default), or by ``partition``: at most in each, at least in one.
-    :param schedule: how often the consumer runs (seconds or a ``timedelta``), for the status; see the guide. Default None.
+    :param at_most_records: maximum number of unread records; default None.
+    :param at_most_seconds: maximum age of the oldest one; if both maxima are given, both have to hold. Default None.
+    :param at_least_records: minimum number of unread records; default None.
+    :param at_least_seconds: minimum age of the oldest one; if both minima are given, one is enough. Default None.
+    :param per: ``total`` (default) compares the sum of all partitions; ``partition`` compares each partition: no one may exceed a
+        maximum, and one that reaches a minimum is enough.
+    :param schedule: time from one run of the consumer to the next (seconds or a ``timedelta``), for the status; see the guide.
+        Default None.
     :param fail_on: for a sensor: statuses that are a failure; default none.
     :param ledger_topic: where pipelines have their ledger; default ``airflow-windows``.
     :param cooldown: seconds between two events for a backlog that stays although the consumer moves; default 60.

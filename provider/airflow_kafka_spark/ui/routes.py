@@ -78,7 +78,7 @@ def windows(
 
 @router.get("/windows.csv")
 def windows_as_csv(view: UserViewDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> Response:
-    """Return all windows of a pipeline that the ledger remembers, as a CSV file."""
+    """Return all windows of a pipeline that the ledger holds, as a CSV file."""
     headers = {"Content-Disposition": 'attachment; filename="windows.csv"'}
     body = windows_csv(view.all_windows(ledger, name)).encode(errors="backslashreplace")
     return Response(body, media_type="text/csv; charset=utf-8", headers=headers)

@@ -87,7 +87,7 @@ class PipelineItem:
 
     @property
     def task(self) -> tuple[str | None, str | None]:
-        """Return DAG and task of the pipeline; None for what is unknown."""
+        """Return DAG and task of the pipeline; None for unknown ones."""
         if self.tasks:
             return self.tasks[0].dag_id, self.tasks[0].task_id
         owner = self.summary.owner if self.summary else None
@@ -320,7 +320,7 @@ def endpoint_name(uri: str | None, asset: str = "") -> str | None:
     :param uri: URIs separated by ``", "``. Those of a report contain the server and the database instead of the connection.
     :param asset: URI of the asset in the DAG file, which contains the connection. It is used if it names the same table.
     :return: ``warehouse: public.orders``; without an asset ``db.example.org/shop: public.orders``; a directory or an unknown URI
-        as it is; None if ``uri`` is empty.
+        unchanged; None if ``uri`` is empty.
     """
     if not uri:
         return None
@@ -874,7 +874,7 @@ class UserView:
         }
 
     def all_windows(self, ledger: str, pipeline: str) -> list[WindowView]:
-        """Return all windows of a pipeline that the ledger remembers, the newest first.
+        """Return all windows of a pipeline that the ledger holds, the newest first.
 
         :raises RequestRefused: 409 if the ledger cannot be read.
         """

@@ -97,7 +97,7 @@ def without_recreated(previous: Applied, window: Window) -> Applied:
 
 
 def same_ranges(one: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> bool:
-    """Return True if both are the same ranges in any order, as those of one window at two attempts."""
+    """Return True if both contain equal ranges, in any order."""
     return sorted(one) == sorted(other)
 
 

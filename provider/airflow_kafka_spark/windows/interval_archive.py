@@ -1,12 +1,12 @@
 """Old data intervals of a pipeline, many in one record of the ledger.
 
-An hourly pipeline has 17,520 intervals after two years. All of them count: an interval must not overlap one that was moved, and
-must not move offsets that another one has. Intervals that continue each other, in time and in offsets, are one span for these
-questions. The ledger therefore keeps old ones in archives: a record with their span, which every reader parses, and with the
-intervals themselves, which are decompressed only for a reader that asks for one of them.
+An hourly pipeline has 17,520 intervals after two years. All of them are checked: an interval must not overlap one that was moved,
+and must not move offsets that another one has. For these checks, intervals that are contiguous in time and in offsets are one
+span. So the ledger keeps old ones in archives: a record with their span, which every reader parses, and with the compressed
+intervals, which are decompressed only for a reader that needs one of them.
 
-Intervals of a schedule with holes (an hour a day, working days only) do not continue each other. Their archive has the span from
-the first to the last of them, and says that there are holes: a question that the span touches is then asked of the intervals.
+Intervals of a schedule with holes (an hour a day, working days only) are not contiguous. Their archive has the span from the
+first to the last of them, and a flag for the holes: a check that overlaps the span is repeated with the intervals.
 """
 
 from __future__ import annotations

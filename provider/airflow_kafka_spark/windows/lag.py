@@ -1,6 +1,6 @@
-"""Lag of a consumer: how many records it is behind, and whether it is healthy.
+"""Lag of a consumer, and the status that follows from its history.
 
-Pure functions: offsets that were read from Kafka come in as arguments.
+The functions are pure: offsets that were read from Kafka are arguments.
 """
 
 from __future__ import annotations

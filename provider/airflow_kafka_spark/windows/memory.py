@@ -172,7 +172,7 @@ class Memory:
     @property
     def last_used(self) -> int:
         """The highest number of a window that is complete, was given up or was forgotten. Numbers up to it are never used again,
-        so that followers can tell new windows by their number.
+        so that followers can recognise new windows by their number.
         """
         return max(self.last_number, self.forgotten.window if self.forgotten else 0)
 

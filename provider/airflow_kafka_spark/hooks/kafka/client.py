@@ -383,7 +383,7 @@ _POLL_SECONDS = (0.1, 0.2, 0.5, 1.0, 5.0)
 
 
 def keep(client: Any, owner: object) -> weakref.finalize:
-    """Keep a client alive until its owner is collected or the returned function is called, and nothing else refers to it.
+    """Keep a client alive until its owner is collected or the returned function is called, and no other reference to it is left.
 
     :param client: a client of confluent-kafka.
     :param owner: the object that uses the client, and that is not reachable from it.

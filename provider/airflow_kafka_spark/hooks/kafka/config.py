@@ -23,7 +23,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Settings that a connection may hold for its other users, and that are ignored here: the window decides what is read, no consumer
+# Settings that a connection may hold for its other users, and that are ignored here: the window fixes the offsets, no consumer
 # joins a group, and a reader never creates a topic (librdkafka's default; the Java client's is the opposite).
 WINDOW_DECIDES = _names("""
     allow.auto.create.topics auto.commit.enable auto.commit.interval.ms auto.offset.reset enable.auto.commit

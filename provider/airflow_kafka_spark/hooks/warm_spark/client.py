@@ -133,7 +133,7 @@ def end_leftovers(session: SparkSession, group: str) -> None:
 
 
 def _enter(settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any], bool]:
-    """Return a connection to the warm process, its answer, and whether it was started."""
+    """Return a connection to the warm process, its answer, and True if this call has started it."""
     place = Place(private_directory(), settings.key)
     if entered := _hello(place, settings, name):
         return (*entered, False)
