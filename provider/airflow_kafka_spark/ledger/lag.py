@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import (
@@ -26,6 +25,7 @@ from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.topic import PROMPT, TOPIC, LedgerReader
 from airflow_kafka_spark.windows.cadence import CompletedWindow, Periodic, cadence_of_windows
+from airflow_kafka_spark.windows.instants import parse_iso
 from airflow_kafka_spark.windows.lag import Head, History, Lag, Observation, PartitionLag, Verdict
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import State, TopicPartition
@@ -343,4 +343,4 @@ def aged(state: PartitionLag, head: Head | None, now: float) -> PartitionLag:
 
 def instant(text: str) -> float:
     """Return an instant of the ledger (UTC, ISO 8601) in seconds since the epoch."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    return parse_iso(text).timestamp()

@@ -20,6 +20,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, TopicMissing, ValidationError
+from airflow_kafka_spark.windows.instants import parse_iso
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -334,7 +335,7 @@ def parse_instant(where: str, value: Instant, problems: list[Problem]) -> dateti
         if isinstance(value, datetime):
             found = value
         elif isinstance(value, str) and not value.strip().replace(".", "", 1).isdecimal():
-            found = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
+            found = parse_iso(value.strip())
         elif not isinstance(value, bool):
             found = datetime.fromtimestamp(float(value), timezone.utc)
     except (TypeError, ValueError, OverflowError, OSError):

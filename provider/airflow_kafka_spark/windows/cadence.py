@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 from typing import Protocol
+
+from airflow_kafka_spark.windows.instants import parse_iso
 
 PERIODS = 1.5
 """Number of periods of the schedule for which a consumer may be silent: one, and half of one because a run may start late or
@@ -143,7 +144,7 @@ def _scheduled_at(run_id: str) -> float | None:
         return None
     text = run_id.removeprefix(_SCHEDULED).partition("/")[0]
     try:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        found = parse_iso(text)
     except ValueError:
         return None
     return found.timestamp() if found.tzinfo else None

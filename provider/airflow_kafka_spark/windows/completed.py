@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from airflow_kafka_spark.windows.instants import parse_iso
 from airflow_kafka_spark.windows.memory import Entry, Memory
 from airflow_kafka_spark.windows.model import State
 
@@ -74,7 +75,7 @@ def _is_wanted(entry: Entry, wanted: Wanted) -> bool:
 
 def _completed_at(entry: Entry) -> float:
     text = str((entry.report or {}).get("completed_at") or "")
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
+    return parse_iso(text).timestamp() if text else 0.0
 
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:?\d\d)?")
@@ -108,7 +109,7 @@ def _moment(run_id: str) -> datetime | None:
     """Return the moment in the id of a run; None if the id contains none."""
     found = _MOMENT.search(run_id)
     try:
-        moment = datetime.fromisoformat(found.group().replace("Z", "+00:00")) if found else None
+        moment = parse_iso(found.group()) if found else None
     except ValueError:
         return None
     return moment.replace(tzinfo=timezone.utc) if moment and moment.tzinfo is None else moment

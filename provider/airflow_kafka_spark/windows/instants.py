@@ -1,4 +1,4 @@
-"""Conversions between datetimes and Kafka's timestamps: whole milliseconds since the epoch."""
+"""Conversions between datetimes, texts in ISO 8601, and Kafka's timestamps: whole milliseconds since the epoch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ def now_ms() -> int:
 def instant_of(milliseconds: int) -> datetime:
     """Return an instant as a datetime in UTC."""
     return EPOCH + timedelta(milliseconds=milliseconds)
+
+
+def parse_iso(text: str) -> datetime:
+    """Return the datetime of a text in ISO 8601, with ``Z`` for UTC, which Python 3.10 does not accept.
+
+    :raises ValueError: the text has another form.
+    """
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def iso(milliseconds: int) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from airflow_kafka_spark.windows.instants import instant_ms
+from airflow_kafka_spark.windows.instants import instant_ms, parse_iso
 
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 WIDTHS = (100, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 6 * HOUR, DAY, 30 * DAY, 360 * DAY)
@@ -182,7 +182,7 @@ def _instant(given: object) -> int:
     if isinstance(given, int) or text.isdecimal():
         return int(text)
     try:
-        instant = given if isinstance(given, datetime) else datetime.fromisoformat(text.replace("Z", "+00:00"))
+        instant = given if isinstance(given, datetime) else parse_iso(text)
     except ValueError:
         raise ValueError(f"`{given}` is neither an ISO 8601 instant nor milliseconds since the epoch") from None
     if instant.tzinfo is None:
