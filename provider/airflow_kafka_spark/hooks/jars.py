@@ -281,8 +281,8 @@ def _run_ivy(java: Path, wanted: tuple[str, ...], ivy_cache: Path, ivy_file: Pat
 def _last_lines(output: str, count: int = 12) -> str:
     # Ivy prints dots for progress, and lines of colons and equal signs around its warnings.
     lines = (line.strip(" \t:=") for line in output.splitlines())
-    told = [line for line in lines if re.search(r"\w", line) and not re.fullmatch(r"\.*\s*\(?\d+kB\)", line)]
-    return "; ".join(told[-count:]) or "nothing"
+    reported = [line for line in lines if re.search(r"\w", line) and not re.fullmatch(r"\.*\s*\(?\d+kB\)", line)]
+    return "; ".join(reported[-count:]) or "nothing"
 
 
 @functools.lru_cache(maxsize=2)

@@ -275,10 +275,10 @@ class SchemaRegistryHook(BaseHook):
                 raise RegistryRefused(self.conn_id, self.url, what, detail, 200, action=_ADDRESS) from None
             raise
 
-    def _refused(self, what: str, status: int, code: Any, message: Any) -> KafkaSparkError:
+    def _refused(self, what: str, status: int, code: object, message: object) -> KafkaSparkError:
         number = code if isinstance(code, int) else -1
-        told = self._scrubbed(str(message or "without a reason"))[:500]
-        detail = f"{told} (HTTP {status}{f', code {number}' if number > 0 else ''})"
+        reason = self._scrubbed(str(message or "without a reason"))[:500]
+        detail = f"{reason} (HTTP {status}{f', code {number}' if number > 0 else ''})"
         if status in _TRY_AGAIN or status >= 500:
             return RegistryUnavailable(self.conn_id, self.url, f"being asked for {what}", detail)
         action = _CREDENTIALS if status in (401, 403) else _ADDRESS if status == _NOT_FOUND else ""

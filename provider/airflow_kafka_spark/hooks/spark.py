@@ -358,12 +358,12 @@ class SparkHook(BaseHook):
             settings = self.settings()
             if self.is_connect:
                 settings = {key: value for key, value in settings.items() if key.startswith("spark.sql.")}
-            done, told = probe(self._remote if self.is_connect else self.master, settings, is_connect=self.is_connect)
+            done, outcome = probe(self._remote if self.is_connect else self.master, settings, is_connect=self.is_connect)
         except KafkaSparkError as error:
             return False, str(error)
         if done:
-            return True, f"Connected to Spark {told} at {self.master}."
-        return False, f"Spark at {self.master}: {self._without_secret(told)}"
+            return True, f"Connected to Spark {outcome} at {self.master}."
+        return False, f"Spark at {self.master}: {self._without_secret(outcome)}"
 
     def _without_secret(self, text: str) -> str:
         secret = self.connection.password

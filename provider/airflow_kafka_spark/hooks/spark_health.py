@@ -159,7 +159,7 @@ def probe(address: str, settings: Mapping[str, str], *, is_connect: bool, second
     answers = [line[len(_RESULT) :] for line in done.stdout.splitlines() if line.startswith(_RESULT)]
     if answers:
         answer = json.loads(answers[-1])
-        return bool(answer["done"]), str(answer["told"])
+        return bool(answer["done"]), str(answer["outcome"])
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     return False, lines[-1][:500] if lines else f"the test ended with {done.returncode}"
 
@@ -183,10 +183,10 @@ def main() -> None:
             builder = builder.config(name, value)
         session = builder.getOrCreate()
         session.range(1).count()
-        answer = {"done": True, "told": session.version}
+        answer = {"done": True, "outcome": session.version}
         session.stop()
     except Exception as error:
-        answer = {"done": False, "told": first_line(error)}
+        answer = {"done": False, "outcome": first_line(error)}
     print(f"{_RESULT}{json.dumps(answer)}", flush=True)
 
 

@@ -129,7 +129,7 @@ class Boundaries:
         :raises TimestampsInFuture: the records after one with a timestamp in the future could not be read in time.
         """
         wanted = sorted(set(instants))
-        told = False
+        is_logged = False
         written: set[str] = set()
         floors: dict[tuple[str, int], dict[TopicPartition, int]] = {}
         while True:
@@ -148,8 +148,8 @@ class Boundaries:
                 self._write(proposals, kept)
                 written.update(proposal.topic for proposal in proposals)
             elif open_until is not None:
-                if not told:
-                    told = True
+                if not is_logged:
+                    is_logged = True
                     log.info(
                         "No record is as late as %s yet: waiting for one, or until %s s after it", iso(wanted[-1]), f"{grace:g}"
                     )

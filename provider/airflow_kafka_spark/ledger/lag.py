@@ -295,8 +295,8 @@ class LagMeter:
             for tp, end in window.ends.items():
                 if window.topic_ids.get(tp.topic, "") in ("", ids.get(tp.topic)):
                     self._past.setdefault(tp, []).append(Observation(completed_at, end, active=True))
-        told = [CompletedWindow(completed_at, window.run, window.interval) for completed_at, window in complete]
-        self._history.cadence = cadence_of_windows(told) if self.schedule is None else Periodic(self.schedule)
+        windows = [CompletedWindow(completed_at, window.run, window.interval) for completed_at, window in complete]
+        self._history.cadence = cadence_of_windows(windows) if self.schedule is None else Periodic(self.schedule)
 
     def _topics_of(self, memory: Memory | None) -> Sequence[str]:
         if self.topics:

@@ -140,11 +140,11 @@ class ServerProcess:
         wait_until(lambda: not self.running, seconds)
         return self.exit_code
 
-    def end(self, *, polite: int, seconds: float) -> None:
+    def end(self, *, stop_signal: int, seconds: float) -> None:
         """End the process by a signal, and by SIGKILL if it still runs after so many seconds."""
         if not self.running:
             return
-        self.signal(polite)
+        self.signal(stop_signal)
         self.signal(signal.SIGCONT)
         if self.wait(seconds) is None:
             self.signal(signal.SIGKILL)

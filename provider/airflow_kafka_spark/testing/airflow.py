@@ -284,7 +284,7 @@ class EmbeddedAirflow(Embedded):
         last = signal.SIGTERM if self._given_directory is not None else signal.SIGKILL
         for name in ("scheduler", *self._components, "api-server"):
             if name in self._servers:
-                self._servers[name].end(polite=last if name == "api-server" else signal.SIGTERM, seconds=20)
+                self._servers[name].end(stop_signal=last if name == "api-server" else signal.SIGTERM, seconds=20)
         if self._database is not None:
             self._database.stop()
 

@@ -38,7 +38,7 @@ class EmbeddedKafka(Embedded):
 
     The settings suit a small machine. They differ from Kafka's defaults in these points: topics are not created automatically;
     records are kept without limit unless the topic sets ``retention.ms`` (so that records with old timestamps stay); a silent
-    broker counts as dead after 3 s, a single one after 5 s; abandoned transactions are aborted after at most a second.
+    broker counts as dead after 3 s, a single one after 5 s; brokers look for expired transactions every second.
 
     :param brokers: 1 or 3. With 3, topics have three replicas and need two in sync. Default 1.
     :param data_dir: directory of data, settings and logs. It is kept, and a later instance uses the data in it. Default: a
@@ -364,9 +364,9 @@ class EmbeddedKafka(Embedded):
             return False
         return True
 
-    def _end(self, broker: Broker, polite: int) -> None:
+    def _end(self, broker: Broker, stop_signal: int) -> None:
         if broker.process is not None:
-            broker.process.end(polite=polite, seconds=15)
+            broker.process.end(stop_signal=stop_signal, seconds=15)
 
     def _signal(self, number: int, what: int) -> None:
         broker = self.broker(number)

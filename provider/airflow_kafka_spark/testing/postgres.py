@@ -75,7 +75,7 @@ class EmbeddedPostgres(Embedded):
     def _shut_down(self) -> None:
         if self._server is not None:
             with suppress(ServerFailed):
-                self._server.end(polite=signal.SIGINT if self._given_directory else signal.SIGQUIT, seconds=15)
+                self._server.end(stop_signal=signal.SIGINT if self._given_directory else signal.SIGQUIT, seconds=15)
             self._remove_shared_memory()
 
     # --- connections ---
@@ -167,7 +167,7 @@ class EmbeddedPostgres(Embedded):
     def restart(self) -> None:
         """Start the server again, on its port and data, and return when it has recovered. A running one is ended first."""
         # The server writes everything to disk before it ends. If it were killed meanwhile, its children would hold its data.
-        self._started().end(polite=signal.SIGINT, seconds=60)
+        self._started().end(stop_signal=signal.SIGINT, seconds=60)
         self._launch()
         if not self._accepts():
             raise self._failure(self._started())

@@ -166,7 +166,7 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
     :param at_most_seconds: maximum age of the oldest one; if both maxima are given, both have to hold. Default None.
     :param at_least_records: minimum number of unread records; default None.
     :param at_least_seconds: minimum age of the oldest one; if both minima are given, one is enough. Default None.
-    :param per: ``total`` (default) compares the sum of all partitions; ``partition`` compares each partition: no one may exceed a
+    :param per: ``total`` (default) compares the sum of all partitions; ``partition`` compares each one: none of them may exceed a
         maximum, and one that reaches a minimum is enough.
     :param schedule: time from one run of the consumer to the next (seconds or a ``timedelta``), for the status; see the guide.
         Default None.

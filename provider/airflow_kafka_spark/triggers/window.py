@@ -59,7 +59,7 @@ class KafkaWindowTrigger(KafkaTrigger):
 
     :param pipeline: the pipeline.
     :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``.
-    :param after: number of a window, after which the completed one has to come.
+    :param after: lower bound of the window's number, exclusive.
     :param since: earliest completion time, in ISO 8601.
     :param ledger_topic: where pipelines have their ledger.
     :param kafka_conn_id: connection of type ``kafka``.

@@ -398,9 +398,9 @@ def read_task_states(session: Session, wanted: Collection[TaskInstanceKey]) -> d
             .join(DagRun, and_(DagRun.dag_id == Instance.dag_id, DagRun.run_id == Instance.run_id))
             .where(keys.in_([tuple(task) for task in batch]))
         )
-        for *key, state, tries, told, failure in session.execute(_with_stored(query, PROGRESS_KEY, ERROR_KEY)):
+        for *key, state, tries, progress, failure in session.execute(_with_stored(query, PROGRESS_KEY, ERROR_KEY)):
             name = None if state is None else str(state)
-            found[TaskInstanceKey(*key)] = TaskInstanceState(name, tries or 0, _json_object(told), _error(failure))
+            found[TaskInstanceKey(*key)] = TaskInstanceState(name, tries or 0, _json_object(progress), _error(failure))
     return found
 
 

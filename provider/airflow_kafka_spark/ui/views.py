@@ -216,19 +216,19 @@ def _failure(item: PipelineItem, airflow: AirflowState) -> JsonObject | None:
         found = airflow.states.get(task) if task else None
         # An error of an earlier attempt at the same task instance does not explain the end of this one.
         error = found.error if found and found.error and found.error.at >= started_at(entry) else None
-        told = {"name": window_name(entry), "number": entry.window.number, "attempt": attempt.number}
-        told |= {"started_at": attempt.started_at, "run": attempt.run, "task_state": found.state if found else None}
+        facts = {"name": window_name(entry), "number": entry.window.number, "attempt": attempt.number}
+        facts |= {"started_at": attempt.started_at, "run": attempt.run, "task_state": found.state if found else None}
     elif failed := _failed_before_its_window(item, airflow):
         task, error = failed.key, failed.error
         if error and failed.started_at and error.at < failed.started_at:
             error = None
         run = "/".join(map(str, task if task.map_index >= 0 else task[:3]))
-        told = {"name": None, "number": None, "attempt": None}
-        told |= {"started_at": failed.started_at or failed.ended_at, "run": run, "task_state": failed.state}
+        facts = {"name": None, "number": None, "attempt": None}
+        facts |= {"started_at": failed.started_at or failed.ended_at, "run": run, "task_state": failed.state}
     else:
         return None
     return {
-        **told,
+        **facts,
         "error": _error_json(error) if error else None,
         "url": task.url if task and task.dag_id in airflow.paused else None,
     }

@@ -160,7 +160,7 @@ def overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[Inte
     return sorted(found, key=lambda o: o.interval)
 
 
-def taken_up_at(topic: str, topic_id: str, interval: Interval, known: Iterable[IntervalState]) -> datetime | None:
+def topic_start(topic: str, topic_id: str, interval: Interval, known: Iterable[IntervalState]) -> datetime | None:
     """Return the instant from which an interval reads a topic; None to read it from its first record.
 
     This is the start of the interval. If the intervals directly before it were planned without the topic, it is their start,
@@ -186,7 +186,7 @@ def taken_up_at(topic: str, topic_id: str, interval: Interval, known: Iterable[I
     return begin
 
 
-def what_others_leave(
+def without_others(
     ranges: Sequence[OffsetRange], topic_ids: Mapping[str, str], others: Iterable[IntervalState]
 ) -> tuple[OffsetRange, ...]:
     """Return the ranges of an interval without the offsets of other intervals of the pipeline. The first interval that reads a

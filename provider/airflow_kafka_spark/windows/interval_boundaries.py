@@ -18,7 +18,7 @@ from typing import Any
 from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, LogTruncated
 from airflow_kafka_spark.windows.codec import json_bytes, packed, unpacked
 from airflow_kafka_spark.windows.instants import iso
-from airflow_kafka_spark.windows.interval import IntervalState, what_others_leave
+from airflow_kafka_spark.windows.interval import IntervalState, without_others
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
 
@@ -446,7 +446,7 @@ def interval_ranges(
             start = min(max(starts[topic].offsets.get(partition, 0), passed), max(end, passed))
             natural.append(OffsetRange(topic, partition, start, max(end, start)))
     ranges, gaps = [], []
-    for r in what_others_leave(natural, log.topic_ids, others):
+    for r in without_others(natural, log.topic_ids, others):
         tp, boundary = r.topic_partition, starts[r.topic]
         cut = log.diverged.get(tp, r.start)
         if tp in log.diverged and data_loss == "fail":

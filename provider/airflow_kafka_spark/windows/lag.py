@@ -147,7 +147,7 @@ class Threshold:
     :param at_most_seconds: maximum age of the oldest unread record. If both maxima are given, both have to hold.
     :param at_least_records: minimum number of unread records.
     :param at_least_seconds: minimum age of the oldest unread record. If both minima are given, one is enough.
-    :param per: ``total`` compares the sum of all partitions; ``partition`` compares each partition: no one may exceed a maximum,
+    :param per: ``total`` compares the sum of all partitions; ``partition`` compares each one: none of them may exceed a maximum,
         and one that reaches a minimum is enough.
     """
 

@@ -232,7 +232,7 @@ class _Source:
         """Return the first of these properties that is set, as text."""
         return next((_text(self.config[name]) for name in names if self.config.get(name) not in (None, "")), "")
 
-    def says_by_hand(self, prefix: str) -> bool:
+    def is_set_in_java(self, prefix: str) -> bool:
         return any(name.startswith(prefix) for name in self.by_hand)
 
     def invalid(self, detail: str, action: str) -> ConnectionInvalid:
@@ -331,7 +331,7 @@ def _truststore(source: _Source, inline_files: bool) -> dict[str, str]:
             "`ssl.endpoint.identification.algorithm` to `none`",
         )
     location, pem = source.get("ssl.ca.location"), source.get("ssl.ca.pem")
-    if source.says_by_hand("ssl.truststore.") or location.lower() == "probe" or not (location or pem):
+    if source.is_set_in_java("ssl.truststore.") or location.lower() == "probe" or not (location or pem):
         return {}  # the user's own store, or the JVM's default one
     if pem or inline_files:
         return {
@@ -343,7 +343,7 @@ def _truststore(source: _Source, inline_files: bool) -> dict[str, str]:
 
 
 def _keystore(source: _Source) -> dict[str, str]:
-    if source.says_by_hand("ssl.keystore."):
+    if source.is_set_in_java("ssl.keystore."):
         return {}
     chain = source.get("ssl.certificate.pem") or read_pem(
         source.get("ssl.certificate.location"), "ssl.certificate.location", source.invalid

@@ -185,7 +185,7 @@ def _start(place: Place, settings: WarmSettings) -> None:
     if available_memory() < _MEMORY_NEEDED:
         raise WarmUnavailable(f"less than {_MEMORY_NEEDED >> 30} GiB of memory is free")
     log.info("Starting a warm Spark process on %s, which ends after %g s without a task", settings.master, settings.keep_alive)
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     # Passed through standard input, because every user of the machine can read a command line.
     given = {
         "master": settings.master,
@@ -198,16 +198,16 @@ def _start(place: Place, settings: WarmSettings) -> None:
         try:
             # The process forks at once, so that the server is no child of this task, and then exits.
             starter = subprocess.Popen(
-                [sys.executable, "-m", "airflow_kafka_spark.hooks.warm_spark.server", str(tell)],
-                env=environment(), start_new_session=True, pass_fds=[tell],
+                [sys.executable, "-m", "airflow_kafka_spark.hooks.warm_spark.server", str(write_end)],
+                env=environment(), start_new_session=True, pass_fds=[write_end],
                 stdin=subprocess.PIPE, stdout=output, stderr=output,
             )  # fmt: skip
         except OSError as error:
-            os.close(told)
+            os.close(read_end)
             raise WarmUnavailable(f"it could not be started: {error}") from error
         finally:
-            os.close(tell)
-    with open(told, "rb", buffering=0) as answer:
+            os.close(write_end)
+    with open(read_end, "rb", buffering=0) as answer:
         with contextlib.suppress(BrokenPipeError):
             starter.communicate(json.dumps(given).encode())
         ready = is_readable(answer, START_SECONDS)

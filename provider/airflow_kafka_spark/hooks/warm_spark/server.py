@@ -369,7 +369,7 @@ def start_spark(master: str, settings: dict[str, str]) -> Any:
 def main() -> None:
     """Run the server with the settings in standard input. The argument is the descriptor of the pipe for the report."""
     given = json.load(sys.stdin)
-    tell = int(sys.argv[1])
+    write_end = int(sys.argv[1])
     if os.fork():
         # The task waits for this process to exit; the forked one is no child of the task.
         os._exit(0)
@@ -377,7 +377,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    os.set_inheritable(tell, False)
+    os.set_inheritable(write_end, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = Place(Path(given["directory"]), given["key"])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -388,15 +388,15 @@ def main() -> None:
             listening.listen(100)
             server = Server(place, listening, start_spark(given["master"], given["spark"]), given["keep_alive"])
             say(f"process {os.getpid()} has started JVM {server.jvm} on {given['master']}")
-            _tell(tell, "ready")
-            os.close(tell)
+            _report(write_end, "ready")
+            os.close(write_end)
             say(f"ends: {server.run()}")
         code = 0
     except SystemExit:
         code = 0
     except BaseException as error:
         traceback.print_exc()
-        _tell(tell, f"{type(error).__name__}: {error}")
+        _report(write_end, f"{type(error).__name__}: {error}")
     finally:
         if server is not None:
             server.end()
@@ -404,7 +404,7 @@ def main() -> None:
         os._exit(code)
 
 
-def _tell(pipe: int, text: str) -> None:
+def _report(pipe: int, text: str) -> None:
     with contextlib.suppress(OSError):  # the task has ended; the server goes on for other tasks
         os.write(pipe, text.encode()[:1000])
 
