@@ -154,7 +154,7 @@ def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tup
 
 def _boundaries(topic: str, topic_id: str) -> Iterator[tuple[str, Any]]:
     from airflow_kafka_spark.windows.interval_boundaries import (
-        SINGLE,
+        UNARCHIVED,
         Boundary,
         BoundaryArchive,
         archive_to_record,
@@ -166,11 +166,11 @@ def _boundaries(topic: str, topic_id: str) -> Iterator[tuple[str, Any]]:
     for number in range(INTERVALS + 1):
         instant = _hour(number).start_ms
         boundary = Boundary(topic, topic_id, instant, dict.fromkeys(range(PARTITIONS), number), by="run", decided_at=instant)
-        if topic == OLD_TOPIC or number > INTERVALS - SINGLE:
+        if topic == OLD_TOPIC or number > INTERVALS - UNARCHIVED:
             yield f"boundaries of {topic}", LedgerRecord(*boundary_to_record(boundary, f"{number:016x}"))
             continue
         part.append(boundary)
-        if len(part) > SINGLE or number == INTERVALS - SINGLE:
+        if len(part) > UNARCHIVED or number == INTERVALS - UNARCHIVED:
             yield f"boundaries of {topic}", LedgerRecord(*archive_to_record(BoundaryArchive.of(part), f"{number:016x}"))
             part = []
 

@@ -114,7 +114,7 @@ class TestArchives:
     @pytest.fixture
     def topic(self, topic, monkeypatch):
         monkeypatch.setattr(boundaries, "ARCHIVE_AFTER", 6)
-        monkeypatch.setattr(boundaries, "SINGLE", 3)
+        monkeypatch.setattr(boundaries, "UNARCHIVED", 3)
         for partition in range(2):
             topic.produce(*range(100), partition=partition)
         return topic

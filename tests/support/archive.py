@@ -67,7 +67,7 @@ def _make_for_kafka() -> None:
                 _use_a_little(kafka)
             broker = kafka.broker().process
             assert broker is not None
-            broker.end(polite=signal.SIGTERM, seconds=120)
+            broker.end(stop_signal=signal.SIGTERM, seconds=120)
 
 
 def _use_a_little(kafka: EmbeddedKafka) -> None:

@@ -66,7 +66,8 @@ class EmbeddedMariaDB:
         options = [f"--port={self.port}", f"--bind-address={self.host}", f"--socket={directory}/socket", f"--init-file={first}"]
         # Zero dates are allowed: tables of earlier times hold them.
         options += ["--skip-name-resolve", "--innodb-buffer-pool-size=64M", "--sql-mode="]
-        process = self._keeper.spawn([server, "--no-defaults", *data, *options], log=self.log, user=ids, farewell=signal.SIGKILL)
+        command = [server, "--no-defaults", *data, *options]
+        process = self._keeper.spawn(command, log=self.log, user=ids, exit_signal=signal.SIGKILL)
         processes.wait_until(lambda: self._accepts() or not process.running, 300, every=0.2)
         assert self._accepts(), processes.tail(self.log, 30)
         return self

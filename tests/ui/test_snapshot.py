@@ -43,8 +43,8 @@ def test_an_attempt_at_an_open_window_is_a_sign_of_life_that_does_not_tell_a_pos
     put(snapshot, window_record(entry("p", 1)), 1)
     put(snapshot, window_record(entry("p", 2, State.PLANNED)), 2)
     done, begun = summarize(snapshot.pipelines["p"]).past[TopicPartition("t", 0)]
-    assert (done.committed, done.tells) == (2, True)
-    assert (begun.active, begun.tells, begun.time) == (True, False, datetime(2026, 1, 1, tzinfo=timezone.utc).timestamp())
+    assert (done.committed, done.has_offset) == (2, True)
+    assert (begun.active, begun.has_offset, begun.time) == (True, False, datetime(2026, 1, 1, tzinfo=timezone.utc).timestamp())
 
 
 def test_intervals_that_end_in_any_order_and_replays_do_not_go_back():

@@ -15,8 +15,8 @@ from airflow_kafka_spark.windows.interval import (
     IntervalState,
     contiguous,
     overlapping,
-    taken_up_at,
-    what_others_leave,
+    topic_start,
+    without_others,
 )
 from airflow_kafka_spark.windows.memory import interval_record, remember
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
@@ -138,21 +138,21 @@ class TestATopicThatJoins:
         return IntervalState(hour(number), State.COMPLETE, ranges, topic_ids={topic: f"id-{topic}" for topic in ends})
 
     def test_a_topic_that_every_interval_has_is_taken_up_at_the_start(self):
-        assert taken_up_at("a", "id-a", hour(1), []) == hour(1).start
-        assert taken_up_at("a", "id-a", hour(1), [self.state(0, a=(0, 5))]) == hour(1).start
+        assert topic_start("a", "id-a", hour(1), []) == hour(1).start
+        assert topic_start("a", "id-a", hour(1), [self.state(0, a=(0, 5))]) == hour(1).start
 
     def test_a_topic_that_no_interval_has_is_taken_up_at_its_first_record(self):
-        assert taken_up_at("b", "id-b", hour(1), [self.state(0, a=(0, 5))]) is None
-        assert taken_up_at("b", "id-b", hour(0), [self.state(0, a=(0, 5))]) == hour(0).start, "its own earlier plan"
+        assert topic_start("b", "id-b", hour(1), [self.state(0, a=(0, 5))]) is None
+        assert topic_start("b", "id-b", hour(0), [self.state(0, a=(0, 5))]) == hour(0).start, "its own earlier plan"
 
     def test_a_topic_that_was_replaced_is_another_one(self):
-        assert taken_up_at("a", "other", hour(1), [self.state(0, a=(0, 5))]) is None
-        assert taken_up_at("a", "", hour(1), [self.state(0, a=(0, 5))]) == hour(1).start
+        assert topic_start("a", "other", hour(1), [self.state(0, a=(0, 5))]) is None
+        assert topic_start("a", "", hour(1), [self.state(0, a=(0, 5))]) == hour(1).start
 
     def test_intervals_directly_before_that_do_not_have_it_are_made_up_for(self):
         known = [self.state(0, a=(0, 5), b=(0, 2)), self.state(1, a=(5, 6)), self.state(2, a=(6, 7))]
-        assert taken_up_at("b", "id-b", hour(3), known) == hour(1).start
-        assert taken_up_at("b", "id-b", hour(4), known) == hour(4).start
+        assert topic_start("b", "id-b", hour(3), known) == hour(1).start
+        assert topic_start("b", "id-b", hour(4), known) == hour(4).start
 
     @given(st.data())
     def test_in_whatever_order_intervals_are_planned_and_whenever_a_topic_joins_each_offset_is_in_one(self, data):
@@ -167,10 +167,10 @@ class TestATopicThatJoins:
             if turn < joins:
                 known.append(self.state(number, a=(number, number + 1)))
                 continue
-            begin = taken_up_at("b", "id-b", hour(number), known)
+            begin = topic_start("b", "id-b", hour(number), known)
             start = 0 if begin is None else ends[round((begin - NEW_YEAR) / timedelta(hours=1))]
             natural = (OffsetRange("b", 0, start, ends[number + 1]),)
-            (left,) = what_others_leave(natural, {"b": "id-b"}, known)
+            (left,) = without_others(natural, {"b": "id-b"}, known)
             known.append(self.state(number, a=(number, number + 1), b=(left.start, left.end)))
         moved = sorted(o for k in known for r in k.ranges if r.topic == "b" for o in range(r.start, r.end))
         assert moved == [*range(0 if joins else ends[0], ends[-1])]

@@ -17,8 +17,8 @@ from airflow_kafka_spark.windows.interval import (
     contiguous,
     overlapping,
     sharing_offsets,
-    taken_up_at,
-    what_others_leave,
+    topic_start,
+    without_others,
 )
 from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, IntervalArchive, Intervals, archived
 from airflow_kafka_spark.windows.memory import archive_record, interval_record, known_topic_ids, remember
@@ -169,7 +169,7 @@ def test_intervals_of_a_schedule_with_holes_are_archived(length, monkeypatch):
     new = hour(24 * days)
     assert not overlapping(new, known.spans)
     assert not list(sharing_offsets([OffsetRange("t", 0, days * 100, days * 100 + 10)], {"t": "id"}, known.spans))
-    assert taken_up_at("t", "id", new, known.spans) == new.start
+    assert topic_start("t", "id", new, known.spans) == new.start
     assert not taken_apart
     assert contiguous(known.spans, {TopicPartition("t", p): 0 for p in range(50)}, topic_ids={"t": "id"}) == {
         TopicPartition("t", p): 10 for p in range(50)
@@ -181,7 +181,7 @@ def test_intervals_of_a_schedule_with_holes_are_archived(length, monkeypatch):
 
 def test_an_archive_fits_into_a_record(monkeypatch):
     states = chain(10, 20)
-    monkeypatch.setattr(interval_archive, "MOST_BYTES", 5 * len(json.dumps(interval_archive.interval_to_json(states[0]))))
+    monkeypatch.setattr(interval_archive, "MAX_BYTES", 5 * len(json.dumps(interval_archive.interval_to_json(states[0]))))
     assert {archive.count for archive, _ in archived(states)} == {5}
 
 
@@ -252,9 +252,9 @@ def test_spans_answer_as_the_intervals_one_by_one(steps, start, length, offset, 
     assert bool(overlapping(mine, spans)) == bool([s for s in states if s.interval.overlaps(mine)])
     assert bool(list(sharing_offsets(wanted, topic_ids, spans))) == bool(list(sharing_offsets(wanted, topic_ids, states)))
     assert split(states).complete == len(states)
-    assert what_others_leave(wanted, topic_ids, spans) == what_others_leave(wanted, topic_ids, states)
+    assert without_others(wanted, topic_ids, spans) == without_others(wanted, topic_ids, states)
     if not overlapping(mine, states):
-        assert taken_up_at("t", topic_ids["t"], mine, spans) == taken_up_at("t", topic_ids["t"], mine, states)
+        assert topic_start("t", topic_ids["t"], mine, spans) == topic_start("t", topic_ids["t"], mine, states)
     # The group stands where it stands once old intervals are archived: it has followed them as far as it goes.
     position = {TopicPartition("t", p): committed for p in (0, 1)}
     for begin in (None, hour(first).start):

@@ -176,8 +176,8 @@ class TestArchives:
     @pytest.fixture(autouse=True)
     def soon(self, monkeypatch):
         monkeypatch.setattr(boundaries, "ARCHIVE_AFTER", 3)
-        monkeypatch.setattr(boundaries, "SINGLE", 2)
-        monkeypatch.setattr(boundaries, "ARCHIVED_BYTES", 250)
+        monkeypatch.setattr(boundaries, "UNARCHIVED", 2)
+        monkeypatch.setattr(boundaries, "MAX_ARCHIVE_BYTES", 250)
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.data())

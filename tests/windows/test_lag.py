@@ -9,7 +9,7 @@ import pytest
 
 from airflow_kafka_spark.windows.cadence import PERIODS, Periodic
 from airflow_kafka_spark.windows.lag import (
-    ENOUGH,
+    MIN_OBSERVATIONS,
     OBSERVATIONS,
     Head,
     History,
@@ -176,7 +176,7 @@ def test_without_a_schedule_silence_is_judged_by_the_commits_that_were_seen():
 
 
 def test_a_consumer_that_lives_and_stays_where_it_is_is_stalled():
-    history = [seen(-n / 60, 7, 10, (3 - n / 60) * HOUR, active=True) for n in range(ENOUGH, -1, -1)]
+    history = [seen(-n / 60, 7, 10, (3 - n / 60) * HOUR, active=True) for n in range(MIN_OBSERVATIONS, -1, -1)]
     assert judge(history).status is Status.STALL
     assert judge(history[-2:]).status is Status.OK, "two looks prove nothing"
     moved = [*history[:-1], seen(0, 8, 9, 3 * HOUR, active=True)]
@@ -184,8 +184,8 @@ def test_a_consumer_that_lives_and_stays_where_it_is_is_stalled():
 
 
 def test_a_sign_of_life_that_does_not_tell_the_offset_is_neither_a_move_nor_a_way_back():
-    told = [seen(-n / 60, 7, 10, (3 - n / 60) * HOUR, active=True) for n in range(ENOUGH, -1, -1)]
-    life = Observation(told[1].time + 1, None, active=True, tells=False)
+    told = [seen(-n / 60, 7, 10, (3 - n / 60) * HOUR, active=True) for n in range(MIN_OBSERVATIONS, -1, -1)]
+    life = Observation(told[1].time + 1, None, active=True, has_offset=False)
     assert judge([*told[:2], life, *told[2:]]).status is judge(told).status is Status.STALL
     # Two that tell are not enough for a stall, with the others they are.
     assert judge([told[0], life, replace(life, time=life.time + 1), told[-1]]).status is Status.STALL

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.windows.latency import (
     DAY,
+    MAX_BUCKETS,
     MINUTE,
-    MOST,
     WIDTHS,
     Latency,
     Times,
@@ -32,7 +32,7 @@ def times(stamps, width=WIDTHS[0]):
 def test_whatever_tasks_tell_no_record_is_lost_and_what_is_kept_stays_small(parts):
     together = total(map(times, parts))
     assert together.records == sum(map(len, parts)) > 0
-    assert len(together.counts) <= MOST
+    assert len(together.counts) <= MAX_BUCKETS
     stamps = sorted(stamp for part in parts for stamp in part)
     assert together.at(DAY).counts == Counter(stamp // together.width * together.width // DAY for stamp in stamps)
 

@@ -351,7 +351,7 @@ def test_a_task_publishes_its_split_without_a_look(model):
 @pytest.mark.parametrize("first", [NEXT_HOUR, BESIDE], ids=["interval", "progress"])
 def test_offsets_that_others_have_are_not_looked_at_again_after_the_claim(model, first):
     blind = IntervalLedger if first is NEXT_HOUR else Ledger
-    patches = [patch.object(blind, "_give_way", lambda self, entry: None)]
+    patches = [patch.object(blind, "_withdraw_if_overlapping", lambda self, entry: None)]
     text = noticed(one_hour(), {"A": NEXT_HOUR, "B": BESIDE}, [NEXT_HOUR, LAST_BESIDE], **DISJOINT, patches=patches)
     assert "doubled" in text
 

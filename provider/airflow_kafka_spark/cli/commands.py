@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Execute: TypeAlias = "Callable[[KafkaHook, argparse.Namespace], tuple[object, str]]"
-"""Runs a command, and returns its result with the text that describes it."""
+"""Type of a function that runs a command, and returns its result with the text that describes it."""
 
 OK, REFUSED, USAGE = 0, 1, 2
 """Exit codes: done; refused, or Kafka did not answer; invalid arguments."""

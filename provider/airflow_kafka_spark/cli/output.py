@@ -158,7 +158,7 @@ def format_skip(result: ChangeResult) -> str:
 
 
 def format_unblock(found: Unblocked) -> str:
-    """Return the transaction that blocked the ledger, and whether it was ended."""
+    """Return the transaction that blocked the ledger, and the result of aborting it."""
     state = "Open" if found.dry_run else "Ended" if found.ended else "Not ended"
     first = f"{state}, in partition {found.partition} of {found.ledger_topic}: {found.transaction}"
     if not found.transaction:
@@ -274,7 +274,7 @@ def _age(seconds: float) -> str:
 def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a table, indented by two blanks. A cell may contain several lines.
 
-    Columns of numbers are aligned to the right. Cells are printed as given: numbers keep their separators and digits.
+    Columns of numbers are aligned to the right. Cells are printed unchanged: numbers keep their separators and digits.
 
     :param header: names of the columns.
     :param rows: cells, one per column.

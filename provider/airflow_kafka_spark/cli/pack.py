@@ -1,7 +1,7 @@
 """An archive of the Python packages that executors need, for ``spark.archives``.
 
-The packages are copied from the environment of this process, so that executors have the versions of the driver, and no package
-index is asked. The archive has no interpreter: its ``bin/python`` starts one of the executor's, of the same minor version.
+The packages are copied from the environment of this process, so that executors have the driver's versions and no package index is
+needed. The archive has no interpreter: its ``bin/python`` starts an interpreter of the executor with this minor version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMATS = ("avro", "csv", "debezium", "json", "protobuf", "raw", "string")
 _FURTHER = {"json": ("msgspec",)}
 _LEFT_OUT = re.compile(r"(^|/)(__pycache__|tests?|include|benchmarks)/|\.(pyc|pyi|pxd|pyx|h|hpp|a)$")
 _LEVEL = 4
-"""Of gzip: higher ones take minutes for compiled libraries and save a tenth."""
+"""Compression level of gzip. Higher ones take minutes for compiled libraries, and save a tenth."""
 
 _PYTHON = """#!/bin/sh
 # Starts the Python of this machine with the packages of this archive.
@@ -88,7 +88,7 @@ def _add_required(name: str, extras: frozenset[str], found: set[str]) -> None:
 
     name = canonicalize_name(name)
     if (name in found and not extras) or not _is_installed(name):
-        return  # What is optional on this platform is left out.
+        return  # a requirement that is optional on this platform
     found.add(name)
     for line in metadata.requires(name) or ():
         required = Requirement(line)
@@ -126,7 +126,7 @@ def write_archive(target: Path, names: Iterable[str]) -> None:
 
 
 def _files(name: str) -> Iterator[tuple[str, Path]]:
-    """Return the files of a distribution that are imported: where they lie below `site-packages`, and where here."""
+    """Yield the importable files of a distribution: their paths below `site-packages`, and their paths here."""
     for file in metadata.distribution(name).files or ():
         inside = file.as_posix()
         path = Path(str(file.locate()))

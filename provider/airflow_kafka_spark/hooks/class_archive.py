@@ -36,9 +36,9 @@ from airflow_kafka_spark.hooks.jars import cache_directory, find_java, pyspark_j
 
 log = logging.getLogger(__name__)
 
-# Newer releases of Java give other names to the messages that `java_options` switches off.
+# Newer releases of Java rename the log messages that `java_options` switches off.
 _JAVA_RELEASES = range(17, 24)
-# These decide the class path that Spark's scripts give the JVM.
+# Environment variables from which Spark's scripts build the class path of the JVM.
 _CLASS_PATH_VARIABLES = (
     "HADOOP_CONF_DIR",
     "SPARK_CONF_DIR",
@@ -58,12 +58,12 @@ _SIZE = ".size"
 
 
 def archive_file(software: str, java: Path, jars: Iterable[Path], *facts: str) -> Path:
-    """Return the path at which the archive of a class path lies, or would lie, in the cache.
+    """Return the path of the archive of a class path in the cache. The archive need not exist.
 
     :param software: the first part of the file name.
     :param java: the executable.
-    :param jars: the class path. Size and time of change of each file count.
-    :param facts: whatever else decides whether the archive fits.
+    :param jars: the class path. Size and modification time of each file are part of the archive's name.
+    :param facts: further facts that an archive has to match.
     """
     home = java.resolve().parents[1]
     files = [home / "lib" / "server" / "libjvm.so", *jars]
@@ -76,7 +76,7 @@ def archive_file(software: str, java: Path, jars: Iterable[Path], *facts: str) -
 
 
 def is_whole(archive: Path) -> bool:
-    """Return True if an archive exists and is as long as it was when it was made."""
+    """Return True if an archive exists and has its original length."""
     try:
         return archive.stat().st_size == int(archive.with_suffix(_SIZE).read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -86,9 +86,9 @@ def is_whole(archive: Path) -> bool:
 def java_options(archive: Path) -> tuple[str, ...]:
     """Return the options with which Java uses an archive; no options if it does not exist or is damaged.
 
-    Java compares the checksums of an archive before it uses it (0.1 s), and says nothing when it does not use it.
+    Java verifies the checksums of an archive before it uses it (0.1 s), and logs nothing if it does not use it.
     """
-    # Java would end with SIGBUS, whether it compares checksums or not, when it reads behind the end of a file that was cut.
+    # Java ends with SIGBUS when it reads beyond the end of a truncated file, even if it verifies checksums.
     if not is_whole(archive):
         return ()
     return (f"-XX:SharedArchiveFile={archive}", "-XX:+VerifySharedSpaces", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
@@ -98,9 +98,9 @@ def java_options(archive: Path) -> tuple[str, ...]:
 def making(archive: Path, *, wait: bool) -> Iterator[Path | None]:
     """Let one process of this host make an archive, and publish it by a rename when the block ends.
 
-    :param archive: where it shall lie.
-    :param wait: wait while another process makes an archive of the same software.
-    :return: the file to write; None when the whole archive exists, or when another process makes one and ``wait`` is false.
+    :param archive: path of the archive.
+    :param wait: True to wait while another process makes an archive of this software.
+    :return: the file to write; None if the whole archive exists, or if another process makes one and ``wait`` is false.
     :raises OSError: the cache cannot be written.
     """
     software = archive.name.partition("-")[0]
@@ -114,7 +114,7 @@ def making(archive: Path, *, wait: bool) -> Iterator[Path | None]:
         if is_whole(archive):
             yield None
             return
-        # This process holds the lock: what is there was left by one that was killed.
+        # This process holds the lock, so existing parts were left by a process that was killed.
         for left in archive.parent.glob(f"{software}-*.making-*"):
             left.unlink(missing_ok=True)
         _remove_unused(archive)
@@ -122,7 +122,7 @@ def making(archive: Path, *, wait: bool) -> Iterator[Path | None]:
         try:
             yield written
             if written.exists():
-                # In this order: an archive without its size is not used.
+                # The size is written last, because an archive without its size is not used.
                 size = written.with_name(f"{written.name}.size")
                 size.write_text(str(written.stat().st_size), encoding="ascii")
                 archive.unlink(missing_ok=True)
@@ -133,7 +133,7 @@ def making(archive: Path, *, wait: bool) -> Iterator[Path | None]:
 
 
 def _remove_unused(archive: Path) -> None:
-    """Remove archives of the same software that no start has used for two months."""
+    """Remove archives of this software that no start has used for two months."""
     for other in archive.parent.glob(f"{archive.name.partition('-')[0]}-*.jsa"):
         if _age(other) > _UNUSED_SECONDS:
             for part in (other, other.with_suffix(_SIZE)):
@@ -141,7 +141,7 @@ def _remove_unused(archive: Path) -> None:
 
 
 def _age(file: Path) -> float:
-    """Return the seconds since a file was changed; infinite where it does not exist."""
+    """Return the seconds since a file was modified; infinity if it does not exist."""
     try:
         return time.time() - file.stat().st_mtime
     except OSError:
@@ -152,7 +152,7 @@ def _age(file: Path) -> float:
 class SparkClassArchive:
     """The archive for the JVMs that pyspark starts in this environment.
 
-    :param file: where it lies, or would lie.
+    :param file: path of the archive, which need not exist.
     :param extra_class_path: Spark's setting ``spark.driver.extraClassPath``.
     """
 
@@ -161,10 +161,7 @@ class SparkClassArchive:
 
     @classmethod
     def find(cls, extra_class_path: str = "") -> SparkClassArchive | None:
-        """Return the archive of this environment, which may not exist yet; None if no archive is possible.
-
-        It needs Java 17 to 23 and pyspark's jars.
-        """
+        """Return the archive of this environment, which need not exist; None without Java 17 to 23 or pyspark's jars."""
         try:
             java = find_java()
             release = (java.resolve().parents[1] / "release").read_text(encoding="utf-8")
@@ -179,9 +176,9 @@ class SparkClassArchive:
         return cls(archive_file("spark", java, jars, release, extra_class_path, _TRAINING, *variables), extra_class_path)
 
     def java_options(self, others: str = "") -> tuple[str, ...]:
-        """Return the options with which Java uses this archive; none where it was not made, or other options concern archives.
+        """Return the options with which Java uses this archive; none if it does not exist, or if other options concern archives.
 
-        :param others: the Java options that the user gave.
+        :param others: the user's Java options.
         """
         given = " ".join([others, *(os.environ.get(name, "") for name in _JAVA_OPTION_VARIABLES)])
         if re.search("-Xshare|SharedArchiveFile|ArchiveClassesAtExit|-Xlog:disable", given):
@@ -195,8 +192,8 @@ class SparkClassArchive:
     def make(self, *, wait: bool = True) -> bool:
         """Start a Spark session in this process, run a small job in it and end it; its JVM then writes the archive.
 
-        :param wait: wait for another process that makes it.
-        :return: True if it exists now.
+        :param wait: True to wait for another process that makes the archive.
+        :return: True if the archive exists now.
         :raises OSError: the cache cannot be written.
         """
         with making(self.file, wait=wait) as written:
@@ -212,12 +209,12 @@ class SparkClassArchive:
         return is_whole(self.file)
 
     def make_in_background(self) -> int | None:
-        """Let a process of its own make the archive, unless it exists, could not be made in the last week, or memory is short.
+        """Start a process that makes the archive, unless it exists, could not be made in the last week, or memory is short.
 
-        The process has the lowest priority, outlives this one, and is the first that Linux ends when memory runs out. Call this
-        when the work of a task is done. Where several processes ask at once, one makes the archive.
+        The process has the lowest priority, outlives this one, and is the first that Linux kills if memory runs out. Call this
+        when the work of a task is done. If several processes call it concurrently, one makes the archive.
 
-        :return: the id of the process; None where none was started.
+        :return: the id of the process; None if none was started.
         """
         if is_whole(self.file) or _age(self.file.with_suffix(_FAILED)) < _TRY_AGAIN_SECONDS:
             return None
@@ -228,7 +225,7 @@ class SparkClassArchive:
 
 @functools.lru_cache(maxsize=1)
 def _start_maker(archive: SparkClassArchive) -> int | None:
-    """Start one maker per archive and process, and return its id; None where that fails."""
+    """Start the process that makes an archive, at most once in this process, and return its id; None if it cannot be started."""
     command = [sys.executable, "-m", __name__, "--idle", "--extra-class-path", archive.extra_class_path]
     try:
         maker = subprocess.Popen(
@@ -237,15 +234,15 @@ def _start_maker(archive: SparkClassArchive) -> int | None:
         )  # fmt: skip
     except OSError:
         return None
-    # It is not waited for; Python shall not warn of that.
+    # The process is not waited for; setting the return code suppresses Python's warning about that.
     maker.returncode = 0
     log.info("Making an archive of Spark's classes in the background, for later sessions: %s", archive.file)
     return maker.pid
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the process that makes an archive: that of this process, without variables that would connect
-    it to a running session or make it use other jars.
+    """Return the environment of the process that makes an archive: this process's, without variables that would connect it to a
+    running session or make it use other jars.
     """
     left_out = re.compile(
         "AIRFLOW_CTX_|AIRFLOW_CONN_|AIRFLOW_VAR_|PYSPARK_GATEWAY_|PYSPARK_SUBMIT_ARGS|SPARK_REMOTE|SPARK_CONNECT_|SPARK_LOCAL_REMOTE"
@@ -255,7 +252,7 @@ def _environment() -> dict[str, str]:
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that a new process may take without others being ended: of the machine, and of the container."""
+    """Return the bytes of memory that a new process may use: those available in the machine or in its container, if fewer."""
     found = [1 << 62]
     with contextlib.suppress(OSError, AttributeError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
@@ -277,7 +274,7 @@ def _left_in_group(directory: Path) -> int:
         if limit == "max":
             return 1 << 62
         used = int((directory / "memory.current").read_text(encoding="ascii"))
-        # Copies of files that the system drops when it needs the memory.
+        # Minus the page cache of inactive files, which the system reclaims if memory is needed.
         cached = re.search(r"^inactive_file (\d+)", (directory / "memory.stat").read_text(encoding="ascii"), re.MULTILINE)
         return int(limit) - used + (int(cached[1]) if cached else 0)
     except (OSError, ValueError):
@@ -285,7 +282,7 @@ def _left_in_group(directory: Path) -> int:
 
 
 def _train(written: Path, extra_class_path: str) -> None:
-    """Run what a window runs in Spark, and wait until the JVM has written the classes it had loaded.
+    """Run a job like that of a window in Spark, and wait until the JVM has written the classes that it has loaded.
 
     :raises Exception: Spark did not start, or the job failed.
     """
@@ -313,7 +310,7 @@ def _train(written: Path, extra_class_path: str) -> None:
         session.stop()
     finally:
         process = SparkContext._gateway.proc  # type: ignore[union-attr]
-        # The JVM ends with its standard input.
+        # Closing its standard input ends the JVM.
         process.stdin.close()
         try:
             process.wait(_MAKING_SECONDS)
@@ -321,8 +318,8 @@ def _train(written: Path, extra_class_path: str) -> None:
             process.kill()
 
 
-def _give_way() -> None:
-    """Leave the processor to all others, and be the first to go when memory runs out."""
+def _lower_priority() -> None:
+    """Give this process the lowest priority, and make it the first that Linux kills if memory runs out."""
     with contextlib.suppress(OSError):
         os.nice(19)
     with contextlib.suppress(OSError):
@@ -335,7 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--idle", action="store_true", help="run at the lowest priority; do not wait for another maker")
     options = parser.parse_args(arguments)
     if options.idle:
-        _give_way()
+        _lower_priority()
     archive = SparkClassArchive.find(options.extra_class_path)
     if archive is None:
         print("no archive is possible here: it takes Java 17 to 23 and pyspark with its jars", file=sys.stderr)

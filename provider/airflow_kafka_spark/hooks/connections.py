@@ -22,8 +22,8 @@ def look_up(
     :param conn_id: its name.
     :param types: the accepted types, the usual one first.
     :param option: the option in which the user gave the name; default ``conn_id``.
-    :param hint: added to the error of a connection that is not defined: what one of the first type needs; default nothing.
-    :param get: returns a connection of Airflow's; default a hook's ``get_connection``.
+    :param hint: text for the error if the connection is not defined: the fields that one of the first type needs; default none.
+    :param get: returns a connection by its name; default: the ``get_connection`` of Airflow's hooks.
     :raises ConnectionInvalid: it is not defined, or of another type.
     """
     from airflow.providers.common.compat.sdk import BaseHook
@@ -38,7 +38,7 @@ def look_up(
 
 @contextmanager
 def defined(conn_id: str, kind: str, *, option: str) -> Iterator[None]:
-    """Raise one clear error if Airflow's own code inside does not find the connection.
+    """Raise one clear error if Airflow's code in this block does not find the connection.
 
     :param kind: the type of connection to add, as the error names it.
     :raises ConnectionInvalid: it is not defined.
@@ -53,6 +53,6 @@ def defined(conn_id: str, kind: str, *, option: str) -> Iterator[None]:
 
 
 def kind_of(connection: Connection) -> str:
-    """Return the type of a connection; of synonyms (``postgresql``, ``mariadb``) the usual one."""
+    """Return the type of a connection. Synonyms (``postgresql``, ``mariadb``) are replaced by the usual name."""
     kind = connection.conn_type or ""
     return _SYNONYMS.get(kind, kind)

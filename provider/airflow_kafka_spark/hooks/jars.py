@@ -1,8 +1,8 @@
-"""Maven coordinates -> local jar files, fetched once and cached.
+"""Resolve Maven coordinates to local jar files, which are fetched once and cached.
 
-The jars come through the Ivy that pyspark ships, so nothing but Java and pyspark is needed. Every set of coordinates has
-a directory of its own in the cache; it appears by one rename and is therefore whole or not there. A file lock lets
-parallel tasks and processes fetch a set once; a set that is there costs a few milliseconds and starts no Java.
+The jars are fetched by the Ivy that pyspark ships, so only Java and pyspark are needed. Every set of coordinates has a directory
+of its own in the cache. It is created by one rename, so that it is complete or missing. A file lock lets concurrent tasks and
+processes fetch a set once. Finding a cached set takes a few milliseconds and starts no Java.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ CACHE_ENV = "AIRFLOW_KAFKA_SPARK_CACHE"
 IVY_SETTINGS_ENV = "AIRFLOW_KAFKA_SPARK_IVY_SETTINGS"
 
 _PATTERN = "[organization]_[artifact]-[revision](-[classifier]).[ext]"
-# A jar packed by Maven's bundle plugin (scala-logging, HdrHistogram, snappy-java) is of another type to Ivy.
+# Ivy gives jars that Maven's bundle plugin has packed (scala-logging, HdrHistogram, snappy-java) another type.
 _TYPES = ("jar", "bundle")
 _MANIFEST = "MANIFEST"
 _TIMEOUT = 900.0
-# Shown in the log line only.
+# Used in a log line only.
 _MEGABYTES = {
     ("org.apache.kafka:kafka_2.13", False): 42,
     ("org.apache.spark:spark-sql-kafka-0-10_2.13", False): 68,
@@ -53,7 +53,7 @@ def find_java() -> Path:
     Its version is read from the file ``release`` of its installation. Without that file it is run once per process.
 
     :return: the executable.
-    :raises JavaMissing: no Java was found, its version cannot be found out, or it is older than Java 17.
+    :raises JavaMissing: no Java was found, its version cannot be determined, or it is older than Java 17.
     """
     return _checked_java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
 
@@ -76,7 +76,7 @@ def _checked_java(java_home: str, path: str) -> Path:
 
 
 def _major_of_installation(java: Path) -> int:
-    """Return the major version that the installation of a `java` names; 0 if it names none. That costs no start of a JVM."""
+    """Return the major version in the file ``release`` of an installation; 0 if there is none. This starts no JVM."""
     try:
         release = (java.resolve().parents[1] / "release").read_text(encoding="utf-8")
     except (OSError, IndexError):
@@ -85,9 +85,9 @@ def _major_of_installation(java: Path) -> int:
 
 
 def _major_that_it_reports(java: Path) -> int:
-    """Return the major version that a `java` reports.
+    """Return the major version that a `java` reports when it runs.
 
-    :raises JavaMissing: it does not run, or reports none.
+    :raises JavaMissing: it does not run, or reports no version.
     """
     try:
         ran = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60, check=False)
@@ -100,7 +100,7 @@ def _major_that_it_reports(java: Path) -> int:
 
 
 def _major(version: re.Match[str] | None) -> int:
-    # Java 8 and older called themselves 1.8.
+    # Java 8 and older report 1.8.
     return 0 if version is None else int(version[2] or 0) if version[1] == "1" else int(version[1])
 
 
@@ -116,7 +116,7 @@ def cache_directory() -> Path:
 
 
 def pyspark_jars() -> Path:
-    """Return the directory of jars that pyspark ships. pyspark is not imported.
+    """Return the directory of the jars that pyspark ships, without importing pyspark.
 
     :raises JarsUnavailable: pyspark is not installed, or only `pyspark-client`, which ships none.
     """
@@ -127,7 +127,7 @@ def pyspark_jars() -> Path:
 
 
 def spark_kafka_connector() -> str:
-    """Return the coordinate of Spark's Kafka connector for the installed pyspark, of the same release and Scala version."""
+    """Return the coordinate of Spark's Kafka connector for the release and the Scala version of the installed pyspark."""
     text = (_pyspark() / "version.py").read_text(encoding="utf-8")
     version = re.search(r'^__version__[^=]*=\s*[\'"]([^\'"]+)', text, re.MULTILINE)
     if not version:
@@ -138,18 +138,18 @@ def spark_kafka_connector() -> str:
 
 
 def resolve(coordinates: Sequence[str], *, exclude_bundled: bool = False, cache: Path | None = None) -> tuple[Path, ...]:
-    """Return the jar files of Maven coordinates and of everything that they need at run time.
+    """Return the jar files of Maven coordinates and of all their dependencies at run time.
 
     The first call fetches them (one log line before, one after); later calls, of any process, find them in the cache. If
-    several processes ask at once, one fetches and the others wait for it.
+    several processes call it concurrently, one fetches and the others wait for it.
 
     :param coordinates: ``organisation:module:revision``, in any order.
-    :param exclude_bundled: leave out, and do not fetch, what pyspark ships itself under the same artifact name, in
-        whatever version: those must not be on Spark's class path twice.
+    :param exclude_bundled: True to leave out artifacts that pyspark ships itself, in any version, because they must not be on
+        Spark's class path twice.
     :param cache: the cache's directory; default `cache_directory()`.
     :return: absolute paths, sorted.
     :raises JavaMissing: the jars are not cached and there is no Java to fetch them with.
-    :raises JarsUnavailable: a coordinate is malformed, or Ivy could not fetch it; with Ivy's last words.
+    :raises JarsUnavailable: a coordinate is malformed, or Ivy could not fetch it; the message has the end of Ivy's output.
     """
     wanted = tuple(sorted(set(coordinates)))
     for coordinate in wanted:
@@ -196,7 +196,7 @@ def _published(directory: Path) -> tuple[Path, ...] | None:
 
 @contextmanager
 def _locked(root: Path, wanted: tuple[str, ...]) -> Iterator[int]:
-    # One lock for all sets: Ivy's own cache, which they share, does not bear two writers.
+    # One lock for all sets, because they share Ivy's own cache, which allows one writer only.
     try:
         root.mkdir(parents=True, exist_ok=True)
         handle = open(root / ".lock", "a")  # noqa: SIM115 - closed below; this separates its errors from the body's
@@ -210,7 +210,7 @@ def _locked(root: Path, wanted: tuple[str, ...]) -> Iterator[int]:
 def _fetch(wanted: tuple[str, ...], bundled: frozenset[str], root: Path, directory: Path, lock: int) -> None:
     java = find_java()
     directory.parent.mkdir(parents=True, exist_ok=True)
-    # Only the holder of the lock fetches: a part that lies here was left by a process that was killed.
+    # This process holds the lock, so an existing part was left by a process that was killed.
     for left in directory.parent.glob(".fetching-*"):
         shutil.rmtree(left, ignore_errors=True)
     megabytes = sum(_MEGABYTES.get((coordinate.rpartition(":")[0], bool(bundled)), 0) for coordinate in wanted)
@@ -229,11 +229,11 @@ def _fetch(wanted: tuple[str, ...], bundled: frozenset[str], root: Path, directo
             raise JarsUnavailable(wanted, f"Ivy reported success but brought no jar of {', '.join(missing)}")
         (into / _MANIFEST).write_text("".join(f"{jar.name}\n" for jar in jars), encoding="utf-8")
         size_in_bytes = sum(jar.stat().st_size for jar in jars)
-        # Only a damaged set can be in the way; a rename does not replace a directory that is not empty.
+        # A rename does not replace a directory that is not empty, and only a damaged set can be there.
         if directory.exists():
             directory.rename(Path(temporary) / "damaged")
         into.rename(directory)
-    # Ivy's copy is only good for going on after a failed attempt.
+    # Ivy's copy is only needed to continue after a failed attempt.
     shutil.rmtree(root / "ivy", ignore_errors=True)
     log.info("Fetched %d jars, %.0f MB, in %.0f s", len(jars), size_in_bytes / 1e6, time.monotonic() - began)
 
@@ -269,7 +269,7 @@ def _run_ivy(java: Path, wanted: tuple[str, ...], ivy_cache: Path, ivy_file: Pat
             text=True,
             timeout=_TIMEOUT,
             check=False,
-            # Java holds the lock, too: if this process is killed, no other process may write into Ivy's cache before Java ends.
+            # Java inherits the lock: if this process is killed, no other one may write to Ivy's cache before Java ends.
             pass_fds=(lock,),
         )
     except subprocess.TimeoutExpired as error:
@@ -279,10 +279,10 @@ def _run_ivy(java: Path, wanted: tuple[str, ...], ivy_cache: Path, ivy_file: Pat
 
 
 def _last_lines(output: str, count: int = 12) -> str:
-    # Ivy draws dots for progress and frames its warnings with colons and equal signs.
+    # Ivy prints dots for progress, and lines of colons and equal signs around its warnings.
     lines = (line.strip(" \t:=") for line in output.splitlines())
-    told = [line for line in lines if re.search(r"\w", line) and not re.fullmatch(r"\.*\s*\(?\d+kB\)", line)]
-    return "; ".join(told[-count:]) or "nothing"
+    reported = [line for line in lines if re.search(r"\w", line) and not re.fullmatch(r"\.*\s*\(?\d+kB\)", line)]
+    return "; ".join(reported[-count:]) or "nothing"
 
 
 @functools.lru_cache(maxsize=2)

@@ -1,6 +1,6 @@
-"""Kafka's default partitioner (murmur2), for one key or for a whole Arrow array of keys.
+"""Kafka's default partitioner (murmur2), for one key or for an Arrow array of keys.
 
-Runs on the driver and in Spark's tasks.
+It runs on the driver and in Spark's tasks.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 _SEED, _M = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
 _TAILS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 _LONG = 512
-"""Keys longer than this are hashed in a step of their own, because each of their words is a round over all keys of a step."""
+"""Length in bytes above which keys are hashed separately, because every word of the longest key is one pass over all keys."""
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition of one key, as the Java client's default partitioner places it.
+    """Return the partition of one key, as chosen by the Java client's default partitioner.
 
-    :param partitions: how many partitions the topic has.
+    :param partitions: number of partitions of the topic.
     """
     text = np.frombuffer(key, np.uint8) if key else np.zeros(0, np.uint8)
     hashed = _hash(text, np.zeros(1, np.int64), np.array([len(key)]))
@@ -29,13 +29,13 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 def partitions_of(keys: pa.BinaryArray, count: int, turn: int) -> np.ndarray:
-    """Return the partition of each key, as the Java client's default partitioner places it: ``toPositive(murmur2(key)) % count``.
+    """Return the partition of each key, as chosen by the Java client's default partitioner: ``toPositive(murmur2(key)) % count``.
 
-    Records without a key all get ``turn % count``: the caller changes ``turn`` from batch to batch, as a sticky partitioner does.
+    All records without a key get ``turn % count``. The caller changes ``turn`` from batch to batch, like a sticky partitioner.
 
-    :param keys: keys; null where a record has none.
-    :param count: how many partitions the topic has.
-    :param turn: where records without a key go.
+    :param keys: the keys; null for a record without one.
+    :param count: number of partitions of the topic.
+    :param turn: number from which the partition of records without a key follows.
     """
     hashed = murmur2(keys) & np.uint32(0x7FFFFFFF)
     places = (hashed % np.uint32(count)).astype(np.int32)
@@ -63,7 +63,7 @@ def murmur2(keys: pa.BinaryArray) -> np.ndarray:
 
 
 def _hash(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    # The four bytes at each place of the text, as one number.
+    # For each position of the text, the four bytes from there as one number.
     padded = np.concatenate([text, np.zeros(4, np.uint8)])
     words = np.ndarray(len(text) + 1, "<u4", padded.data, strides=(1,))
     with np.errstate(over="ignore"):

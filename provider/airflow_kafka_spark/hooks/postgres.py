@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from airflow.sdk import Connection
 
 APPLICATION = "airflow-kafka-spark"
-"""The name of sessions, or the beginning of their names."""
+"""Name of the database sessions, or the prefix of their names."""
 
-# Keys of the extra that are meant for other users of the connection, not for libpq.
+# Keys of the extra that other users of the connection need, and libpq does not know.
 _NOT_LIBPQ = frozenset(
     {"cursor", "redshift", "redshift-serverless", "cluster-identifier", "workgroup-name", "aws_conn_id", "sqlalchemy_scheme"}
     | {"sqlalchemy_query", "enable_log_db_messages"}
@@ -34,10 +34,10 @@ _DEFAULTS = {
 
 @dataclass(frozen=True)
 class PostgresServer:
-    """A database to connect to. Travels to the tasks: an executor has no Airflow connections.
+    """A database to connect to. It is sent to the tasks, because executors have no Airflow connections.
 
-    :param conn_id: the Airflow connection it comes from.
-    :param where: ``host:port/database``, for people.
+    :param conn_id: the Airflow connection that it was made from.
+    :param where: ``host:port/database``, for display.
     """
 
     conn_id: str
@@ -49,28 +49,28 @@ class PostgresServer:
     password: str = field(default="", repr=False)
 
     def named(self, application_name: str) -> str:
-        """Return the connection string of libpq, for psycopg and ADBC alike. It holds the password."""
+        """Return the connection string of libpq, for psycopg and for ADBC. It contains the password."""
         return f"{self.conninfo} application_name={_quoted(application_name)}"
 
     def scrub(self, text: str) -> str:
-        """Return ``text`` without the password: libpq quotes what it cannot parse."""
+        """Return ``text`` without the password, which libpq may quote in its errors."""
         return text.replace(self.password, "***") if self.password else text
 
     def cause(self, error: BaseException) -> BaseException | None:
-        """Return ``error`` where a traceback may show it."""
+        """Return ``error`` if a traceback may show it; None if its text contains the password."""
         return None if self.password and self.password in str(error) else error
 
 
 def read_server(connection: Connection) -> PostgresServer:
-    """Return the server that a connection of type ``postgres`` leads to.
+    """Return the server of a connection of type ``postgres``.
 
-    :raises ConnectionInvalid: it has options that mean nothing here.
+    :raises ConnectionInvalid: the connection has options that are not supported.
     """
     fields = {"host": connection.host, "port": connection.port, "dbname": connection.schema}
     fields |= {"user": connection.login, "password": connection.password}
     options: dict[str, Any] = {**_DEFAULTS, **_libpq_options(connection.conn_id, connection.extra_dejson)}
     options |= {name: value for name, value in fields.items() if value}
-    # As libpq has it, where nothing is said.
+    # Defaults of libpq.
     host, port, database = str(options["host"]), options["port"], str(options.get("dbname") or options.get("user") or "")
     return PostgresServer(
         conn_id=connection.conn_id,
@@ -106,17 +106,17 @@ def _quoted(value: str) -> str:
 
 
 def run(connection: psycopg.Connection, statement: str) -> int:
-    """Run a statement; how many rows it wrote."""
+    """Run a statement, and return the number of rows that it has written."""
     return connection.execute(statement.encode()).rowcount
 
 
 def rows(connection: psycopg.Connection, statement: str) -> list[tuple]:
-    """Run a query."""
+    """Run a query, and return its rows."""
     return connection.execute(statement.encode()).fetchall()
 
 
 def system_identifier(connection: psycopg.Connection) -> str:
-    """Return the server's own identifier, the same by whatever address it is reached; empty where the role may not ask."""
+    """Return the server's own identifier, which does not depend on its address; empty if the role may not read it."""
     import psycopg
 
     try:
@@ -128,13 +128,13 @@ def system_identifier(connection: psycopg.Connection) -> str:
 # --- names and values in statements -------------------------------------------------------------------------------------
 
 NAME_BYTES = 63
-"""The longest name PostgreSQL keeps whole."""
+"""Maximum size in bytes of a name that PostgreSQL does not truncate."""
 
 
 def quote(name: str) -> str:
-    """Return ``name`` as an identifier, whatever it holds.
+    """Return ``name`` as a quoted identifier.
 
-    :raises ValueError: it is empty or holds a NUL, which no name in PostgreSQL can.
+    :raises ValueError: the name is empty, or contains NUL, which PostgreSQL does not allow.
     """
     if not name or "\x00" in name:
         raise ValueError(f"Not a name in PostgreSQL: {name!r}")
@@ -142,7 +142,7 @@ def quote(name: str) -> str:
 
 
 def literal(value: str | int | bool | None) -> str:
-    """Return ``value`` as a literal, read the same with ``standard_conforming_strings`` on and off."""
+    """Return ``value`` as a literal that does not depend on the setting ``standard_conforming_strings``."""
     if value is None:
         return "NULL"
     if isinstance(value, bool):
@@ -156,7 +156,7 @@ def literal(value: str | int | bool | None) -> str:
 
 
 class Name(NamedTuple):
-    """A table: ``str()`` is what stands in a statement."""
+    """The name of a table. ``str()`` returns it quoted, for a statement."""
 
     schema: str
     table: str
@@ -166,9 +166,9 @@ class Name(NamedTuple):
 
 
 def parse_name(text: str) -> tuple[str | None, str]:
-    """Split ``table`` or ``schema.table``; each part is as it is written (no folding to lower case) or in double quotes.
+    """Return schema and table of ``table`` or ``schema.table``. Case is kept; each part may be in double quotes.
 
-    :return: the schema (None if the name has none) and the table.
+    :return: the schema (None if the text names none) and the table.
     :raises ValueError: the text has neither form.
     """
     part = r'"(?:[^"\x00]|"")+"|[^".\x00]+'
@@ -187,7 +187,7 @@ def _unquote(part: str) -> str:
 
 
 def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> Name:
-    """Return the full name of a table. Without a schema it is the table that the server would take; a new one is in the current
+    """Return the full name of a table. Without a schema, it is the table that the server finds, or a new one in the current
     schema."""
     if schema is not None:
         return Name(schema, table)

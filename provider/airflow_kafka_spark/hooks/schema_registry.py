@@ -1,4 +1,4 @@
-"""Confluent's schema registry, and whatever speaks its REST API, from an Airflow connection of type ``schema_registry``."""
+"""Schema registries with Confluent's REST API, from an Airflow connection of type ``schema_registry``."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NOT_TOLD = "the registry does not say why"
 
 @dataclass(frozen=True)
 class RegisteredSchema:
-    """A schema as the registry has it.
+    """A schema of the registry.
 
-    :param id: what stands in records that were written with it.
+    :param id: the id that records written with the schema contain.
     :param text: its JSON.
-    :param references: the texts of schemas that it uses, each after those that it uses itself.
+    :param references: texts of the schemas that it refers to, each after those that it refers to itself.
     :param kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
     """
 
@@ -52,12 +52,12 @@ class RegisteredSchema:
 class SchemaRegistryHook(BaseHook):
     """A client of a schema registry.
 
-    The connection has the registry's address as host (``registry`` or ``https://registry/path``), port (8081 where the host has
-    no scheme of its own) and schema (``http``, the default, or ``https``), login and password for basic authentication, and
-    anything else in its extra by the names of Confluent's client: ``url`` (several separated by commas),
-    ``basic.auth.user.info``, ``ssl.ca.location``, ``ssl.certificate.location``, ``ssl.key.location``,
-    ``bearer.auth.credentials.source``, ``proxy``, ... A registry that does not answer is asked ``max.retries`` times more (3),
-    with waits that double from ``retries.wait.ms`` (500), each time for ``timeout`` seconds (30).
+    The connection has the registry's address as host (``registry`` or ``https://registry/path``), port (8081 if the host has no
+    scheme) and schema (``http``, the default, or ``https``), login and password for basic authentication, and all other settings
+    in its extra by the names of Confluent's client: ``url`` (several separated by commas), ``basic.auth.user.info``,
+    ``ssl.ca.location``, ``ssl.certificate.location``, ``ssl.key.location``, ``bearer.auth.credentials.source``, ``proxy``, ...
+    A request without an answer is repeated ``max.retries`` times (3), with pauses that double from ``retries.wait.ms`` (500).
+    Each try takes at most ``timeout`` seconds (30).
 
     :param conn_id: the Airflow connection; default ``schema_registry_default``.
     """
@@ -80,7 +80,7 @@ class SchemaRegistryHook(BaseHook):
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The configuration of the client. It holds passwords.
+        """The configuration of the client. It contains passwords.
 
         :raises ConnectionInvalid: the connection cannot be used.
         """
@@ -112,14 +112,14 @@ class SchemaRegistryHook(BaseHook):
 
     @property
     def url(self) -> str:
-        """The registry's address without credentials, for people."""
+        """The registry's address without credentials, for display."""
         return re.sub(r"//[^/@,]*@", "//", str(self.config["url"]))
 
     @cached_property
     def client(self) -> SchemaRegistryClient:
         """Confluent's own client.
 
-        :raises ConnectionInvalid: it does not take what the connection says.
+        :raises ConnectionInvalid: the client does not accept the configuration.
         :raises AvroNotInstalled: a package that it needs is missing.
         """
         try:
@@ -132,13 +132,13 @@ class SchemaRegistryHook(BaseHook):
             detail = self._scrubbed(str(e)) or type(e).__name__
             raise ConnectionInvalid(self.conn_id, f"the registry's client refuses it: {detail}") from None
 
-    # --- asking ------------------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     def versions(self, subject: str, known: Sequence[RegisteredSchema] = ()) -> tuple[RegisteredSchema, ...]:
-        """Return all schemas of a subject, ascending by version; deleted ones too where the registry still has them, since
+        """Return all schemas of a subject, ascending by version. Deleted ones that the registry still has are included, because
         records refer to them.
 
-        :param known: those that need not be asked for again.
+        :param known: schemas that are known already, and not requested again.
         :raises RegistryRefused: there is no such subject, or it may not be read.
         :raises RegistryUnavailable: no answer.
         """
@@ -148,7 +148,7 @@ class SchemaRegistryHook(BaseHook):
         return tuple(have[n] if n in have else self.version(subject, n) for n in numbers)
 
     def knows(self, subject: str) -> bool:
-        """Return True if there is such a subject.
+        """Return True if the subject exists.
 
         :raises RegistryRefused: it may not be read.
         :raises RegistryUnavailable: no answer.
@@ -162,7 +162,7 @@ class SchemaRegistryHook(BaseHook):
             raise
 
     def version(self, subject: str, version: int | str = "latest") -> RegisteredSchema:
-        """Return one schema of a subject; the latest by default. Raises like :meth:`versions`."""
+        """Return one schema of a subject, by default the latest. Errors are those of :meth:`versions`."""
         with self._asking(f"version {version} of subject `{subject}`"):
             if version == "latest":
                 found = self.client.get_latest_version(subject)
@@ -189,16 +189,16 @@ class SchemaRegistryHook(BaseHook):
                 found.append(text)
 
     def incompatibilities(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> list[str]:
-        """Return why the registry would not take a schema for a subject, by the subject's compatibility level; nothing if it
-        would, or if there is no such subject yet.
+        """Return the reasons why a schema is incompatible with a subject, by the subject's compatibility level; empty if it is
+        compatible, or if the subject does not exist yet.
 
         :param kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
-        :param normalize: compare schemas as the registry writes them, without differences that mean nothing.
+        :param normalize: True to compare schemas in the registry's normal form, without differences of notation.
         """
         from confluent_kafka.schema_registry import Schema
 
         body = Schema(text, kind).to_dict()
-        # Against as many versions as the level asks for. The client's own method knows one version, and tells yes or no only.
+        # This request compares as many versions as the level demands. The client's method compares one, and returns no reasons.
         path = f"compatibility/subjects/{_quoted(subject)}/versions?verbose=true{'&normalize=true' if normalize else ''}"
         try:
             with self._asking(f"whether a schema fits subject `{subject}`"):
@@ -212,12 +212,11 @@ class SchemaRegistryHook(BaseHook):
         return [str(m) for m in answer.get("messages") or ()] or [NOT_TOLD]
 
     def register(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> int:
-        """Register a schema and return its id; that of the registered one where it is the same.
+        """Register a schema and return its id. A schema that is registered already keeps its id.
 
         :param kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
-        :param normalize: ``normalize.schemas`` of Confluent's serializers: the same but for differences that mean nothing is the
-            same.
-        :raises RegistryRefused: it is not compatible with the subject's others, or may not be registered.
+        :param normalize: True to ignore differences of notation, as ``normalize.schemas`` of Confluent's serializers.
+        :raises RegistryRefused: it is not compatible with the subject's other schemas, or may not be registered.
         """
         from confluent_kafka.schema_registry import Schema
 
@@ -225,7 +224,7 @@ class SchemaRegistryHook(BaseHook):
             return int(self.client.register_schema(subject, Schema(text, kind), normalize))
 
     def id_of(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> int | None:
-        """Return the id of a schema under a subject; None where it is not registered there. Changes nothing.
+        """Return the id of a schema under a subject; None if it is not registered there. Nothing is registered.
 
         :param kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
         :param normalize: as for :meth:`register`.
@@ -242,7 +241,7 @@ class SchemaRegistryHook(BaseHook):
         return int(found.schema_id or 0)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Return whether the registry answers, for Airflow's UI. It is asked once, for ten seconds at most."""
+        """Return True if the registry answers within ten seconds, otherwise False, and a message for Airflow's UI."""
         try:
             once = type(self)(self.conn_id)
             once.config.update({"max.retries": 0, "timeout": min(float(once.config["timeout"]), 10)})
@@ -256,7 +255,7 @@ class SchemaRegistryHook(BaseHook):
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
-        """Translate errors of the client to this package's own, without passwords."""
+        """Raise this package's errors, without passwords, instead of the client's in this block."""
         client = self.client
         from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
 
@@ -276,17 +275,17 @@ class SchemaRegistryHook(BaseHook):
                 raise RegistryRefused(self.conn_id, self.url, what, detail, 200, action=_ADDRESS) from None
             raise
 
-    def _refused(self, what: str, status: int, code: Any, message: Any) -> KafkaSparkError:
+    def _refused(self, what: str, status: int, code: object, message: object) -> KafkaSparkError:
         number = code if isinstance(code, int) else -1
-        told = self._scrubbed(str(message or "without a reason"))[:500]
-        detail = f"{told} (HTTP {status}{f', code {number}' if number > 0 else ''})"
+        reason = self._scrubbed(str(message or "without a reason"))[:500]
+        detail = f"{reason} (HTTP {status}{f', code {number}' if number > 0 else ''})"
         if status in _TRY_AGAIN or status >= 500:
             return RegistryUnavailable(self.conn_id, self.url, f"being asked for {what}", detail)
         action = _CREDENTIALS if status in (401, 403) else _ADDRESS if status == _NOT_FOUND else ""
         return RegistryRefused(self.conn_id, self.url, what, detail, status, number, action)
 
     def _scrubbed(self, text: str) -> str:
-        """Return ``text`` without anything of the connection that is secret."""
+        """Return ``text`` without the secrets of the connection."""
         secrets = {str(v) for k, v in self.config.items() if _SECRET.search(k) and v}
         secrets |= {s.partition(":")[2] for s in secrets if ":" in s} | {self.connection.password or ""}
         secrets |= set(re.findall(r"//[^/@,]*:([^/@,]*)@", str(self.config["url"])))

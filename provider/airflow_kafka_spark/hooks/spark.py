@@ -41,9 +41,8 @@ _QUICK_START = (
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
 )
-"""Options with which Java's second compiler (C2) takes code that has run ten times as often as by default. A start of Spark runs
-much code a few times, and compiling it took a third of the start's CPU time. Code that works on records reaches these numbers
-within a second."""
+"""Java options that multiply the thresholds of Java's second compiler (C2) by ten. The start of Spark runs much code a few times,
+and compiling it took a third of the CPU time of the start. Code that works on records reaches the thresholds within a second."""
 
 SECRETS = "(?i)secret|password|passphrase|token|jaas|credential|access[.]?key|keystore[.]key|dsn"
 
@@ -51,21 +50,21 @@ SECRETS = "(?i)secret|password|passphrase|token|jaas|credential|access[.]?key|ke
 class SparkHook(BaseHook):
     """A Spark session for one task.
 
-    The connection's type decides how: ``spark`` runs the driver in the task (its host is the master: ``local[*]``, ``spark://…``,
-    ``yarn``, ``k8s://…``), ``spark_connect`` (or a host that begins with ``sc://``) talks to a server. Keys of the extra that
-    begin with ``spark.`` are Spark settings. A session that is already there is used as it is: windows that follow each other in
-    one process share it, which saves the seconds of a start.
+    The type of the connection decides where Spark runs: ``spark`` runs the driver in the task (the host is the master:
+    ``local[*]``, ``spark://…``, ``yarn``, ``k8s://…``), ``spark_connect`` (or a host that begins with ``sc://``) connects to a
+    server. Keys of the extra that begin with ``spark.`` are Spark settings. An existing session of the process is used with its
+    own settings: successive windows in one process share it, which saves the seconds of a start.
 
     The JVM of a local master starts from an archive of its classes, and compiles less while it starts. The first session of a
-    host leaves a process behind that makes the archive (`airflow_kafka_spark.hooks.class_archive`). ``"class_archive": false`` in
-    the extra switches all of this off.
+    host starts a background process that makes the archive (`airflow_kafka_spark.hooks.class_archive`).
+    ``"class_archive": false`` in the extra switches both off.
 
-    ``"keep_alive": "10m"`` in the extra keeps the Spark of a local master between tasks, for those of the same user with the same
+    ``"keep_alive": "10m"`` in the extra keeps the Spark of a local master between tasks, for tasks of one user with equal
     settings (`airflow_kafka_spark.hooks.warm_spark`).
 
     :param spark_conn_id: the Airflow connection; default ``spark_default``.
-    :param conf: Spark settings that win over the connection's; default none.
-    :param app_name: how Spark shows the application; default ``airflow-kafka-spark``.
+    :param conf: Spark settings that take precedence over the connection's; default none.
+    :param app_name: name of the application in Spark; default ``airflow-kafka-spark``.
     """
 
     conn_name_attr = "spark_conn_id"
@@ -88,7 +87,7 @@ class SparkHook(BaseHook):
 
     @cached_property
     def connection(self) -> Connection:
-        """:raises ConnectionInvalid: when it is not defined or of another type."""
+        """:raises ConnectionInvalid: it is not defined or of another type."""
         return look_up(
             self.spark_conn_id,
             "spark",
@@ -100,17 +99,17 @@ class SparkHook(BaseHook):
 
     @property
     def is_connect(self) -> bool:
-        """True when the session is a client of a Spark Connect server: no JVM is started here."""
+        """True if the session is a client of a Spark Connect server, so that no JVM is started here."""
         return self.connection.conn_type == "spark_connect" or self.master.startswith("sc://")
 
     @property
     def is_local(self) -> bool:
-        """True when driver and executors are one process on this machine."""
+        """True if driver and executors are one process on this machine."""
         return self.master.startswith("local")
 
     @property
     def master(self) -> str:
-        """The master, or the ``sc://`` address without its credentials."""
+        """The master, or the address of a Spark Connect server without its credentials."""
         connection = self.connection
         host = connection.host or "local[*]"
         scheme = "sc" if connection.conn_type == "spark_connect" else "spark"
@@ -121,7 +120,7 @@ class SparkHook(BaseHook):
 
     @property
     def _remote(self) -> str:
-        """The Spark Connect address with its credentials, as the official SparkConnectHook writes it."""
+        """The Spark Connect address with its credentials, in the form of the official SparkConnectHook."""
         connection, options = self.connection, ""
         if connection.login:
             options += f";user_id={connection.login}"
@@ -132,16 +131,16 @@ class SparkHook(BaseHook):
         return f"{self.master}/{options}" if options else self.master
 
     def settings(self) -> dict[str, str]:
-        """Return the Spark settings of a new session: ours, then the connection's, then ``conf``."""
+        """Return the Spark settings of a new session: this package's, overridden by the connection's, overridden by ``conf``."""
         ours = {
             "spark.sql.session.timeZone": "UTC",
             "spark.redaction.regex": SECRETS,
             "spark.sql.redaction.options.regex": SECRETS,
             "spark.ui.showConsoleProgress": "false",
-            # What Spark is asked to compute is put together here, in hundreds of small steps: where in our code each was is of no
-            # use to anybody, and to tell it costs several times what the steps themselves do.
+            # A plan is built in hundreds of small steps. Recording the Python stack of each one takes several times as long as
+            # the steps themselves, and serves no purpose here.
             "spark.python.sql.dataFrameDebugging.enabled": "false",
-            # Every task writes what it must not write twice side by side for nothing.
+            # No speculative execution: a concurrent second attempt at a split would write its rows for nothing.
             "spark.speculation": "false",
         }
         if self.is_local:
@@ -158,9 +157,9 @@ class SparkHook(BaseHook):
 
     @cached_property
     def keep_alive(self) -> float | None:
-        """Seconds for which a local Spark waits for the next task; None where each task has a Spark of its own.
+        """Seconds for which a local Spark waits for the next task; None if each task has a Spark of its own.
 
-        :raises ConnectionInvalid: it is no duration of 1 second to 24 hours, or the master is not local.
+        :raises ConnectionInvalid: the value is no duration of 1 second to 24 hours, or the master is not local.
         """
         value = self.connection.extra_dejson.get("keep_alive")
         if value is None or value is False or value == "":
@@ -177,7 +176,7 @@ class SparkHook(BaseHook):
     def start_early(self, is_needed: Callable[[], bool]) -> None:
         """Start the session of a local master in a thread, if it is needed. :meth:`session` waits for it, and raises its error.
 
-        Nothing happens for other masters, whose executors would be taken from others, and where this process has a session.
+        Nothing happens for other masters, whose executors other applications may need, or if this process has a session.
 
         :param is_needed: called in the thread; an error counts as False.
         :raises ConnectionInvalid: the connection is not defined or of another type.
@@ -189,15 +188,15 @@ class SparkHook(BaseHook):
             self._early = EarlyStart(lambda: self._start(()), is_needed)
 
     def give_up_early_start(self) -> None:
-        """Let :meth:`start_early` start no session if it has not begun to."""
+        """Cancel :meth:`start_early`, unless the session is being started already."""
         if self._early is not None:
             self._early.give_up()
 
     def _take_early(self) -> SparkSession | None:
-        """Return the session that :meth:`start_early` has started, to the first caller, in whose thread it becomes active."""
+        """Return the session that :meth:`start_early` has started, and make it active in this thread; None for later calls."""
         early, self._early = self._early, None
         if early is not None and early.has_begun:
-            # Every job needs it. Here it takes no time, because this thread would only wait for the JVM.
+            # Every job needs this import, and this thread would only wait for the JVM.
             importlib.import_module("pandas")
         session = early.result() if early is not None else None
         if session is not None and not warm.is_attached():
@@ -209,18 +208,18 @@ class SparkHook(BaseHook):
     def session(self, *, jars: tuple[str, ...] = ()) -> Iterator[SparkSession]:
         """Yield a session that is ready to use.
 
-        On leaving, a session that was made here is stopped, so that executors are given back, unless it is a local one: that ends
-        with the task's process, and another window may come in the same process.
+        On leaving, a session that was made here is stopped, so that its executors are released. A local session is kept for later
+        windows, and ends with the task's process.
 
         A session of this process that has ended (its JVM was killed, or its master went away) is replaced by a new one.
 
-        :param jars: local jar files the session needs, when it is a new one.
-        :raises SparkUnavailable: it cannot be started, or it ends while it is used.
+        :param jars: local jar files for a new session.
+        :raises SparkUnavailable: the session cannot be started, or it ends while it is used.
         """
         from pyspark.sql import SparkSession
 
         early = self._take_early()
-        warm.drop_dead()
+        warm.detach_if_ended()
         if not self.is_connect and (reason := discard_ended()):
             log.warning("The Spark session of an earlier window cannot be used: %s. A new one is started", reason)
         active = SparkSession.getActiveSession() if early is None else None
@@ -240,7 +239,7 @@ class SparkHook(BaseHook):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise one error in place of those of a session whose JVM or context has ended; they name objects of the JVM."""
+        """Raise one clear error instead of those of a session whose JVM or context has ended, which name objects of the JVM."""
         try:
             yield
         except Exception as error:
@@ -263,8 +262,7 @@ class SparkHook(BaseHook):
         return SparkClassArchive.find(self.settings().get(_CLASS_PATH, ""))
 
     def _quick_start(self, given: str) -> tuple[str, ...]:
-        """Return the options that make a local JVM start in less time; none if ``class_archive`` is false or Java is not of the
-        releases 17 to 23.
+        """Return Java options for a faster start of a local JVM; none if ``class_archive`` is false, or without Java 17 to 23.
 
         :param given: the Java options of the settings.
         """
@@ -287,12 +285,12 @@ class SparkHook(BaseHook):
             if self.keep_alive is not None and (kept := self._open_warm(settings)) is not None:
                 return kept
             if self.is_local:
-                # Before the others: a later option of the same name wins.
+                # Before the user's options: of equal names, the last one takes effect.
                 settings[_JAVA] = " ".join([*self._quick_start(settings[_JAVA]), settings[_JAVA]])
             builder = builder.master(self.master)
         for key, value in settings.items():
             builder = builder.config(key, value)
-        # One line per connection that py4j closes is nothing a person wants to read in a task's log.
+        # py4j logs a line for each connection that it closes, which is of no use in a task's log.
         logging.getLogger("py4j").setLevel(logging.WARNING)
         log.info("Starting Spark on %s", self.master)
         try:
@@ -310,7 +308,7 @@ class SparkHook(BaseHook):
         return session
 
     def _open_warm(self, settings: Mapping[str, str]) -> SparkSession | None:
-        """Return a session in the warm process; None where it cannot be used, after one line in the log that says why."""
+        """Return a session in the warm process; None if that cannot be used, after a line in the log with the reason."""
         from pyspark import SparkContext
 
         assert self.keep_alive is not None
@@ -328,13 +326,13 @@ class SparkHook(BaseHook):
             return None
 
     def begin_jobs(self, session: SparkSession, group: str, description: str) -> None:
-        """Put the jobs that this thread starts from now on into a group. Jobs of the group that an earlier attempt has left in a
-        warm process are ended before.
+        """Put the jobs that this thread starts from now on into a group, after ending jobs of the group that an earlier attempt
+        has left in a warm process.
 
-        :param session: no client of a Spark Connect server.
-        :param group: by which :meth:`pyspark.SparkContext.cancelJobGroup` finds the jobs.
-        :param description: for Spark's pages.
-        :raises KafkaSparkError: the jobs that were left did not end.
+        :param session: a session that is no client of a Spark Connect server.
+        :param group: name of the group, for :meth:`pyspark.SparkContext.cancelJobGroup`.
+        :param description: description of the jobs on Spark's pages.
+        :raises KafkaSparkError: the jobs of an earlier attempt did not end.
         """
         try:
             warm.end_leftovers(session, group)
@@ -343,9 +341,10 @@ class SparkHook(BaseHook):
         session.sparkContext.setJobGroup(group, description, interruptOnCancel=True)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Start a session and run a job, for Airflow's UI: in a process of its own, so that no JVM stays behind in Airflow's.
+        """Start a session, run a job, and return True and Spark's version, or False and the reason, for Airflow's UI.
 
-        An address at which nothing answers is reported within seconds; anything else takes at most 90 seconds.
+        The session runs in a process of its own, so that no JVM is left in Airflow's. An address at which nothing answers is
+        reported within seconds; the whole test takes at most 90 seconds.
         """
         from airflow_kafka_spark.hooks.jars import find_java
         from airflow_kafka_spark.hooks.spark_health import probe, unreachable
@@ -359,12 +358,12 @@ class SparkHook(BaseHook):
             settings = self.settings()
             if self.is_connect:
                 settings = {key: value for key, value in settings.items() if key.startswith("spark.sql.")}
-            done, told = probe(self._remote if self.is_connect else self.master, settings, is_connect=self.is_connect)
+            done, outcome = probe(self._remote if self.is_connect else self.master, settings, is_connect=self.is_connect)
         except KafkaSparkError as error:
             return False, str(error)
         if done:
-            return True, f"Connected to Spark {told} at {self.master}."
-        return False, f"Spark at {self.master}: {self._without_secret(told)}"
+            return True, f"Connected to Spark {outcome} at {self.master}."
+        return False, f"Spark at {self.master}: {self._without_secret(outcome)}"
 
     def _without_secret(self, text: str) -> str:
         secret = self.connection.password
@@ -381,9 +380,9 @@ class SparkConnectHook(SparkHook):
 class EarlyStart:
     """Starts a session in a thread if the window will need one.
 
-    :param start: starts the session.
-    :param is_needed: called in the thread; returns True if the window will have records. An error counts as False: the task
-        reports it by itself.
+    :param start: starts the session, and returns it.
+    :param is_needed: called in the thread; returns True if the window will have records. An error counts as False, because the
+        task itself will raise it, too.
     """
 
     def __init__(self, start: Callable[[], SparkSession], is_needed: Callable[[], bool]) -> None:
@@ -401,12 +400,12 @@ class EarlyStart:
         return self._has_begun
 
     def give_up(self) -> None:
-        """Start no session if its start has not begun yet."""
+        """Cancel the start of the session, unless it has begun already."""
         with self._deciding:
             self._is_given_up = True
 
     def result(self) -> SparkSession | None:
-        """Return the session as soon as it is ready; None if its start has not begun, and then it will not begin.
+        """Return the session as soon as it is ready. If its start has not begun, cancel it and return None.
 
         :raises SparkUnavailable: it could not be started.
         """
@@ -436,9 +435,9 @@ class EarlyStart:
 
 @contextmanager
 def _python_of_executors(path: str) -> Iterator[None]:
-    """Let a session that is started here have executors with the Python at a path; an empty one changes nothing.
+    """Set the Python of the executors of a session that is started in this block; an empty path changes nothing.
 
-    PySpark looks only at the environment variable, not at the setting ``spark.pyspark.python``.
+    PySpark reads only the environment variable, not the setting ``spark.pyspark.python``.
     """
     before = os.environ["PYSPARK_PYTHON"]
     os.environ["PYSPARK_PYTHON"] = path or before
@@ -450,10 +449,10 @@ def _python_of_executors(path: str) -> Iterator[None]:
 
 @contextmanager
 def _errors_to_output() -> Iterator[None]:
-    """Let a JVM that is started in here write its standard error to standard output, for as long as it lives.
+    """Redirect the standard error of a JVM that is started in this block to standard output, as long as the JVM lives.
 
-    Airflow shows what a task's processes write to standard error as errors. Each JVM of Spark 4 begins with a warning about an
-    incubator module that Spark itself asks for, and that no option of Java switches off: this line is left out.
+    Airflow shows lines on the standard error of a task's processes as errors. Each JVM of Spark 4 begins with a warning about an
+    incubator module that Spark itself uses, and that no Java option switches off. This line is left out.
     """
     try:
         saved = os.dup(2)
@@ -472,7 +471,7 @@ def _errors_to_output() -> Iterator[None]:
 
 
 def _copy_lines(reading: int, writing: int) -> None:
-    """Copy lines without :data:`_INCUBATOR` until the pipe ends. Reading goes on if nobody takes them: the JVM must not wait."""
+    """Copy lines without :data:`_INCUBATOR` until the pipe ends. If writing fails, reading goes on: the JVM must not block."""
     with open(reading, "rb") as lines, open(writing, "wb", buffering=0) as output:
         for line in lines:
             if _INCUBATOR not in line:
@@ -481,7 +480,7 @@ def _copy_lines(reading: int, writing: int) -> None:
 
 
 def _send_package(session: SparkSession) -> None:
-    """Give the executors this package, so that only confluent-kafka and pyarrow have to be installed there."""
+    """Send this package to the executors, so that only confluent-kafka and pyarrow have to be installed there."""
     import shutil
     import tempfile
     from pathlib import Path

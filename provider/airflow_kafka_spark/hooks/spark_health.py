@@ -1,9 +1,9 @@
-"""Checks of Spark: does a master answer, does a job run there, does the session of this process still work.
+"""Check that a master answers, that a job runs there, and that the session of this process still works.
 
 ``python -m airflow_kafka_spark.hooks.spark_health`` runs a job in a process of its own, so that the JVM ends with it.
 
-PySpark keeps the JVM and the context of a process in class attributes. It hands them out again after the JVM was killed, or after
-the context was stopped because its master went away. :func:`discard_ended` removes them, so that the next window starts another
+PySpark keeps the JVM and the context of a process in class attributes, and returns them even after the JVM was killed, or after
+the context was stopped because the master had ended. :func:`discard_ended` removes them, so that the next window starts another
 session.
 """
 
@@ -29,18 +29,18 @@ REACH_SECONDS = 5.0
 PROBE_SECONDS = 90.0
 
 _REAPED_SECONDS = 2.0
-"""Seconds to wait for the exit code of a JVM that does not answer."""
+"""Maximum seconds to wait for the exit code of a JVM that does not answer."""
 
 _PORTS = {"spark": 7077, "sc": 15002}
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""Environment variables by which gRPC connects through a proxy."""
+"""Names of the environment variables with which gRPC uses a proxy."""
 _RESULT = "airflow-kafka-spark: "
 
 
 def discard_ended() -> str:
     """Discard the context of this process, and its JVM, if they no longer work.
 
-    :return: why they do not, as the end of a sentence; "" if they work, or if this process has none.
+    :return: the reason, as the end of a sentence; "" if they work, or if this process has none.
     """
     reason = _why_ended()
     if reason:
@@ -49,7 +49,7 @@ def discard_ended() -> str:
 
 
 def discard() -> None:
-    """Remove the session and the context of this process, stopped or not; and the JVM if it has ended."""
+    """Remove the session and the context of this process, whether stopped or not, and the JVM if it has ended."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
     from pyspark.sql.context import SQLContext
@@ -74,7 +74,7 @@ def discard() -> None:
 
 
 def java_session_class(jvm: Any) -> Any:
-    """Return Java's class of sessions: Spark 4 has two, and this is the one with a JVM behind it."""
+    """Return the Java class of sessions that run in the JVM. Spark 4 has another one, for Spark Connect."""
     from pyspark.sql import SparkSession
 
     find = getattr(SparkSession, "_get_j_spark_session_class", None)
@@ -103,7 +103,7 @@ def _jvm_ended(gateway: JavaGateway) -> str:
         except Exception:
             if process is None:
                 return "its JVM does not answer"
-            # The connection breaks a moment before the process can be waited for.
+            # The connection is closed a moment before the exit code is available.
             with suppress(TimeoutExpired):
                 process.wait(_REAPED_SECONDS)
     code = process.returncode
@@ -116,8 +116,8 @@ def _jvm_ended(gateway: JavaGateway) -> str:
 
 
 def unreachable(master: str) -> str:
-    """Return why nothing can be reached at the address of a master or a Connect server. Return an empty text if something
-    answers, or if the address names no host (``yarn``, ``k8s://``, ``local``, a Connect server behind a proxy).
+    """Return the reason why a master or a Connect server cannot be reached. Return an empty text if it can, or if the address
+    cannot be checked (``yarn``, ``k8s://``, ``local``, a Connect server behind a proxy).
     """
     scheme, _, rest = master.partition("://")
     if scheme not in _PORTS or not rest or (scheme == "sc" and any(map(os.environ.get, _PROXIES))):
@@ -137,9 +137,9 @@ def probe(address: str, settings: Mapping[str, str], *, is_connect: bool, second
     """Start a session and count one row with it.
 
     :param address: a master, or a Connect server's address with its credentials.
-    :param settings: of the session.
-    :param is_connect: the address is that of a Connect server.
-    :param seconds: after which the answer is "no"; default 90.
+    :param settings: settings of the session.
+    :param is_connect: True for the address of a Connect server.
+    :param seconds: timeout; default 90.
     :return: True and the version of Spark; or False and the reason.
     """
     environment = {
@@ -150,7 +150,7 @@ def probe(address: str, settings: Mapping[str, str], *, is_connect: bool, second
     if address.startswith("local"):
         environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     given = json.dumps({"address": address, "settings": dict(settings), "is_connect": is_connect})
-    # Through its input: every user of the machine can read a command line.
+    # Passed through standard input, because every user of the machine can read a command line.
     command = [sys.executable, "-m", __name__]
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=seconds, env=environment, check=False)
@@ -159,20 +159,20 @@ def probe(address: str, settings: Mapping[str, str], *, is_connect: bool, second
     answers = [line[len(_RESULT) :] for line in done.stdout.splitlines() if line.startswith(_RESULT)]
     if answers:
         answer = json.loads(answers[-1])
-        return bool(answer["done"]), str(answer["told"])
+        return bool(answer["done"]), str(answer["outcome"])
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     return False, lines[-1][:500] if lines else f"the test ended with {done.returncode}"
 
 
 def first_line(error: Exception) -> str:
-    """Return the line of a Spark error that says what happened: the Java exception if there is one. At most 500 characters."""
+    """Return the most specific line of a Spark error: the Java exception, if there is one. At most 500 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     java = [line.lstrip(": ") for line in lines if re.match(r":? ?[\w.$]+(Exception|Error)\b", line)]
     return (java or lines or [type(error).__name__])[0][:500]
 
 
 def main() -> None:
-    """Run a job on the Spark that standard input names, and print the result as one line."""
+    """Run a job on the Spark that standard input describes, and print the result as one line."""
     given = json.load(sys.stdin)
     try:
         from pyspark.sql import SparkSession
@@ -183,10 +183,10 @@ def main() -> None:
             builder = builder.config(name, value)
         session = builder.getOrCreate()
         session.range(1).count()
-        answer = {"done": True, "told": session.version}
+        answer = {"done": True, "outcome": session.version}
         session.stop()
     except Exception as error:
-        answer = {"done": False, "told": first_line(error)}
+        answer = {"done": False, "outcome": first_line(error)}
     print(f"{_RESULT}{json.dumps(answer)}", flush=True)
 
 

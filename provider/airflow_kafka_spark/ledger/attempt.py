@@ -1,14 +1,14 @@
-"""The ledger: a pipeline's memory and its fence, in one compacted Kafka topic.
+"""The ledger: a pipeline's state and its fence, in one compacted Kafka topic.
 
-An attempt opens its pipeline's ledger, which takes three steps in this order, and no other is safe:
+An attempt opens its pipeline's ledger in three steps. No other order is safe:
 
 1. **fence**: ``init_transactions()`` on the pipeline's transactional ids. From now on no earlier attempt can write.
-2. **look**: read the ledger to its end. What an earlier attempt managed to write is seen; what it did not, it never will.
-3. **write**: the plan, and later the close.
+2. **read**: read the ledger to its end. It contains everything that earlier attempts have written, and nothing will be added.
+3. **write**: write the plan, and later the close.
 
 Every producer is used for ONE transaction: librdkafka has no KIP-890, so a late ``EndTxn`` of one transaction could end the next
 one of the same producer. An attempt therefore fences two transactional ids, one to plan and one to close. After any error or
-timeout the ledger is read again: it says what happened, never the exception.
+timeout the ledger is read again: the exception alone does not show whether a transaction was committed.
 """
 
 from __future__ import annotations
@@ -77,19 +77,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TRANSACTION_SECONDS = 30
+"""Timeout in seconds of each step of a transaction."""
 COMPACT = {"compression.type": "zstd", "message.max.bytes": 256 << 20, "batch.size": 64 << 10}
-"""Settings of producers that write the ledger. A record of thousands of partitions is mostly the same text again and again:
-brokers limit the size of a batch as it was sent, clients that of a record before it is compressed. A large record is a batch of
-its own."""
+"""Settings of producers that write the ledger. Records with thousands of partitions are large, but compress well. Brokers limit
+the compressed size of a batch, clients the uncompressed size of a record. A large record is a batch of its own."""
 CODECS = {"gzip": "gzip", "lz4": "lz4_raw", "snappy": "snappy", "uncompressed": None}
-"""The compression of a batch in the topic, if the topic's ``compression.type`` is not the producer's."""
-SURELY_FITS = 16 << 10
-"""Bytes of a record that is not looked at more closely."""
+"""Arrow's names of the codecs that a topic's ``compression.type`` may set; other values keep the producer's codec."""
+SMALL_RECORD_BYTES = 16 << 10
+"""Size in bytes up to which a record fits into any topic, so that its compressed size is not computed."""
 CLOSE_TRIES = 3
+"""Maximum number of tries to write the close of a window."""
 FENCE_THREADS = 8
+"""Maximum number of transactional ids that are fenced concurrently."""
 SPLIT = "split."
-"""The beginning of a split's purpose in its transactional id; its index follows."""
+"""Prefix of a split's purpose in its transactional id, before the index of the split."""
 KEEP_WINDOWS = 100
+"""Default number of windows that the ledger keeps for each pipeline."""
 
 
 L = TypeVar("L", bound="Ledger")
@@ -99,19 +102,19 @@ class Ledger:
     """One attempt of one pipeline at its ledger. A context manager: entering it fences earlier attempts and reads the ledger;
     leaving it drops the producers.
 
-    Guarantee: while this attempt is the newest, no other one writes to the pipeline's ledger or moves its group's offsets through
-    it; as soon as a newer one has fenced, this one's writes are refused by the broker (KIP-98).
+    Guarantee: while this attempt is the newest, no other attempt writes to the pipeline's ledger or moves its group's offsets
+    through it. As soon as a newer attempt has fenced, the broker refuses the writes of this one (KIP-98).
 
     :param hook: the cluster.
     :param pipeline: the pipeline's name.
-    :param run: the run this attempt works for.
-    :param group_id: the consumer group whose offsets mirror the position; None for a pipeline that has none.
-    :param topic: the ledger topic's name.
-    :param keep_windows: how many windows are remembered; older ones are tombstoned.
-    :param replication_factor: of the ledger topic, should it have to be created; -1 is the brokers' default.
-    :param hint_topics: topics whose committed offsets may carry a short cut into the ledger.
-    :param tries: Airflow's counters of the run's task, written down with the window.
-    :param beside_intervals: data intervals of the same pipeline may be planned at the same time.
+    :param run: the run that this attempt belongs to.
+    :param group_id: the consumer group whose offsets mirror the position; None for a pipeline without a group.
+    :param topic: name of the ledger topic.
+    :param keep_windows: number of windows that are kept; older ones are tombstoned.
+    :param replication_factor: replication factor of the ledger topic if it has to be created; -1 is the brokers' default.
+    :param hint_topics: topics whose committed offsets may contain a :class:`Hint`.
+    :param tries: Airflow's counters of the run's task, stored with the window.
+    :param beside_intervals: True if data intervals of this pipeline may be planned concurrently.
     """
 
     def __init__(
@@ -141,19 +144,19 @@ class Ledger:
         self.hint: Hint | None = None
         self._partition = 0
         self.plan_offsets: Mapping[TopicPartition, int] = {}
-        """Offsets of the group that are committed with the plan of a source's window. Their metadata name the window."""
+        """Offsets of the group to commit with the plan of a source's window. Their metadata name the window."""
         self._entry: Entry | None = None
         self._bound: Binding | None = None
         self._events = ClientEvents()
         self._planner: Producer | None = None
         self._closer: Producer | None = None
 
-    # --- fence, then look ---
+    # --- fence, then read ---
 
     def peek(self) -> None:
-        """Read the ledger without fencing and without waiting: records that an open transaction hides are not seen. The result is
-        enough to leave things as they are, not to write. A pause counts only once it is known that no open transaction hides its
-        end."""
+        """Read the ledger without fencing and without waiting, so that records in open transactions are missing. The result may
+        be used to decide that there is nothing to do, not to write. If the pipeline seems paused, the ledger is read again, and
+        open transactions that may contain the end of the pause are awaited."""
         if not self.topic.find_existing():
             return
         self._peek()
@@ -163,7 +166,8 @@ class Ledger:
     def _peek(self, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> None:
         """Read the ledger without fencing.
 
-        :param wait_for: prefixes of the keys that are waited for; default none.
+        :param wait_for: prefixes of keys. If an open transaction may contain records with such keys, its end is awaited. Default:
+            none.
         """
         topic = self.topic
         self.hint = self._find_hint()
@@ -176,7 +180,7 @@ class Ledger:
 
     @property
     def parent_memory(self) -> Memory:
-        """The ledger's records of the whole pipeline: pauses, requested replays, binding. For a data interval, those of its
+        """The state of the whole pipeline in the ledger: pauses, requested replays, binding. A data interval returns that of its
         pipeline."""
         return self.memory
 
@@ -189,7 +193,7 @@ class Ledger:
         self._planner = self._closer = None
 
     def _fence_and_look(self) -> Memory:
-        """Fence both ids, then read the ledger. A fence on one of them only would leave a gap for a transaction of the other."""
+        """Fence both ids, then read the ledger. If only one were fenced, a transaction of the other could still be written."""
         self._events = ClientEvents(self.hook.config.get("error_cb"))
         self._fence_both()
         self.hint = self.hint or self._find_hint()
@@ -224,22 +228,22 @@ class Ledger:
         """Fence the tasks of earlier attempts that may still publish a split of this pipeline; the brokers abort their open
         transactions.
 
-        After :meth:`plan` or :meth:`reopen`: a task of an earlier attempt that comes later still sees that claim, and stops.
+        Call it after :meth:`plan` or :meth:`reopen`: a task of an earlier attempt that starts later reads that claim, and stops.
 
-        :param count: splits of the window.
+        :param count: number of splits of the window.
         """
         with ThreadPoolExecutor(min(count, FENCE_THREADS)) as pool:
-            # A list, so that an error of any of them is raised here.
+            # list() raises the error of any of them here.
             list(pool.map(self._fence_split, range(count)))
 
     def _fence_split(self, index: int) -> None:
         self._fence(f"{SPLIT}{index}")
 
     def fence_dead_letters(self, **settings: Any) -> Producer:
-        """Fence attempts that may still send dead letters of this pipeline; their open transactions are aborted. Read the ledger
-        before anything is sent with the producer.
+        """Return a producer for dead letters, and fence attempts that may still send some for this pipeline; their open
+        transactions are aborted. Read the ledger before anything is sent with the producer.
 
-        :param settings: of the producer.
+        :param settings: further settings of the producer.
         """
         return self._fence("dead", compact=False, **settings)
 
@@ -249,19 +253,19 @@ class Ledger:
             return None
         described = self.hook.describe_topics(self.hint_topics, missing="omit")
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
-        # What a dead attempt left in an open transaction must not be waited for: it is fenced only after the ledger is read.
+        # Not stable: an open transaction of a dead attempt would be awaited, and it is fenced only after the ledger is read.
         committed = self.hook.committed(self.group_id, partitions, stable=False)
         hints = (Hint.from_metadata(offset.metadata, self.pipeline) for offset in committed.values() if offset)
         return next(filter(None, hints), None)
 
     def look(self) -> Memory:
-        """Read what the ledger holds of this pipeline now."""
+        """Read the ledger, and return the present state of this pipeline."""
         found = self.topic.look(self.pipeline, self.hint, self._end_hidden_splits)
         self.memory, self._partition = found.memory, found.partition
         return self.memory
 
     def _end_hidden_splits(self, keys: frozenset[bytes]) -> None:
-        """Fence the ids under which a dead attempt has left records in an open transaction. That decides the transaction, so that
+        """Fence the ids under which a dead attempt has left records in an open transaction. This aborts the transaction, so that
         no reader waits for its timeout."""
         for key in sorted(keys):
             kind, *number = json.loads(key)[1:]
@@ -273,22 +277,24 @@ class Ledger:
                 self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, kind))
 
     def completed(self, run: str) -> Entry | None:
-        """Return the COMPLETE window of this run, if it is remembered."""
+        """Return the COMPLETE window of this run; None if the ledger holds no such window."""
         return self.memory.completed_by(run)
 
     # --- write ---
 
     def bind(self, decide: Callable[[Memory], Binding]) -> Binding:
-        """Decide what the pipeline is bound to from the next window on that is planned or reopened. It is written with the plan.
+        """Return the binding of the pipeline for the next window that is planned or reopened. It is written with the plan.
 
-        :param decide: makes it of what the ledger holds of the pipeline as a whole; raises if another one is in force.
+        :param decide: returns the binding from the state of the whole pipeline; raises an error if another one is in force.
         """
         self._bound = decide(self.memory)
         return self._bound
 
     def group_owner(self) -> str | None:
-        """Return the other pipeline whose first window is open and planned for this group; None without one. The group's metadata
-        names it only once that window is complete. Asked by a pipeline without a past."""
+        """Return another pipeline that has planned its first window for this group and not completed it; None without one.
+
+        The metadata of the group's offsets name a pipeline only once its first window is complete. New pipelines call this.
+        """
         topic, key = self.topic, group_key(self.group_id or "")
         records = topic.newest(topic.partition_of(self.group_id or ""), 0, (key,), (key,))
         record = next((record for record in records if record.key == key), None)
@@ -300,37 +306,37 @@ class Ledger:
             return None
         there = topic.glance(owner).memory
         intervals = [interval.state for interval in there.intervals.spans]
-        # Once a window is complete, the group knows; one that was forgotten or given up has left this behind.
+        # Once a window is complete, the group's metadata count. A first window that was forgotten or given up leaves this record.
         is_first = there.last_number == 0 and State.COMPLETE not in intervals
         return owner if is_first and (there.open_entry is not None or intervals) else None
 
     def plan(self, window: Window) -> Entry:
-        """Freeze a window: once this returns, every later attempt sees this plan and no other.
+        """Write the plan of a window. Once this returns, every later attempt reads this plan and no other.
 
-        :raises Fenced: when a newer attempt has taken over.
-        :raises PlannedMeanwhile: a data interval with some of the same offsets was planned first; the window is withdrawn.
-        :raises WindowTooWide: the ledger could not say of it that it is complete; nothing was written.
+        :raises Fenced: a newer attempt has taken over.
+        :raises PlannedMeanwhile: a data interval with some of these offsets was planned first; the window is withdrawn.
+        :raises WindowTooWide: its COMPLETE record would be too large for the ledger topic; nothing was written.
         """
         self.refuse_too_wide(window)
         entry = self._claim(Entry(window, State.PLANNED, self._attempt(1)))
         faults.reached("plan.written")
         if self.beside_intervals or self.memory.intervals:
-            # Only now: what is planned later sees this window, and what was planned earlier is seen.
+            # After the claim: intervals that are planned later read this window, and those planned earlier are read here.
             self.look()
-            self._give_way(entry)
+            self._withdraw_if_overlapping(entry)
         return entry
 
     def refuse_too_wide(self, window: Window) -> None:
-        """Make sure that the close, which comes when the sink has the window already, can be written: its records grow with the
-        window's partitions, and all of them are smaller than the one that says COMPLETE.
+        """Refuse a window whose close could not be written after the sink has committed. The records of a close grow with the
+        window's partitions; the COMPLETE record is the largest of them.
 
-        :raises WindowTooWide: it could not.
+        :raises WindowTooWide: the COMPLETE record would be too large for the ledger topic.
         """
         from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
 
         report = widest(window, self.group_id or "").to_dict()
         value = window_record(Entry(window, State.COMPLETE, self._attempt(1), report)).value or b""
-        if len(value) <= SURELY_FITS:
+        if len(value) <= SMALL_RECORD_BYTES:
             return
         try:
             settings = self.hook.topic_config([self.topic.name])[self.topic.name]
@@ -344,14 +350,14 @@ class Ledger:
     def reopen(self, entry: Entry) -> Entry:
         """Take over a window that an earlier attempt planned and did not complete.
 
-        :raises PlannedMeanwhile: see :meth:`plan`; the earlier attempt died before it looked.
+        :raises PlannedMeanwhile: as for :meth:`plan`; the earlier attempt died before this check.
         """
-        self._give_way(entry)
+        self._withdraw_if_overlapping(entry)
         return self._claim(replace(entry, attempt=self._attempt(entry.attempt.number + 1)))
 
-    def _give_way(self, entry: Entry) -> None:
-        """Withdraw a window if a data interval that was planned before it has some of its offsets. Nothing of it was moved: that
-        begins only after this."""
+    def _withdraw_if_overlapping(self, entry: Entry) -> None:
+        """Withdraw a window if a data interval that was planned earlier has some of its offsets. None of its records was moved,
+        because moving starts after this check."""
         window = entry.window
         if window.replay:
             return
@@ -361,7 +367,7 @@ class Ledger:
             raise PlannedMeanwhile(self.parent_pipeline, f"Window {window.number}", f"interval {state.interval}")
 
     def withdraw(self, *keys: bytes) -> None:
-        """Remove records of a window that was planned and not moved."""
+        """Remove records of a window that was planned, and of which nothing was moved."""
         producer, self._closer = self._closer, None
         assert producer is not None, "one ledger withdraws one window"
         try:
@@ -369,12 +375,11 @@ class Ledger:
             self.send(producer, [LedgerRecord(key, None) for key in keys])
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
-            # The next attempt finds the window, and withdraws it if this one has not.
+            # If this attempt has not removed the window, the next one reads it and withdraws it.
             raise self.translated(error, "withdrawing a plan") from error
 
     def replay(self, entry: Entry) -> Entry:
-        """Open a COMPLETE window once more, with the same offsets: the sink replaces its rows. Neither the position nor the
-        group's offsets move."""
+        """Reopen a COMPLETE window with its offsets, so that the sink replaces its rows. Position and group do not move."""
         window = replace(entry.window, replay=entry.window.replay + 1)
         return self._claim(replace(entry, window=window, state=State.PLANNED, attempt=self._attempt(1)))
 
@@ -382,8 +387,8 @@ class Ledger:
         return Attempt(number, secrets.token_hex(8), self.run, utc_now())
 
     def along(self, entry: Entry) -> list[LedgerRecord]:
-        """Return further records that are written with those of a window: what the pipeline is bound to. They are written again
-        with each window, since readers begin behind older ones."""
+        """Return further records to write with those of a window: the binding of the pipeline. They are written again with each
+        window, because readers start after older ones."""
         binding = self._bound or self.memory.binding
         return [binding_record(self.pipeline, binding)] if binding else []
 
@@ -407,7 +412,7 @@ class Ledger:
             offsets = [self.memory.entries[entry.window.number].offset]
         is_first = entry.first < 0 and entry.attempt.number == 1
         entry = replace(entry, offset=offsets[0], first=offsets[0] if is_first else entry.first)
-        # Nothing can have been written before this of a pipeline that the ledger did not know.
+        # A new pipeline has no earlier records, so readers may start at this offset.
         seen = self.memory.seen if self.memory.seen >= 0 else entry.offset
         binding = self._bound or self.memory.binding
         entries = {**self.memory.entries, entry.window.number: entry}
@@ -416,7 +421,7 @@ class Ledger:
         return entry
 
     def _resolve_claim(self, error: Exception, entry: Entry) -> None:
-        """Find out whether the plan was written, after a transaction whose outcome is unknown."""
+        """Read the ledger after a transaction whose outcome is unknown, and raise the error unless the plan was written."""
         failure = self.translated(error, "writing the plan")
         if isinstance(failure, Fenced):
             raise failure from None
@@ -426,18 +431,18 @@ class Ledger:
 
     @property
     def attempts(self) -> int:
-        """The number of attempts that have worked on the claimed window, this one included."""
+        """Number of attempts that have worked on the claimed window, including this one."""
         return self.claimed.attempt.number
 
     @property
     def split_prefix(self) -> str:
-        """The beginning of the transactional ids of splits; the index of the split follows."""
+        """The prefix of the transactional ids of splits, before the index of the split."""
         return transactional_id_of(self.topic.name, self.pipeline, SPLIT)
 
     @property
     def place(self) -> LedgerPlace:
-        """The place where a split of the claimed window writes its marker, and from which it reads what others did since the
-        claim."""
+        """The place in the ledger where the tasks of the claimed window write their markers, and from which they read records
+        since the claim."""
         return LedgerPlace(
             self.topic.name,
             self._partition,
@@ -449,7 +454,7 @@ class Ledger:
 
     @property
     def place_hint(self) -> Hint:
-        """The short cut to the oldest record that counts while the claimed window is open."""
+        """A hint at the oldest record that is needed while the claimed window is open."""
         return Hint(self.topic.topic_id, self._partition, self.memory.oldest_offset)
 
     @property
@@ -459,9 +464,9 @@ class Ledger:
         return self._entry
 
     def look_as_owner(self) -> Memory:
-        """Look, as the attempt that works on the claimed window.
+        """Read the ledger, and return the state of the pipeline if this attempt still owns the claimed window.
 
-        :raises Fenced: when a newer attempt has claimed the window, or has completed it.
+        :raises Fenced: a newer attempt has claimed the window, or has completed it.
         """
         mine = self.look().owned(self.claimed.window.number, self.claimed.attempt.token)
         if mine is None or mine.state is not self.claimed.state:
@@ -469,29 +474,29 @@ class Ledger:
         return self.memory
 
     def remember_dead_letters(self, dead: DeadLetters) -> None:
-        """Add dead letters that were sent to the memory, without reading the ledger again."""
+        """Add dead letters that were just sent to the state in memory, without reading the ledger again."""
         self.memory = replace(self.memory, dead={**self.memory.dead, dead.window: dead})
 
     def published(self) -> dict[int, Marker]:
-        """Return the splits of the claimed window that are published by now, by index. Call it once no other attempt can add one.
+        """Return the markers of the published splits of the claimed window, by index. Call it once no other attempt can publish.
 
-        :raises Fenced: when a newer attempt has claimed the window, or has completed it.
+        :raises Fenced: a newer attempt has claimed the window, or has completed it.
         """
         number, found = self.claimed.window.number, self.look_as_owner()
         return {split: marker for (window, split), marker in found.markers.items() if window == number}
 
     def verify(self) -> None:
-        """Look whether this attempt still owns its window, without writing: cheap, and not atomic.
+        """Read the ledger to check that this attempt still owns its window. This is cheap, but not atomic.
 
-        It spares a zombie useless work; what keeps it from harm is that its commit and its close are refused. Only records of the
-        window itself are waited for behind an open transaction: that of a split of this attempt which has died ends when the next
-        attempt fences it, and hides no claim, because a claim comes after the fences.
+        The check only saves a zombie from useless work; correctness comes from the refusal of its commit and its close. Open
+        transactions are awaited only if they may contain records of the window itself. A transaction of a dead task of this
+        attempt is not: it ends when the next attempt fences it, and it hides no claim, because a claim comes after the fences.
 
-        :raises Fenced: when a newer attempt has claimed the window, or has completed it.
+        :raises Fenced: a newer attempt has claimed the window, or has completed it.
         """
         claimed = self.claimed
         own = (window_key(self.pipeline, claimed.window.number),)
-        # What came before the claim does not matter here.
+        # Records before the claim are not needed here.
         found = self.topic.look_into(self.pipeline, self._partition, max(claimed.offset, 0), wait_for=own).memory
         if found.owned(claimed.window.number, claimed.attempt.token) is None:
             raise Fenced(self.pipeline, f"working on window {claimed.window.number}")
@@ -499,12 +504,12 @@ class Ledger:
     def close(self, report: Mapping[str, Any], offsets: Mapping[TopicPartition, int]) -> None:
         """Complete the window: its COMPLETE record, the new position and the group's offsets, in one Kafka transaction (KIP-98).
 
-        Called only after the sink has flushed. Either all of it happens or nothing.
+        Call it after the sink has committed. Either all of it is written, or nothing.
 
         :param report: the window's report, as JSON.
-        :param offsets: what the group commits: each partition's frozen end.
-        :raises Fenced: when a newer attempt has taken over; that one completes the window.
-        :raises GroupHasMembers: when the broker refuses offsets because the group has members.
+        :param offsets: offsets that the group commits: the frozen end of each partition.
+        :raises Fenced: a newer attempt has taken over, and will complete the window.
+        :raises GroupHasMembers: the broker refuses the offsets, because the group has members.
         """
         entry = replace(self.claimed, state=State.COMPLETE, report=report)
         for tries in range(1, CLOSE_TRIES + 1):
@@ -518,7 +523,7 @@ class Ledger:
                 if isinstance(failure, (Fenced, GroupHasMembers, RightMissing)) or tries == CLOSE_TRIES:
                     raise failure from error
                 log.warning("Closing window %s failed (try %d of %d): %s", entry.window, tries, CLOSE_TRIES, failure)
-            # The outcome is unknown. Fence before looking: only then can that transaction no longer be committed.
+            # The outcome is unknown. Fence before reading: only then can that transaction no longer be committed.
             found = self._fence_and_look().owned(entry.window.number, entry.attempt.token)
             if found is None:
                 raise Fenced(self.pipeline, "closing the window")
@@ -527,7 +532,7 @@ class Ledger:
 
     def _close_once(self, producer: Producer, entry: Entry, offsets: Mapping[TopicPartition, int]) -> None:
         window = entry.window
-        # A window that is moved again was counted in the position when it was moved first.
+        # The position already includes a window that is replayed.
         position = self.memory.position if window.replay else next_position(self.memory.position, window)
         if window.publishes:
             position = replace(position, published=add_landed(self.memory.published or {}, landed_of(entry)))
@@ -557,7 +562,7 @@ class Ledger:
         self.memory, self.hint = memory, hint
 
     def send(self, producer: Producer, records: Sequence[LedgerRecord]) -> list[int]:
-        """Produce and flush; the offset of each record."""
+        """Produce and flush records to the pipeline's partition, and return their offsets."""
         return produce_all(producer, self.topic.name, self._partition, records, TRANSACTION_SECONDS)
 
     def _send_offsets(
@@ -570,8 +575,8 @@ class Ledger:
     ) -> None:
         """Send the group's offsets in the producer's transaction.
 
-        :param metadata: of a topic's committed offsets.
-        :param epochs: the leader epochs of the offsets, as far as they are known.
+        :param metadata: returns the metadata of a topic's committed offsets.
+        :param epochs: the leader epochs of the offsets, if known.
         """
         committed = [(tp, offset, metadata(tp.topic)) for tp, offset in sorted(offsets.items())]
         send_offsets(producer, self.hook.consumer_config(), group_id, committed, TRANSACTION_SECONDS, epochs)
@@ -581,8 +586,8 @@ class Ledger:
     def translated(self, error: Exception, doing: str, topic: str = "") -> KafkaSparkError:
         """Return this package's error for one of the attempt's producers.
 
-        :param doing: what was being done.
-        :param topic: the topic that was written; default the ledger topic.
+        :param doing: the failed action, for the message.
+        :param topic: the topic that was written; default: the ledger topic.
         """
         from confluent_kafka import KafkaException
 
@@ -611,14 +616,14 @@ class Ledger:
 
 
 class ChangeLedger(Ledger):
-    """The ledger of a pipeline for one change by hand: its offsets, its name, or all of it.
+    """The ledger of a pipeline for one manual change: of its offsets, of its name, or of all records.
 
-    Guarantee: no attempt plans or closes a window between the look of this ledger and its change, nor afterwards by what it saw
-    before the change.
+    Guarantee: no attempt plans or closes a window between this ledger's read and its change, nor afterwards from a state that it
+    has read before the change.
 
-    An attempt and a change that fence at the same moment may each get one of the two ids. Therefore the change is written under
-    the id of plans, and fenced under that one first: if it is this ledger's, then no attempt can claim a window by what it saw
-    before, and an attempt that has claimed one earlier was fenced from closing it.
+    An attempt and a change that fence concurrently may each get one of the two ids. Therefore the change fences the id of plans
+    first, and is written under it: while this ledger has that id, no attempt can claim a window from an earlier state, and an
+    attempt that has claimed one before was fenced from closing it.
     """
 
     def _fence_both(self) -> None:
@@ -626,14 +631,14 @@ class ChangeLedger(Ledger):
         self._closer = self._fence("close")
 
     def take_over(self, entries: Sequence[Entry]) -> None:
-        """Claim open windows, as a newer attempt does: a task that looks from here on finds that it is not its own attempt's
-        window, and publishes nothing. Its split's fence alone would not keep out a task that begins after the fence.
+        """Claim open windows, as a newer attempt does. Tasks that read the ledger from now on find another owner, and publish
+        nothing. The fences of splits alone would not stop a task that starts after them.
 
-        It is written under the id to close, as that to plan is used by :meth:`amend`. A change that gets no further leaves a
-        window that the next attempt reopens.
+        The claim is written under the id of closes, because :meth:`amend` uses that of plans. If the change fails after this, the
+        next attempt reopens the window.
 
         :param entries: the windows.
-        :raises Fenced: when an attempt of the pipeline has taken over meanwhile.
+        :raises Fenced: an attempt of the pipeline has taken over meanwhile.
         """
         if not entries:
             return
@@ -657,10 +662,10 @@ class ChangeLedger(Ledger):
     ) -> None:
         """Write records and the group's offsets in one Kafka transaction.
 
-        :param metadata: what the group's offsets say of where they come from, by topic.
-        :param is_done: whether it has happened, by what the ledger holds: asked when the outcome is unknown.
-        :param beside: further records, by the partition of the ledger that they belong to.
-        :raises Fenced: when an attempt of the pipeline has taken over meanwhile; nothing was changed.
+        :param metadata: returns the metadata of a topic's committed offsets.
+        :param is_done: returns True if the state of the pipeline includes the change; called if the outcome is unknown.
+        :param beside: further records, by partition of the ledger topic.
+        :raises Fenced: an attempt of the pipeline has taken over meanwhile; nothing was changed.
         """
         producer, self._planner = self._planner, None
         assert producer is not None, "one ledger is amended once"
@@ -680,7 +685,7 @@ class ChangeLedger(Ledger):
 
 
 def _compressed(value: bytes, kind: str) -> int:
-    """Return about how many bytes a record takes in the ledger topic.
+    """Return the approximate size of a record in the ledger topic, in bytes.
 
     :param kind: the topic's ``compression.type``.
     """
@@ -688,10 +693,10 @@ def _compressed(value: bytes, kind: str) -> int:
 
     codec = CODECS.get(kind, "zstd")
     size = len(pyarrow.compress(value, codec=codec, asbytes=True)) if codec else len(value)
-    # Counts and times that are not known yet, and the batch around it.
+    # Reserve for counts and times that are not known yet, and for the frame of the batch.
     return size + size // 20 + 1_000
 
 
 def utc_now() -> str:
-    """Return this instant as ISO 8601 with milliseconds and ``Z``."""
+    """Return the current instant in ISO 8601, with milliseconds and ``Z``."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

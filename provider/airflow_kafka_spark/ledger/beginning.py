@@ -1,4 +1,4 @@
-"""The start of the next window of a pipeline. The run that plans the window and every preview of it ask this module."""
+"""The start of the next window of a pipeline, for the run that plans the window and for previews."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
 
 LastApplied = Callable[[str], Applied | None]
-"""Returns the last window that a pipeline's sink remembers; None where the sink remembers none."""
+"""Type of a function that returns the last window in the sink's record of a pipeline; None without one."""
 
 
 @dataclass(frozen=True)
 class Beginning:
     """The start of the next window of a pipeline.
 
-    :param position: the offsets at which it begins; empty where ``starting_offsets`` decide.
-    :param last_number: the number of the last window that ledger, sink or group know; 0 without one.
-    :param decided_by: who knows the position.
-    :param sink_may_change: what the record of the sink may change, if the sink was not asked: the ``offsets`` (and the number),
-        only the ``number``, or ``nothing``.
+    :param position: the offsets at which it begins; empty if ``starting_offsets`` decide.
+    :param last_number: number of the last window in ledger, sink or group; 0 without one.
+    :param decided_by: origin of the position.
+    :param sink_may_change: what the sink's record might change, if it was not read: the ``offsets`` (and the number), only the
+        ``number``, or ``nothing``.
     """
 
     position: Position
@@ -49,28 +49,29 @@ def decide_beginning(
     data_loss: DataLossPolicy = "fail",
     after_intervals: Callable[[], Position] | None = None,
 ) -> Beginning:
-    """Decide where the next window of a pipeline begins.
+    """Return the start of the next window of a pipeline.
 
-    The first that knows a position decides: the ledger; the sink's record of its last window, where the ledger knows nothing of
-    the pipeline; the offsets that the pipeline itself has committed for its group. Otherwise ``starting_offsets`` decide.
+    The first of these that has a position decides: the ledger; the sink's record of its last window, if the ledger has no records
+    of the pipeline; the offsets that the pipeline itself has committed for its group. Otherwise ``starting_offsets`` decide.
 
-    :param memory: what the ledger holds of the pipeline. No window is open.
-    :param log: what Kafka holds of the subscribed topics.
-    :param committed: what the group has committed.
+    :param memory: state of the pipeline in the ledger, without an open window.
+    :param log: the log of the subscribed topics.
+    :param committed: committed offsets of the group.
     :param group_id: the group that mirrors the pipeline.
     :param ledger_topic: the ledger topic, for messages.
-    :param last_applied: asks the sink; None where no sink is at hand. ``sink_may_change`` then says what is uncertain.
-    :param data_loss: with ``skip``, a topic that was created anew begins at its first record; ``fail`` (default) refuses it.
-    :param after_intervals: returns the position behind the data intervals that the pipeline has moved; called if there are any.
-    :raises LedgerBehind: the group names a window of this pipeline that the ledger does not know.
+    :param last_applied: reads the sink's record; None without access to the sink. ``sink_may_change`` then names what is
+        uncertain.
+    :param data_loss: with ``skip``, a recreated topic begins at its first record; ``fail`` (default) refuses it.
+    :param after_intervals: returns the position after the data intervals that the pipeline has moved; called if there are any.
+    :raises LedgerBehind: the group's metadata name a window of this pipeline that the ledger does not hold.
     :raises ForeignOffsets: the sink's record holds offsets of another cluster, or of another topic of the same name.
     """
     position, number = memory.position, memory.last_number
     decided_by: Literal["ledger", "sink", "group", "starting_offsets"] = "ledger"
     sink_may_change: Literal["nothing", "number", "offsets"] = "nothing"
     if memory.is_blank or position.moved:
-        # A pipeline that was moved by hand stands where it was put. If its ledger was lost before, the sink counts from its own
-        # last window.
+        # A manual change has set this position. If the ledger had been lost before, the window numbers still continue those of
+        # the sink.
         last = last_applied(memory.pipeline) if last_applied is not None else None
         if last_applied is None:
             sink_may_change = "offsets" if memory.is_blank else "number"
@@ -85,7 +86,7 @@ def decide_beginning(
     if memory.intervals and after_intervals is not None:
         position = after_intervals()
     if not position.offsets:
-        # Offsets that this pipeline has committed itself: to begin elsewhere would double or lose what it has moved.
+        # Offsets that this pipeline has committed itself: another start would duplicate or lose records.
         position, of_group = position_of_group(memory.pipeline, committed)
         number = max(number, of_group)
         decided_by = "group" if position.offsets else "starting_offsets"
@@ -100,9 +101,9 @@ def _refuse_behind(
     ledger_topic: str,
     last_applied: LastApplied | None,
 ) -> None:
-    """Make sure that the ledger knows every window that the group knows. Both change in one transaction.
+    """Refuse a ledger that lacks a window which the group's metadata name. Both are written in one transaction.
 
-    :raises LedgerBehind: it does not.
+    :raises LedgerBehind: a window is missing.
     """
     newest, known = max(windows_of(memory.pipeline, committed).values(), default=0), memory.last_number
     if newest <= known:
@@ -110,7 +111,7 @@ def _refuse_behind(
     last = last_applied(memory.pipeline) if last_applied is not None else None
     to = f"committed:{group_id}"
     if last is not None and last.number >= newest:
-        # What the sink has taken after the group's window is not moved again.
+        # Windows that the sink has committed after the group's last window are not moved again.
         refuse_foreign(last, log.cluster_id, log.topic_ids)
         ends: dict[str, dict[str, int]] = {}
         for r in last.ranges:

@@ -1,4 +1,4 @@
-"""Read boundaries from the ledger topic, look up in Kafka those that are missing, and write them down."""
+"""Read boundaries from the ledger topic, look up missing ones in Kafka, and write them to the ledger topic."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 WRITE_SECONDS = 30.0
 IN_ORDER = {"enable.idempotence": False, "max.in.flight.requests.per.connection": 1, "acks": "all"}
-PRUNE_MOST = 10_000
-"""Proposals that one attempt removes at most; the next one goes on."""
+MAX_PRUNED = 10_000
+"""Maximum number of proposals that one attempt removes; the next one continues."""
 
 
 @dataclass(frozen=True)
 class TopicBoundaries:
     """The boundaries of one topic in the ledger.
 
-    :param proposals: in the order of the log, with their keys.
-    :param archives: older ones, many in each, in the order of the log, with their keys.
-    :param partition: where they lie.
+    :param proposals: proposals with their keys, in the order of the log.
+    :param archives: archives of older boundaries with their keys, in the order of the log.
+    :param partition: the partition of the ledger topic that contains them.
     """
 
     proposals: tuple[tuple[bytes, Boundary], ...]
@@ -67,17 +67,17 @@ class TopicBoundaries:
     partition: int
 
     def of(self, topic_id: str) -> tuple[list[BoundaryArchive], list[Boundary]]:
-        """Return the archives, and the proposals, of the topic with this id."""
+        """Return the archives and the proposals of the topic with this id."""
         archives = [archive for _, archive in self.archives if archive.first.topic_id == topic_id]
         return archives, [boundary for _, boundary in self.proposals if boundary.topic_id == topic_id]
 
     def near(self, topic_id: str, instants: Iterable[int], lows: Mapping[int, int]) -> dict[int, Boundary]:
-        """Return what is decided, by instant: all that is not archived, and of the archives what counts for these instants."""
+        """Return settled boundaries by instant: all that are not archived, and the archived ones that affect these instants."""
         archives, proposals = self.of(topic_id)
         return settle([*near_boundaries(archives, (*instants, *(p.instant for p in proposals)), lows), *proposals])
 
     def settled(self, topic_id: str) -> dict[int, Boundary]:
-        """Return all that is decided, by instant. This takes every archive apart."""
+        """Return all settled boundaries, by instant. Every archive is decompressed."""
         archives, proposals = self.of(topic_id)
         return settle([*(boundary for archive in archives for boundary in archive.boundaries), *proposals])
 
@@ -85,15 +85,15 @@ class TopicBoundaries:
 class Boundaries:
     """The boundaries of topics, shared by all pipelines of a ledger topic.
 
-    Guarantee: an instant stands for the same offsets in all pipelines, as long as the topic holds a record before these offsets;
-    and the offsets of a later instant are never below those of an earlier one.
+    Guarantee: an instant corresponds to equal offsets in all pipelines, as long as the topic holds a record before these offsets.
+    The offsets of a later instant are never below those of an earlier one.
 
-    A call that decides a boundary also removes those that are not needed any more, so that their number follows what the topic
-    retains, not the age of its pipelines.
+    A call that decides a boundary also removes those that are no longer needed, so that their number depends on the retention of
+    the topic, not on the age of its pipelines.
 
     :param hook: the cluster.
     :param ledger: the ledger topic, which exists.
-    :param by: the run that asks, for the records.
+    :param by: the run that decides, for the records.
     """
 
     def __init__(self, hook: KafkaHook, ledger: LedgerTopic, by: str) -> None:
@@ -103,7 +103,7 @@ class Boundaries:
         self._archives: dict[bytes, BoundaryArchive] = {}
 
     def settled(self, topic: str, topic_id: str) -> dict[int, Boundary]:
-        """Return all boundaries of a topic that are decided, by instant."""
+        """Return all settled boundaries of a topic, by instant."""
         return self._read(topic).settled(topic_id)
 
     def decide(
@@ -115,21 +115,21 @@ class Boundaries:
         grace: float,
         pause: Callable[[float], object] = time.sleep,
     ) -> dict[str, dict[int, Boundary]]:
-        """Return the boundaries of some instants in each topic. Those that are not known are looked up and written down.
+        """Return the boundaries of some instants in each topic. Missing ones are looked up in Kafka and written to the ledger.
 
-        If a partition has no record at or after an instant, one may still be on its way: the call waits until ``grace`` has
-        passed since the instant. Then the instant stands for the last stable offset of that partition.
+        If a partition has no record at or after an instant, one may still arrive: the call waits until ``grace`` has passed since
+        the instant. Then the boundary is the last stable offset of that partition.
 
         :param topics: the topics.
         :param instants: milliseconds since the epoch.
-        :param read_log: asks what Kafka holds of the topics now.
-        :param grace: seconds.
-        :param pause: waits so many seconds; what it raises ends the waiting.
+        :param read_log: returns the present log of the topics.
+        :param grace: seconds after an instant for which late records are awaited.
+        :param pause: waits for a number of seconds; an exception that it raises ends the call.
         :raises KafkaUnavailable: the brokers do not answer.
-        :raises TimestampsInFuture: too much lies behind a record from the future to find the boundary there.
+        :raises TimestampsInFuture: the records after one with a timestamp in the future could not be read in time.
         """
         wanted = sorted(set(instants))
-        told = False
+        is_logged = False
         written: set[str] = set()
         floors: dict[tuple[str, int], dict[TopicPartition, int]] = {}
         while True:
@@ -148,8 +148,8 @@ class Boundaries:
                 self._write(proposals, kept)
                 written.update(proposal.topic for proposal in proposals)
             elif open_until is not None:
-                if not told:
-                    told = True
+                if not is_logged:
+                    is_logged = True
                     log.info(
                         "No record is as late as %s yet: waiting for one, or until %s s after it", iso(wanted[-1]), f"{grace:g}"
                     )
@@ -165,16 +165,16 @@ class Boundaries:
         floors: dict[tuple[str, int], dict[TopicPartition, int]],
         pause: Callable[[float], object],
     ) -> tuple[list[Boundary], float | None]:
-        """Return the boundaries that can be decided now, and until when the others have to wait (seconds since the epoch).
+        """Return the boundaries that can be decided now, and the time at which the others can be, in seconds since the epoch.
 
-        :param floors: per topic and instant, the offsets at which a search begins at the earliest; kept between calls.
+        :param floors: lower bounds of the offsets to search, by topic and instant; kept between calls.
         """
         proposals, open_until = [], None
         for topic, instants in missing.items():
             ends = {tp: p.lso for tp, p in current.partitions.items() if tp.topic == topic}
             for instant in instants:
-                # After the log was read: a record that arrives in between and is later than the instant then lies behind the
-                # end that was read, not before it.
+                # Looked up after the log was read: a record that arrives in between and is later than the instant then lies
+                # after the end that was read, not before it.
                 below = known[topic].get(max((i for i in known[topic] if i < instant), default=-1))
                 least = floors.setdefault(
                     (topic, instant), {TopicPartition(topic, p): o for p, o in (below.offsets if below else {}).items()}
@@ -185,7 +185,7 @@ class Boundaries:
                     open_until = decided_at
                     continue
                 at = {tp.partition: ends[tp] if offset is None else offset for tp, offset in offsets.items()}
-                # Read again: what was deleted before the answer must not pass for what is older than the instant.
+                # Read again, so that records which were deleted before the answer are not taken for older than the instant.
                 lows = read_log().lows(topic)
                 topic_id = current.topic_ids.get(topic, "")
                 epochs = {tp.partition: epoch for tp in ends if (epoch := current.partitions[tp].epoch) >= 0}
@@ -195,9 +195,9 @@ class Boundaries:
         return proposals, open_until
 
     def _removed(self, topic: str, wanted: Iterable[int], known: Mapping[int, Boundary], current: Log) -> dict[int, Boundary]:
-        """Return boundaries for instants that lie before everything that is left of a topic and that the ledger does not hold.
+        """Return boundaries for instants before the oldest record of a topic that the ledger does not hold.
 
-        They are not written down: all that is known is that they lie below what is left.
+        They are not written to the ledger: all that is known is that they lie below the first offset that is left.
         """
         lows = current.lows(topic)
         horizon = beyond_retention(known, lows)
@@ -221,7 +221,7 @@ class Boundaries:
                     if value and key.startswith(single):
                         proposals.append((key, boundary_from_record(key, value)))
                     elif value and key.startswith(archived):
-                        # Taken apart once, however often it is read.
+                        # The archive that was read before, which may be decompressed already.
                         if key not in self._archives:
                             self._archives[key] = archive_from_record(key, value, offset)
                         archives.append((key, self._archives[key]))
@@ -232,7 +232,7 @@ class Boundaries:
         return self.ledger.find(f"boundaries of {topic}", look, lambda there: bool(there.proposals or there.archives))
 
     def _write(self, proposals: Sequence[Boundary], kept: Mapping[str, TopicBoundaries]) -> None:
-        """Write proposals, outside of any transaction: the first one in the log counts, and a second one changes nothing."""
+        """Write proposals without a transaction: the first one in the log is valid, and a second one changes nothing."""
         producer = self._producer()
         for boundary in proposals:
             record = LedgerRecord(*boundary_to_record(boundary, secrets.token_hex(8)))
@@ -241,15 +241,15 @@ class Boundaries:
             log.info("%s is %s", iso(boundary.instant), at)
 
     def _tidy(self, topic: str, kept: TopicBoundaries, current: Log) -> None:
-        """Remove boundaries that are not needed any more, and archive old ones.
+        """Remove boundaries that are no longer needed, and archive old ones.
 
-        Every record that is written here is safe by itself: a reader or a proposal meanwhile, or a death at any moment,
-        finds the same boundaries. An archive is in the log before the first record that it replaces is removed.
+        Every record that is written here is safe by itself: concurrent readers, and readers after a crash at any moment, find
+        equal boundaries. An archive is in the log before the first record that it replaces is removed.
         """
         topic_id, lows = current.topic_ids.get(topic, ""), current.lows(topic)
         singles = [boundary for _, boundary in kept.proposals]
         found = unneeded([archive for _, archive in kept.archives], singles, topic_id, lows)
-        removed, gone = found.proposals[:PRUNE_MOST], found.archives
+        removed, gone = found.proposals[:MAX_PRUNED], found.archives
         needed = {index for index, boundary in enumerate(singles) if boundary.topic_id == topic_id} - set(removed)
         archives = to_archive(found.near, [singles[index] for index in sorted(needed)])
         archived = {boundary.instant for archive in archives for boundary in archive.boundaries}
@@ -265,7 +265,7 @@ class Boundaries:
                 faults.reached("boundaries.archived")
             self._produce(producer, kept.partition, [LedgerRecord(key, None) for key in keys], "removing old boundaries")
         except KafkaUnavailable as error:
-            # What is left is removed the next time that something is decided.
+            # The rest is removed with the next decision.
             log.warning("%s", error)
             return
         count = len(removed) + sum(kept.archives[index][1].count for index in gone)
@@ -275,8 +275,8 @@ class Boundaries:
             log.info("%s old boundaries of %s went into archives", f"{len(archived):,}", topic)
 
     def _producer(self) -> Producer:
-        """Return a producer that keeps the order of its records. One that arrives twice changes nothing; an idempotent producer
-        would need half a second to begin."""
+        """Return a producer that keeps the order of its records. Duplicates change nothing, and an idempotent producer would take
+        half a second to start."""
         from confluent_kafka import Producer
 
         timeout = round(WRITE_SECONDS * 1000)

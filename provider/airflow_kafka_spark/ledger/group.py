@@ -1,7 +1,7 @@
-"""The consumer group that mirrors a pipeline: the metadata of its committed offsets, written and read.
+"""Write and read the metadata of the offsets of a consumer group that mirrors a pipeline.
 
-Each committed offset carries the name of the pipeline, the window, the topic id, and where in the ledger topic the pipeline's
-records begin.
+The metadata of each committed offset contain the name of the pipeline, the window, the topic id, and the place in the ledger
+topic at which the pipeline's records begin.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 LARGEST_SOURCE = 2048
-"""Bytes of a source's position that a group's metadata hold; brokers take 4,096 bytes of metadata by default."""
+"""Maximum size in bytes of a source's position in a group's metadata. Brokers accept 4,096 bytes of metadata by default."""
 
 
 def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
-    """Return the metadata of a group's committed offset: where the offset comes from, and the hint where to read the ledger."""
+    """Return the metadata of a group's committed offset: its origin, and the hint at the pipeline's records in the ledger."""
     facts: dict[str, object] = {
         "pipeline": window.pipeline,
         "window": window.id,
@@ -56,12 +56,12 @@ def _compact(facts: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class SourceWindow:
-    """The newest window of a pipeline that reads a source, as the metadata of its group's offsets say.
+    """The newest window of a pipeline that reads a source, according to the metadata of its group's offsets.
 
     :param number: the window's number.
-    :param is_planned: True if it is only known to be planned: any part of it may be published.
-    :param knows_position: True if the metadata hold the position; a long one is left out.
-    :param position: the source's position behind the window, or before it if it is only planned; None at the source's beginning.
+    :param is_planned: True if the window is not known to be complete, so that any part of it may be published.
+    :param knows_position: True if the metadata contain the position; a long one is left out.
+    :param position: position of the source after the window, or before it if ``is_planned``; None at the source's beginning.
     """
 
     number: int
@@ -73,11 +73,11 @@ class SourceWindow:
 def source_window_of(
     pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None], topic_ids: Mapping[str, str]
 ) -> SourceWindow | None:
-    """Return the newest window of a source that a group's offsets were committed with; None if none of them names one.
+    """Return the newest window of a source in the metadata of a group's offsets; None if they name none.
 
     :param pipeline: the pipeline's name.
-    :param committed: what the group has committed.
-    :param topic_ids: the ids of topics: offsets of a topic that was created anew since are left out.
+    :param committed: committed offsets of the group.
+    :param topic_ids: the present ids of the topics; offsets of topics that were recreated since are ignored.
     """
     found = []
     for tp, there in committed.items():
@@ -92,12 +92,12 @@ def source_window_of(
 
 
 def position_of_group(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> tuple[Position, int]:
-    """Return the position of a pipeline by its group's offsets alone, if the pipeline has committed any of them itself. It is
-    then not new: its ledger was lost.
+    """Return the position of a pipeline from its group's offsets alone, if the pipeline has committed any of them itself. Such a
+    pipeline is not new; its ledger was lost.
 
     :param pipeline: its name.
-    :param committed: what the group has committed.
-    :return: the position, and the number of the last window that says so; empty, and 0, when it committed none of them.
+    :param committed: committed offsets of the group.
+    :return: the position and the number of its last window; an empty position and 0 if the pipeline has committed no offset.
     """
     own = {
         tp: facts for tp, there in committed.items() if there and (facts := _facts(there.metadata)).get("pipeline") == pipeline
@@ -111,11 +111,11 @@ def position_of_group(pipeline: str, committed: Mapping[TopicPartition, Committe
 
 
 def windows_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> dict[TopicPartition, int]:
-    """Return the numbers of this pipeline's windows that a group's offsets were committed with, by partition. Data intervals and
-    commits of others are left out.
+    """Return the numbers of a pipeline's windows in the metadata of a group's offsets, by partition. Offsets of data intervals
+    and of other clients are left out.
 
     :param pipeline: its name.
-    :param committed: what the group has committed.
+    :param committed: committed offsets of the group.
     """
     found = {}
     for tp, there in committed.items():
@@ -128,10 +128,10 @@ def windows_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset
 
 @dataclass(frozen=True)
 class FollowedIntervals:
-    """The data intervals up to which a group has followed a pipeline, by the metadata of its offsets.
+    """The progress of a group over a pipeline's data intervals, according to the metadata of its offsets.
 
-    :param interval: the last interval that an offset was committed with.
-    :param offsets: the offsets that were committed with this pipeline's intervals.
+    :param interval: the last interval in the metadata.
+    :param offsets: the offsets that were committed with intervals of this pipeline.
     :param last: those of them that were committed with the last interval.
     """
 
@@ -143,11 +143,11 @@ class FollowedIntervals:
 def intervals_of(
     pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None], topic_ids: Mapping[str, str]
 ) -> FollowedIntervals | None:
-    """Return the data intervals up to which a group has followed a pipeline; None if none of its offsets names one.
+    """Return the progress of a group over a pipeline's data intervals; None if its metadata name none of them.
 
     :param pipeline: its name.
-    :param committed: what the group has committed.
-    :param topic_ids: the ids of the topics: offsets of a topic that was created anew since are left out.
+    :param committed: committed offsets of the group.
+    :param topic_ids: the present ids of the topics; offsets of topics that were recreated since are ignored.
     """
     found: dict[TopicPartition, tuple[Interval, int]] = {}
     for tp, there in committed.items():
@@ -164,9 +164,9 @@ def intervals_of(
 
 
 def owner_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> str | None:
-    """Return the other pipeline that a group mirrors; None where it mirrors none, or this one.
+    """Return the other pipeline that a group mirrors; None if it mirrors this one or none.
 
-    :param committed: what the group has committed; the metadata says for whom.
+    :param committed: committed offsets of the group, whose metadata name the pipeline.
     """
     names = (_facts(there.metadata).get("pipeline") for there in committed.values() if there)
     return min((str(name) for name in names if name and name != pipeline), default=None)

@@ -1,4 +1,4 @@
-"""The ledger of one data interval: its records under a name of its own, and those that all intervals of a pipeline share."""
+"""The ledger of one data interval: records under a name of its own, and records that all intervals of a pipeline share."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BIND_TRIES = 10
-"""A try is lost only to another attempt that has just decided."""
+"""Maximum number of tries to write the binding. A try fails only if another attempt has written it concurrently."""
 NUMBER = 1
-"""Of the window of an interval: a lane has one, however often it is replayed."""
+"""Number of an interval's window. Each interval has one window, which keeps its number when it is replayed."""
 
 
 class IntervalLedger(Ledger):
     """One attempt at one data interval of a pipeline.
 
-    Guarantee: attempts at one interval fence each other, those at different intervals do not; no two intervals of a pipeline
+    Guarantee: attempts at one interval fence each other, attempts at different intervals do not; no two intervals of a pipeline
     overlap; the group's offsets follow the intervals that are complete without a hole, and never go back.
 
     :param pipeline: the pipeline's name.
     :param interval: the interval.
-    :ivar sink_has_it: True if the sink holds the interval, but the ledger does not know it.
+    :ivar sink_has_it: True if the sink holds the interval, but the ledger has no record of it.
 
-    The others are those of :class:`Ledger`. ``group_id`` is only recorded with the first interval; :meth:`follow` moves the
-    group.
+    The other parameters are those of :class:`Ledger`. ``group_id`` is only recorded with the first interval; :meth:`follow` moves
+    the group.
     """
 
     def __init__(self, hook: KafkaHook, pipeline: str, run: str, interval: Interval, **options: Any) -> None:
@@ -78,21 +78,21 @@ class IntervalLedger(Ledger):
 
     @property
     def parent_memory(self) -> Memory:
-        """The ledger's records of the pipeline that this interval belongs to."""
+        """The state of the pipeline that this interval belongs to."""
         return self._parent
 
     def look(self) -> Memory:
-        """Read what the ledger holds of this interval, and of all of the pipeline's."""
+        """Read the ledger of this interval and that of its pipeline, and return the state of this interval."""
         found = self.topic.look(self.pipeline, None, self._end_hidden_splits, parent=self.parent_pipeline)
         self.memory, self._partition = found.memory, found.partition
         self._parent = found.parent or Memory(self.parent_pipeline)
         return self.memory
 
     def completed(self, run: str) -> Entry | None:
-        """Return the window of the interval once it is complete, whichever run has moved it."""
+        """Return the window of the interval if it is complete, by whatever run; otherwise None."""
         entry, known = self.memory.entries.get(NUMBER), self.known
         if entry is None and known is not None and known.state is State.COMPLETE:
-            # Forgotten in detail, because there are so many newer ones.
+            # The record of the window was removed, because there are many newer ones.
             window = Window(
                 self.pipeline, NUMBER, known.ranges, known.run, "", topic_ids=known.topic_ids, interval=self._bounds,
                 gaps=known.gaps, replay=known.replay,
@@ -102,7 +102,7 @@ class IntervalLedger(Ledger):
 
     @property
     def known(self) -> IntervalState | None:
-        """The state of this interval in the records of its pipeline; None if it has none."""
+        """The state of this interval in the pipeline's ledger; None if it is new."""
         return self._parent.intervals.get(self.interval.name)
 
     @property
@@ -112,15 +112,16 @@ class IntervalLedger(Ledger):
     def refuse_overlaps(self) -> None:
         """Refuse an interval that overlaps another one.
 
-        :raises IntervalOverlaps: another interval of this pipeline has some of the same instants.
+        :raises IntervalOverlaps: another interval of this pipeline has some of these instants.
         """
         if others := overlapping(self.interval, self._parent.intervals.spans):
             raise IntervalOverlaps(self.parent_pipeline, self.interval, others[0].interval)
 
     def bind(self, decide: Callable[[Memory], Binding]) -> Binding:
-        """Bind the pipeline, as :meth:`Ledger.bind`, in a transaction of its own before the plan, since intervals are planned
-        side by side. If two attempts decide at once, the later one fences the earlier one, which then reads the binding of the
-        later one.
+        """Return the binding like :meth:`Ledger.bind`, and write it in a transaction of its own before the plan.
+
+        Intervals are planned concurrently. If two attempts write a binding at once, the later one fences the earlier one, which
+        then reads the binding of the later one.
         """
         for _ in range(BIND_TRIES):
             binding = decide(self._parent)
@@ -148,21 +149,21 @@ class IntervalLedger(Ledger):
     def plan(self, window: Window) -> Entry:
         """Write the plan of the interval, as :meth:`Ledger.plan`.
 
-        :raises IntervalOverlaps: another interval of this pipeline has some of the same instants.
-        :raises PlannedMeanwhile: something that was planned first has some of the same offsets; the interval is withdrawn.
+        :raises IntervalOverlaps: another interval of this pipeline has some of these instants.
+        :raises PlannedMeanwhile: a window or an interval that was planned first has some of these offsets; this one is withdrawn.
         """
         self.refuse_overlaps()
         self.refuse_too_wide(window)
         entry = self._claim(Entry(window, State.PLANNED, self._attempt(1)))
         faults.reached("plan.written")
-        # Others may have been planned at the same moment. All are in the log now, and its order is the same for all.
+        # Others may have been planned concurrently. All are in the log now, and all readers see them in the order of the log.
         self.look()
-        self._give_way(entry)
+        self._withdraw_if_overlapping(entry)
         return entry
 
-    def _give_way(self, entry: Entry) -> None:
-        """Withdraw an interval if something that was planned before it has some of its instants, or of its offsets. Nothing of it
-        was moved: that begins only after this, also where an earlier attempt died before it came to this."""
+    def _withdraw_if_overlapping(self, entry: Entry) -> None:
+        """Withdraw an interval if a window or an interval that was planned earlier has some of its instants or offsets. None of
+        its records was moved, because moving starts after this check, at every attempt."""
         mine, window = self.known, entry.window
         if mine is None or window.replay:
             return
@@ -173,18 +174,18 @@ class IntervalLedger(Ledger):
         if self.sink_has_it:
             return
         for state, _ in sharing_offsets(window.ranges, window.topic_ids, before):
-            self._give_up(f"interval {state.interval}")
+            self._withdraw_for(f"interval {state.interval}")
         progress = self._parent.open_entry
         is_before = progress is not None and not progress.window.replay and progress.first < mine.offset
         if progress is not None and is_before and share_offsets(window.ranges, progress.window.ranges):
-            self._give_up(f"window {progress.window.number}")
+            self._withdraw_for(f"window {progress.window.number}")
         position = self._parent.position
         for r in window.ranges:
             same_topic = position.topic_ids.get(r.topic) in (None, "", window.topic_ids.get(r.topic))
             if r.span and same_topic and position.offsets.get(r.topic_partition, 0) > r.start:
-                self._give_up(f"window {self._parent.last_number}")
+                self._withdraw_for(f"window {self._parent.last_number}")
 
-    def _give_up(self, other: str) -> NoReturn:
+    def _withdraw_for(self, other: str) -> NoReturn:
         self._withdraw()
         raise PlannedMeanwhile(self.parent_pipeline, f"Interval {self.interval}", other)
 
@@ -192,7 +193,7 @@ class IntervalLedger(Ledger):
         self.withdraw(window_key(self.pipeline, NUMBER), interval_key(self.parent_pipeline, self.interval))
 
     def along(self, entry: Entry) -> list[LedgerRecord]:
-        """Return the record of the interval among those of the pipeline."""
+        """Return the record of the interval in the pipeline's ledger."""
         window = entry.window
         known = self.known
         first = known.offset if known else -1
@@ -207,14 +208,14 @@ class IntervalLedger(Ledger):
     def follow(
         self, group_id: str, where: Callable[[], tuple[Mapping[TopicPartition, int], Log]], first: datetime | None
     ) -> dict[TopicPartition, int]:
-        """Move the group to where everything is complete without a hole, and forget the details of old intervals.
+        """Move the group to the offsets up to which all intervals are complete without a hole, and archive old intervals.
 
-        Each attempt that completes an interval does this afterwards. Of two at once the later one shuts the earlier one out, and
-        sees what that has completed.
+        Each attempt that completes an interval calls this afterwards. Of two concurrent calls the later one fences the earlier
+        one, and reads the interval that it has completed.
 
-        :param where: asks for the group's offsets, and for what Kafka holds of the topics.
-        :param first: where the schedule begins, see :func:`~airflow_kafka_spark.windows.interval.contiguous`.
-        :return: what was committed; empty when there was nothing to move.
+        :param where: returns the group's offsets and the present log.
+        :param first: start of the schedule, see :func:`~airflow_kafka_spark.windows.interval.contiguous`.
+        :return: the committed offsets; empty if there was nothing to move.
         """
         try:
             return self._follow(group_id, where, first)
@@ -234,7 +235,7 @@ class IntervalLedger(Ledger):
         committed, log = where()
         lows = {tp: partition.low for tp, partition in log.partitions.items()}
         intervals = self._parent.intervals.spans
-        # A range of a topic that is gone, or that was created anew since, says nothing of the partitions there are.
+        # Ranges of a topic that was deleted or recreated since do not apply to the present partitions.
         reached = contiguous(intervals, {**lows, **committed}, first, log.topic_ids)
         moved = {tp: offset for tp, offset in reached.items() if tp in lows and offset > committed.get(tp, lows[tp])}
         forgotten = self._old()
@@ -250,8 +251,7 @@ class IntervalLedger(Ledger):
         return moved
 
     def _old(self) -> list[LedgerRecord]:
-        """Return the records that forget the windows of intervals that are too old to be remembered in detail, and that archive
-        old intervals together."""
+        """Return the records that remove the windows of old intervals, and that archive old intervals."""
         recent = self._parent.intervals.recent.values()
         complete = sorted((k for k in recent if k.state is State.COMPLETE), key=lambda k: k.interval)
         records, candidates = [], []
@@ -269,7 +269,7 @@ class IntervalLedger(Ledger):
         return records
 
     def _is_asked_for(self, state: IntervalState) -> bool:
-        """Return True if a replay of the interval is requested: its attempt may be at work."""
+        """Return True if a replay of the interval is requested, so that an attempt may be running."""
         window = Window(
             self.parent_pipeline, NUMBER, (), state.run, "", interval=(state.interval.start_ms, state.interval.end_ms)
         )

@@ -1,6 +1,6 @@
-"""Measure lag on a real cluster: in records, and in seconds by the timestamp of the next record.
+"""Measure the lag of consumers: in records, and in seconds by the timestamp of the next record.
 
-Only looked at, never consumed: no group is joined, nothing is committed or created.
+Measuring joins no group, commits no offsets and creates no topics.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import (
@@ -26,6 +25,7 @@ from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.topic import PROMPT, TOPIC, LedgerReader
 from airflow_kafka_spark.windows.cadence import CompletedWindow, Periodic, cadence_of_windows
+from airflow_kafka_spark.windows.instants import parse_iso
 from airflow_kafka_spark.windows.lag import Head, History, Lag, Observation, PartitionLag, Verdict
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import State, TopicPartition
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FETCH_BYTES, MOST_FETCH_BYTES = 64 << 10, 16 << 20
-"""Bytes that one request may bring of a partition, at least, and of all partitions, about: one record of each is wanted."""
+FETCH_BYTES, MAX_FETCH_BYTES = 64 << 10, 16 << 20
+"""Sizes in bytes of a fetch: minimum for one partition, and approximate maximum for all. One record of each is needed."""
 TRIES = 3
 FRESH_SECONDS = 300.0
-"""Seconds for which the next record of a consumer that does not move is taken for the one that was found."""
+"""Seconds for which the next record of a consumer that does not move is cached."""
 
 _ALIVE = frozenset({"Stable", "PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling"})
 
 
 class LogMoved(Exception):
-    """Retention deleted records between two looks at a partition: look again."""
+    """Raised when retention deleted records between two reads of a partition. The caller reads again."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Peeked:
     """The result of reading one span of offsets.
 
     :param head: the first record; None without one.
-    :param until: with no record: no record lies below this offset.
+    :param until: without a record, the offset below which there is none.
     """
 
     head: Head | None
@@ -62,21 +62,19 @@ class Peeked:
 
 
 def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, Peeked]:
-    """Return the first committed record of each span of offsets. One consumer reads them all and stops as soon as it has them.
-
-    Only the head of each span is read: its first committed record, and what lies before that.
+    """Return the first committed record of each span of offsets. One consumer reads all spans, each up to its first record.
 
     :param spans: half-open ``[start, end)``, not empty, below the last stable offset.
-    :raises KafkaUnavailable: the brokers do not hand out the records in time.
-    :raises RightMissing: they do not hand them out to this user.
+    :raises KafkaUnavailable: the brokers do not return the records in time.
+    :raises RightMissing: the user may not read a topic.
     :raises TopicMissing: a topic was deleted meanwhile.
-    :raises LogMoved: a start was deleted meanwhile.
+    :raises LogMoved: the start of a span was deleted meanwhile.
     """
     import confluent_kafka
 
     if not spans:
         return {}
-    fetch = max(FETCH_BYTES, min(1 << 20, MOST_FETCH_BYTES // len(spans)))
+    fetch = max(FETCH_BYTES, min(1 << 20, MAX_FETCH_BYTES // len(spans)))
     events = ClientEvents(hook.config.get("error_cb"))
     settings = {"fetch.message.max.bytes": fetch, "queued.min.messages": 1, "error_cb": events.on_error}
     consumer = confluent_kafka.Consumer(hook.consumer_config(**PROMPT, **settings), logger=events)
@@ -90,7 +88,7 @@ def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> di
                 tp = TopicPartition(message.topic(), message.partition())
                 if tp not in found and (peeked := _peeked(hook, tp, message, spans[tp][1])):
                     found[tp] = peeked
-                    # Or the rest of the backlog would follow.
+                    # Otherwise the consumer would fetch the rest of the backlog.
                     consumer.incremental_unassign([confluent_kafka.TopicPartition(*tp)])
             if len(found) < len(spans) and time.monotonic() - began > hook.timeout:
                 missing = min(tp for tp in spans if tp not in found)
@@ -103,7 +101,7 @@ def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> di
 
 
 def _peeked(hook: KafkaHook, tp: TopicPartition, message: Any, end: int) -> Peeked | None:
-    """Return what a message says about its span; None where it does not decide anything yet."""
+    """Return the result for a span from a message of its partition; None if the message does not decide it."""
     import confluent_kafka
 
     error = message.error()
@@ -114,7 +112,7 @@ def _peeked(hook: KafkaHook, tp: TopicPartition, message: Any, end: int) -> Peek
         known = kind != confluent_kafka.TIMESTAMP_NOT_AVAILABLE and timestamp >= 0
         return Peeked(Head(message.offset(), timestamp if known else None), message.offset())
     if error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
-        # The end of what is stable, which is never behind `end`: that was a last stable offset.
+        # The last stable offset was reached. It never goes back, so it is at or after `end`.
         return Peeked(None, end) if message.offset() >= end else None
     if error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
         raise LogMoved(str(tp))
@@ -127,10 +125,10 @@ def _peeked(hook: KafkaHook, tp: TopicPartition, message: Any, end: int) -> Peek
 
 @dataclass(frozen=True)
 class EarlierRead:
-    """The result of an earlier read of a partition. It is valid as long as the topic is the same one.
+    """The result of an earlier read of a partition. It is valid until the topic is recreated.
 
-    :param start: from where it looked on.
-    :param at: when, on the monotonic clock: compaction may have removed the record since.
+    :param start: offset at which the read began.
+    :param at: time of the read on the monotonic clock. Compaction may have removed the record since.
     """
 
     topic_id: str
@@ -146,10 +144,9 @@ class EarlierRead:
 
 @dataclass
 class NextRecords:
-    """The next record of each consumer, which tells its age.
+    """Cache of the next record of each consumer, whose timestamp is the consumer's lag in seconds.
 
-    A record that was found is not read again until the consumer has moved, the record is deleted, or :data:`FRESH_SECONDS` are
-    over.
+    A record is read again when the consumer has moved, when the record was deleted, and after :data:`FRESH_SECONDS`.
     """
 
     _known: dict[TopicPartition, EarlierRead] = field(default_factory=dict)
@@ -165,10 +162,10 @@ class NextRecords:
     ) -> dict[tuple[TopicPartition, int], Head | None]:
         """Return the next record by partition and starting offset; None if no record is left. Unread partitions are missing.
 
-        :param states: consumers in partitions; several may stand at different offsets of one partition.
-        :param topic_ids: the ids of the topics now.
-        :param most: how many partitions are read at most; None (default) for all.
-        :param tolerate: True leaves out what cannot be read; False (default) raises as :func:`peek` does.
+        :param states: consumers in partitions; several may have different offsets in one partition.
+        :param topic_ids: the present ids of the topics.
+        :param most: maximum number of partitions that are read; None (default) for all.
+        :param tolerate: True leaves out partitions that cannot be read; False (default) raises the errors of :func:`peek`.
         """
         found: dict[tuple[TopicPartition, int], Head | None] = {}
         spans: dict[TopicPartition, tuple[int, int]] = {}
@@ -198,21 +195,21 @@ class NextRecords:
 
 @dataclass
 class LagMeter:
-    """Measures the lag and the status of one consumer, again and again.
+    """Measures the lag and the status of one consumer repeatedly.
 
-    A group is where it has committed. A pipeline is where its ledger says; the group's offsets only mirror that, so they are
-    asked for a pipeline only if the ledger does not know it and a group is named as well. A consumer without a known position
-    is behind by all records that are still there.
+    The position of a group is its committed offsets. The position of a pipeline is that in its ledger, which the group's offsets
+    mirror. So the group's offsets are used for a pipeline only if the ledger does not know it and a group is named, too. For a
+    consumer without a known position all records in the log are lag.
 
-    Lag ends at the last stable offset. Transaction markers, aborted and compacted records are no lag: where only such lie
-    between the committed offset and the end, the consumer is 0 records and 0 seconds behind. Seconds are the age of the record
-    at the committed offset, or of the next one if that is none, by its own timestamp and this machine's clock.
+    Lag ends at the last stable offset. Transaction markers, aborted and compacted records are no lag: if there is nothing else
+    between the committed offset and the end, the consumer is 0 records and 0 seconds behind. Seconds are the age of the first
+    record at or after the committed offset, by its own timestamp and this machine's clock.
 
-    :param topics: whose partitions count; may be left out for a pipeline: all that its ledger knows.
+    :param topics: the topics to measure; for a pipeline the default is all topics in its ledger.
     :param group_id: the consumer group.
     :param pipeline: the pipeline.
-    :param ledger_topic: where its ledger is.
-    :param schedule: seconds from one run of the consumer to the next; default for a pipeline: what the runs in its ledger tell
+    :param ledger_topic: the topic of its ledger.
+    :param schedule: seconds from one run of the consumer to the next; for a pipeline the default is derived from its windows
         (:func:`~airflow_kafka_spark.windows.cadence.cadence_of_windows`).
     """
 
@@ -227,13 +224,13 @@ class LagMeter:
     _ledger: LedgerReader | None = None
 
     def measure(self, hook: KafkaHook) -> tuple[Lag, dict[TopicPartition, Verdict]]:
-        """Return the lag now, and the status of each partition as far as the measurements up to now tell it.
+        """Return the present lag, and the status of each partition according to all measurements so far.
 
         :raises TopicMissing: a topic does not exist.
         :raises PipelineUnknown: the ledger does not know the pipeline, and no topics are given.
         :raises ValidationError: the pipeline moves data intervals, and no group is named.
         :raises ClusterChanged: the pipeline's offsets belong to another cluster.
-        :raises KafkaSparkError: what the brokers have to say.
+        :raises KafkaSparkError: the brokers do not answer, or refuse a request.
         """
         for left in reversed(range(TRIES)):
             try:
@@ -246,7 +243,7 @@ class LagMeter:
         return lag, verdicts
 
     def _measure(self, hook: KafkaHook) -> Lag:
-        # Where the consumer stands comes first: the other way round one that commits in between would be ahead of the log.
+        # The position is read before the log. Otherwise a consumer that commits in between would be ahead of the log.
         memory = self._remembered(hook)
         described = hook.describe_topics(self._topics_of(memory))
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
@@ -264,7 +261,7 @@ class LagMeter:
                 raise ClusterChanged(position.cluster_id, found)
             at, ids_then = dict(position.offsets), position.topic_ids
         elif self.group_id:
-            # Not stable ones: an offset in an open transaction is not committed yet, and waiting for it would take its time.
+            # Not stable: an offset in an open transaction is not committed yet, and its end is not awaited.
             at = {tp: c.offset if c else None for tp, c in hook.committed(self.group_id, partitions, stable=False).items()}
             active = hook.group_state(self.group_id).state in _ALIVE
         states = lags_of(at, ids_then, described, hook.offsets(partitions))
@@ -277,7 +274,7 @@ class LagMeter:
     def _name(self) -> str:
         return f"pipeline {self.pipeline}" if self.pipeline else f"group {self.group_id}"
 
-    # --- where a pipeline stands ---
+    # --- position of a pipeline ---
 
     def _remembered(self, hook: KafkaHook) -> Memory | None:
         if not self.pipeline:
@@ -287,7 +284,7 @@ class LagMeter:
         return self._ledger.look(hook)
 
     def _look_back(self, memory: Memory | None, ids: Mapping[str, str]) -> None:
-        """Take from the ledger which windows were completed and when; without a ``schedule``, how often they are due."""
+        """Read the completion times of windows from the ledger, and, without a ``schedule``, derive one from them."""
         complete = [
             (instant(entry.report["completed_at"]), entry.window)
             for _, entry in sorted(memory.entries.items() if memory else ())
@@ -298,8 +295,8 @@ class LagMeter:
             for tp, end in window.ends.items():
                 if window.topic_ids.get(tp.topic, "") in ("", ids.get(tp.topic)):
                     self._past.setdefault(tp, []).append(Observation(completed_at, end, active=True))
-        told = [CompletedWindow(completed_at, window.run, window.interval) for completed_at, window in complete]
-        self._history.cadence = cadence_of_windows(told) if self.schedule is None else Periodic(self.schedule)
+        windows = [CompletedWindow(completed_at, window.run, window.interval) for completed_at, window in complete]
+        self._history.cadence = cadence_of_windows(windows) if self.schedule is None else Periodic(self.schedule)
 
     def _topics_of(self, memory: Memory | None) -> Sequence[str]:
         if self.topics:
@@ -317,12 +314,12 @@ def lags_of(
     described: Mapping[str, TopicDescription],
     offsets: Mapping[TopicPartition, PartitionOffsets],
 ) -> dict[TopicPartition, PartitionLag]:
-    """Return the lag of a consumer in every partition of some topics, before its next records are looked at.
+    """Return the lag of a consumer in every partition of some topics, without its next records.
 
-    :param committed: the next offset that it reads, by partition. A partition that is missing counts as not read yet.
-    :param topic_ids: the ids of the topics when it read them. Offsets of a topic that was deleted and created again do not count.
-        A topic whose id is not known counts as the same one.
-    :param described: the topics now.
+    :param committed: the next offset to read, by partition. A missing partition counts as not read yet.
+    :param topic_ids: the ids of the topics when the consumer read them. Offsets of recreated topics are ignored. A topic with an
+        unknown id is assumed not to be recreated.
+    :param described: the present topics.
     :param offsets: the bounds of their partitions, read after ``committed``.
     """
     states = {}
@@ -337,7 +334,7 @@ def lags_of(
 
 
 def aged(state: PartitionLag, head: Head | None, now: float) -> PartitionLag:
-    """Return the state with its next record, and how old that is."""
+    """Return the state with its next record and the age of that record."""
     if head is None:
         return state
     seconds = None if head.timestamp is None else round(max(0.0, now - head.timestamp / 1000), 3)
@@ -345,5 +342,5 @@ def aged(state: PartitionLag, head: Head | None, now: float) -> PartitionLag:
 
 
 def instant(text: str) -> float:
-    """Return the seconds since the epoch of a UTC instant in ISO 8601, as the ledger writes it."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    """Return an instant of the ledger (UTC, ISO 8601) in seconds since the epoch."""
+    return parse_iso(text).timestamp()

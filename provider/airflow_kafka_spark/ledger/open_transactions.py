@@ -1,7 +1,6 @@
-"""Find out which pipeline has left a transaction open in a partition of the ledger, and end it.
+"""Identify the pipeline that has left a transaction open in a partition of the ledger, and abort the transaction.
 
-A reader of committed records gets no further than the first open transaction of a partition. All pipelines of the partition wait
-for it.
+Readers of committed records stop at the first open transaction of a partition: all pipelines of the partition wait for it.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from airflow_kafka_spark.windows.memory import ARCHIVE, LedgerRecord
 
 END_SECONDS = 30.0
 OWN_KINDS = {"split": "split.{1}", "dead": "dead", "control": "control", "binding": "binding"}
-"""Kinds of records that are written under a transactional id of their own, with the end of that id."""
+"""Kinds of records that are written under a transactional id of their own, with the suffix of that id."""
 
 
 @dataclass(frozen=True)
 class OpenTransaction:
     """An open transaction, as its first record in a partition of the ledger describes it.
 
-    :param pipeline: the pipeline that has opened it; empty if the record is not one of this package.
-    :param what: what the transaction writes, for a message.
-    :param purposes: pairs of a pipeline and the end of a transactional id: the ids that the transaction may have.
+    :param pipeline: the pipeline that has opened it; empty if the record was not written by this package.
+    :param what: description of the transaction's records, for a message.
+    :param purposes: the ids that the transaction may have, as pairs of a pipeline and the suffix of a transactional id.
     :param partition: the partition of the ledger.
     :param offset: the offset of that record.
     """
@@ -56,8 +55,7 @@ class OpenTransaction:
 def transactional_id_of(topic: str, pipeline: str, purpose: str) -> str:
     """Return the transactional id under which a pipeline writes for one purpose.
 
-    All attempts of the pipeline use the same id, and no other pipeline does: an attempt fences the attempts before it, and
-    nothing else.
+    All attempts of the pipeline share the id, and no other pipeline uses it: an attempt fences its predecessors and nothing else.
 
     :param purpose: ``plan``, ``close``, ``control``, ``binding`` or ``split.<index>``.
     """
@@ -108,14 +106,14 @@ def _purposes(
 
 
 def abort_transaction(config: Mapping[str, Any], topic: str, transaction: OpenTransaction) -> str:
-    """End an open transaction by fencing its transactional id.
+    """Abort an open transaction by fencing its transactional id.
 
-    The brokers abort it, and its producer is fenced, as by a newer attempt. A transaction that is being committed is waited for
-    instead. The caller checks that readers get further now.
+    The brokers abort it, and its producer is fenced, as by a newer attempt. If the transaction is being committed, its end is
+    awaited instead. The caller has to check that the transaction has ended.
 
     :param config: a producer's configuration.
     :param topic: the ledger topic.
-    :return: why it could not be ended; empty if it was.
+    :return: the reason why it could not be aborted; empty if it was.
     """
     from confluent_kafka import KafkaException
 

@@ -1,4 +1,4 @@
-"""The ledger topic as a log: where a pipeline's records lie, and how they are read to the end."""
+"""The ledger topic as a log: find the records of a pipeline, and read them to the end."""
 
 from __future__ import annotations
 
@@ -29,38 +29,39 @@ PARTITIONS = 8
 
 CONFIG = {
     "cleanup.policy": "compact",
-    # Small segments and an eager cleaner: the cleaner never touches the active segment, which every reader pays for.
+    # Small segments and an eager cleaner: the active segment, which is never compacted, is read by every reader.
     "segment.bytes": str(8 << 20),
     "min.cleanable.dirty.ratio": "0.1",
     "compression.type": "producer",
 }
 
 ABORT_AFTER_SECONDS = 45.0
-"""Seconds for which another pipeline's open transaction is waited for before it is ended: longer than the brokers let those of
-the ledger stay open. A split's has its marker for moments only; one that has it for longer is that of a dead task, or of a paused
-one."""
+"""Seconds after which an open transaction of another pipeline is aborted: longer than the timeout of the ledger's own
+transactions. That of a split writes its marker last, so that it hides records for a moment only, unless its task is dead or
+paused."""
 WAIT_FOR_NONE = (b"\x00",)
-"""A prefix of no key: records that an open transaction hides are not waited for."""
+"""A prefix that no key has, with which no open transaction is awaited."""
 READ_AGAIN_SECONDS = 3600.0
-"""After which a reader starts anew. Compaction keeps tombstones for a day (``delete.retention.ms``)."""
+"""Seconds after which a reader reads the partition from the start again. Compaction keeps tombstones for a day
+(``delete.retention.ms``)."""
 READ_SECONDS = 120.0
-"""Seconds of waiting in all, for that and for brokers that do not answer."""
+"""Maximum seconds that a read waits in all, for open transactions and for brokers that do not answer."""
 
 
 T = TypeVar("T")
 OnHidden = Callable[[frozenset[bytes]], None]
 AbortTransaction = Callable[[OpenTransaction], str]
-"""Aborts an open transaction. Returns why that failed; empty if it was done."""
+"""Type of a function that aborts an open transaction. It returns the reason for a failure, or an empty text."""
 
 
 @dataclass(frozen=True)
 class Hint:
-    """The offset at which reading the ledger may begin, carried by the metadata of the group's committed offsets. It is only a
-    short cut.
+    """The offset at which reading the ledger may begin, stored in the metadata of the group's committed offsets. It only saves
+    time: without it the partition is read from its beginning.
 
-    :param topic_id: of the ledger topic; a recreated ledger makes the hint void.
-    :param partition: where the pipeline's records lie.
-    :param offset: no record of the pipeline that still counts lies below it.
+    :param topic_id: id of the ledger topic. The hint is invalid for a recreated ledger.
+    :param partition: the partition of the pipeline's records.
+    :param offset: a lower bound of the offsets of all records of the pipeline that are still needed.
     """
 
     topic_id: str
@@ -72,10 +73,10 @@ class Hint:
 
     @classmethod
     def from_metadata(cls, metadata: str, pipeline: str) -> Hint | None:
-        """Return the hint in a committed offset's metadata; None for other metadata, which any client may commit. The hint of
-        another pipeline may lie behind this pipeline's records.
+        """Return the hint in a committed offset's metadata; None for metadata of other clients, and for a hint of another
+        pipeline, which may skip records of this one.
 
-        :param pipeline: whose hint it has to be.
+        :param pipeline: the pipeline of the hint.
         """
         try:
             facts = json.loads(metadata)
@@ -89,14 +90,14 @@ class Hint:
 
 @dataclass(frozen=True)
 class LedgerPlace:
-    """All that a task needs to know of the ledger.
+    """The facts of a claimed window that a task needs to read and write the ledger.
 
     :param topic: the ledger topic.
-    :param partition: where the pipeline's records lie.
-    :param offset: of the claim; whatever is written to the window by others lies behind it.
+    :param partition: the partition of the pipeline's records.
+    :param offset: offset of the claim. Later records of other attempts follow it.
     :param pipeline: the pipeline.
-    :param number: the window's.
-    :param token: the attempt's: whose token is in the window's newest record owns it.
+    :param number: number of the window.
+    :param token: token of the attempt. The attempt whose token is in the window's newest record owns the window.
     """
 
     topic: str
@@ -109,9 +110,9 @@ class LedgerPlace:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of reading the ledger: a pipeline's memory, and the partition that its records belong to.
+    """The result of reading the ledger: the state of a pipeline, and the partition of its records.
 
-    :param parent: what the ledger holds of the pipeline that it lies beside.
+    :param parent: the state of the parent pipeline, whose records are in that partition, too.
     """
 
     memory: Memory
@@ -125,12 +126,12 @@ class Found:
 
 @dataclass
 class _Read:
-    """The records that were read of a partition so far: the newest of each key that was asked for.
+    """Cache of the records that were read from a partition: the newest one of each key with one of the wanted prefixes.
 
-    :param epoch: of the partition's leader, when it was read first.
-    :param past: the offset behind the last committed record that was read.
-    :param at: when it was read first, as :func:`time.monotonic` tells it.
-    :param removed: the newest tombstone, by what its key begins with.
+    :param epoch: epoch of the partition's leader at the first read.
+    :param past: the offset after the last committed record that was read.
+    :param at: time of the first read (:func:`time.monotonic`).
+    :param removed: the newest tombstone, by prefix of its key.
     """
 
     epoch: int
@@ -140,7 +141,7 @@ class _Read:
     removed: dict[bytes, LedgerRecord] = field(default_factory=dict)
 
     def add(self, record: LedgerRecord, prefixes: tuple[bytes, ...]) -> None:
-        """Add a record. Of removed records only the newest tombstone per prefix is kept: it shows that there was a record."""
+        """Add a record. For each prefix, only the newest tombstone is kept, which shows that there was a record."""
         if record.value is not None:
             self.records[record.key] = record
             return
@@ -152,8 +153,8 @@ def unreadable_version(topic: str, found: str, what: str) -> LedgerUnreadable:
     """Return the error for a record that a newer release wrote.
 
     :param topic: the ledger topic.
-    :param found: whose record it is, its version and its offset.
-    :param what: what such records are, as a noun.
+    :param found: the owner of the record, its version and its offset.
+    :param what: noun for records of this kind.
     """
     action = "Upgrade airflow-provider-kafka-spark to the release that wrote it"
     return LedgerUnreadable(topic, found, f"{what} of this version or older", action)
@@ -162,13 +163,13 @@ def unreadable_version(topic: str, found: str, what: str) -> LedgerUnreadable:
 class LedgerTopic:
     """The compacted topic in which all pipelines of a cluster keep their ledgers.
 
-    A second read of the same records, as an attempt makes it, gets from Kafka only what came since. After
-    :data:`READ_AGAIN_SECONDS`, and after an election of another leader, all of it is read again: a tombstone that compaction has
-    removed in between, or a log that was cut, would go unnoticed.
+    Records are cached, so that a second read of a partition fetches only new records. After :data:`READ_AGAIN_SECONDS`, and after
+    the election of another leader, everything is read again: otherwise a tombstone that compaction has removed in between, or a
+    truncated log, would go unnoticed.
 
     :param hook: the cluster.
-    :param name: the topic's name.
-    :param replication_factor: used when the topic is created; -1 is the brokers' default.
+    :param name: name of the topic.
+    :param replication_factor: replication factor for creating the topic; -1 is the brokers' default.
     """
 
     def __init__(self, hook: KafkaHook, name: str = TOPIC, replication_factor: int = -1) -> None:
@@ -181,7 +182,7 @@ class LedgerTopic:
         self._archives: dict[LedgerRecord, IntervalArchive] = {}
 
     def find_existing(self) -> bool:
-        """Return True if the topic exists. Nothing is created."""
+        """Return True if the topic exists, without creating it."""
         described = self.hook.describe_topics([self.name], missing="omit").get(self.name)
         if described is None:
             return False
@@ -194,9 +195,9 @@ class LedgerTopic:
         self.topic_id, self.partitions = topic_id, partitions
 
     def ensure(self) -> None:
-        """Find the topic, creating it on first use.
+        """Find the topic, or create it on first use.
 
-        :raises LedgerUnreadable: when it exists and is not compacted: retention would delete what pipelines remember.
+        :raises LedgerUnreadable: the topic exists and is not compacted, so that retention would delete the state of pipelines.
         """
         found = self.hook.describe_topics([self.name], missing="omit")
         if found:
@@ -223,14 +224,15 @@ class LedgerTopic:
     def look(
         self, pipeline: str, hint: Hint | None = None, on_hidden: OnHidden | None = None, *, parent: str | None = None
     ) -> Found:
-        """Read everything the ledger holds of a pipeline, up to the high watermark seen now, in read_committed.
+        """Return the state of a pipeline from all of its committed records up to the present high watermark.
 
-        Not only to the last stable offset: another pipeline's open transaction may hide one of our records, so it is waited for.
+        The last stable offset is not enough: an open transaction of another pipeline may hide a committed record of this one, so
+        its end is awaited.
 
-        :param hint: where to begin; without a valid one the partition is read from its beginning.
-        :param on_hidden: called with the keys of the pipeline's records that an open transaction hides; they are then waited for.
-        :param parent: another pipeline, in whose partition this one's records lie, and which is looked at too.
-        :raises LedgerUnreadable: when the end cannot be reached, or a record is of a newer version.
+        :param hint: start of the read; without a valid hint the partition is read from its beginning.
+        :param on_hidden: called with the keys of the pipeline's records in open transactions, before their end is awaited.
+        :param parent: parent pipeline, whose partition contains this one's records, and which is read, too.
+        :raises LedgerUnreadable: the end cannot be reached, or a record has a newer version.
         """
         if hint and hint.topic_id == self.topic_id and hint.partition in self.partitions:
             found = self.look_into(pipeline, hint.partition, hint.offset, on_hidden=on_hidden)
@@ -243,17 +245,18 @@ class LedgerTopic:
         return self.find(parent or pipeline, there, lambda found: found.exists)
 
     def glance(self, pipeline: str, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> Found:
-        """Return what the ledger holds of a pipeline now, without waiting for what an open transaction hides.
+        """Return the state of a pipeline without waiting for open transactions, whose records are then missing.
 
-        :param wait_for: what the keys of records begin with that are waited for nevertheless.
+        :param wait_for: prefixes of keys. The end of open transactions that may contain such keys is awaited. Default: none.
         """
         return self.find(pipeline, lambda p: self.look_into(pipeline, p, wait_for=wait_for), lambda found: found.exists)
 
     def find(self, name: str, look: Callable[[int], T], is_there: Callable[[T], bool]) -> T:
-        """Look in the partition of new records of this name, and if there are none, in all others. Records of a name stay in
-        the partition of the first one, even if partitions were added since.
+        """Return the result of reading the partition that contains the records of a name: that of new records, or else any other.
+        Records of a name stay in the partition of the first one, even if partitions were added since.
 
-        :param look: looks into one partition.
+        :param look: reads one partition.
+        :param is_there: returns True if the partition contains records of the name.
         """
         home = self.partition_of(name)
         found = look(home)
@@ -264,7 +267,7 @@ class LedgerTopic:
             return next((there for there in pool.map(look, others) if is_there(there)), found)
 
     def partition_of(self, name: str) -> int:
-        """Return the partition to which new records of this name go."""
+        """Return the partition for the first record of a name."""
         from airflow_kafka_spark.hooks.partitioner import partition_of
 
         return partition_of(name.encode(), len(self.partitions))
@@ -279,12 +282,12 @@ class LedgerTopic:
         on_hidden: OnHidden | None = None,
         parent: str | None = None,
     ) -> Found:
-        """Return what one partition holds of a pipeline.
+        """Return the state of a pipeline from the records of one partition.
 
-        :param start: where to begin.
-        :param wait_for: what the keys of records begin with that are waited for behind an open transaction; default all of the
-            pipeline's.
-        :param parent: see :meth:`look`.
+        :param start: offset at which to begin.
+        :param wait_for: prefixes of keys. The end of open transactions that may contain such keys is awaited. Default: all keys
+            of the pipeline.
+        :param parent: as for :meth:`look`.
         """
         names = (pipeline, parent) if parent else (pipeline,)
         mine = tuple(map(key_prefix, names))
@@ -303,12 +306,13 @@ class LedgerTopic:
         wait_for: tuple[bytes, ...],
         on_hidden: OnHidden | None = None,
     ) -> list[LedgerRecord]:
-        """Return the newest committed record of each key that begins with one of these, up to the high watermark seen now, in the
-        order in which the keys were met. Before them comes the newest tombstone for each of these beginnings.
+        """Return the newest committed record of each key with one of these prefixes, up to the present high watermark, in the
+        order in which the keys were first read. They are preceded by the newest tombstone for each prefix.
 
-        :param start: where to begin.
-        :param wait_for: what keys begin with that must not be missed: behind an open transaction they are waited for.
-        :param on_hidden: see :func:`read_to`.
+        :param start: offset at which to begin.
+        :param prefixes: prefixes of the keys to return.
+        :param wait_for: prefixes of keys. The end of open transactions that may contain such keys is awaited.
+        :param on_hidden: as for :func:`read_to`.
         """
         tp = TopicPartition(self.name, partition)
         bounds = self.hook.offsets([tp])[tp]
@@ -319,7 +323,7 @@ class LedgerTopic:
             read = self._read_before[key] = _Read(bounds.epoch, start if bounds.low <= start <= bounds.high else bounds.low, now)
         begin = max(read.past, bounds.low)
         if begin < bounds.high:
-            config = self.hook.consumer_config(**PROMPT, **FEW_AHEAD)
+            config = self.hook.consumer_config(**PROMPT, **FETCH_SETTINGS)
             try:
                 for record in read_to(config, tp, begin, bounds.high, wait_for, on_hidden, self.abort):
                     read.past = record.offset + 1
@@ -336,7 +340,7 @@ class LedgerTopic:
 
 @dataclass
 class LedgerReader:
-    """Reads the ledger of one pipeline again and again for a viewer. Nothing is fenced or created.
+    """Reads the ledger of one pipeline repeatedly, without fencing or creating anything.
 
     :param pipeline: the pipeline.
     :param ledger_topic: the ledger topic, which need not exist.
@@ -349,20 +353,19 @@ class LedgerReader:
     _topic: LedgerTopic | None = None
 
     def look(self, hook: KafkaHook) -> Memory:
-        """Return all that the ledger holds of the pipeline now; a memory that does not exist where the ledger does not know the
-        pipeline.
+        """Return the state of the pipeline; its ``exists`` is False if the ledger holds no record of the pipeline.
 
-        It is read again only when something was written to the ledger since.
+        The ledger is read again only if something was written to it since.
         """
         described = hook.describe_topics([self.ledger_topic], missing="omit")
         if not described:
             return Memory(self.pipeline)
-        # Before it is read: what is written meanwhile makes the next look read again.
+        # Taken before the read, so that records which are written meanwhile cause the next call to read again.
         seen = (described[self.ledger_topic].topic_id, hook.offsets([self.ledger_topic]))
         if self._memory is None or seen != self._seen:
             if self._topic is None or self._topic.hook is not hook:
                 self._topic = LedgerTopic(hook, self.ledger_topic)
-            # Nothing is checked or created: a reader needs no more rights than to read.
+            # Not `ensure`: a reader needs no right but to read.
             if not self._topic.find_existing():
                 return Memory(self.pipeline)
             self._memory, self._seen = self._topic.look(self.pipeline).memory, seen
@@ -370,11 +373,11 @@ class LedgerReader:
 
 
 def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> str:
-    """Return why a ledger topic may lose records with one broker although there are others; empty if it does not.
+    """Return why the loss of one broker may lose records of the ledger topic; empty if it cannot, or if there is one broker only.
 
     :param replicas: its replication factor.
     :param in_sync: its ``min.insync.replicas``.
-    :param brokers: how many the cluster has.
+    :param brokers: number of brokers of the cluster.
     """
     if brokers < 2 or min(replicas, in_sync) >= 2:
         return ""
@@ -387,16 +390,16 @@ def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> s
 
 
 PROMPT: Mapping[str, Any] = {"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 50}
-FEW_AHEAD: Mapping[str, Any] = {
+FETCH_SETTINGS: Mapping[str, Any] = {
     "queued.max.messages.kbytes": 4096,
     "queued.min.messages": 1000,
     "fetch.queue.backoff.ms": 5,
     "fetch.message.max.bytes": 256 << 10,
 }
-"""The client fetches 4 MB ahead in place of 64, and 256 kB at once in place of 1 MB: records of a ledger may be large, most of
-them are other pipelines', and a compressed megabyte takes ten. A larger batch still comes whole."""
-AT_ONCE = 50
-"""Records that are taken from the client at once."""
+"""Settings of consumers of the ledger: 4 MB are fetched ahead instead of 64, and 256 kB at once instead of 1 MB. Records may be
+large, most of them belong to other pipelines, and a compressed megabyte takes ten. A larger batch is still fetched whole."""
+RECORDS_PER_CALL = 50
+"""Maximum number of records that one call takes from the client."""
 
 
 def read_to(
@@ -408,15 +411,15 @@ def read_to(
     on_hidden: OnHidden | None = None,
     on_open_transaction: AbortTransaction | None = None,
 ) -> Iterator[LedgerRecord]:
-    """Yield the committed records of ``[start, end)``. Ends once the consumer is past every record, control records included.
+    """Yield the committed records of ``[start, end)``, until the consumer has passed every record, control records included.
 
-    A read_committed reader gets no further than the last stable offset. What lies between it and ``end`` is waited for if any
-    of it may be ours; an open transaction of another pipeline alone delays no reader. One that hides ours is ended if it stays.
+    A read_committed reader stops at the last stable offset. If the records between it and ``end`` may include wanted ones, their
+    end is awaited; an open transaction that hides none of them delays no reader. One that hides some is aborted after a while.
 
-    :param mine: what the keys of records begin with that must not be missed; empty means all.
-    :param on_hidden: called once with the keys of ours that are waited for, so that their transaction can be aborted.
-    :param on_open_transaction: ends the transaction that is open first, after :data:`ABORT_AFTER_SECONDS`.
-    :raises LedgerUnreadable: records are still hidden after :data:`READ_SECONDS`; names the transaction that hides them.
+    :param mine: prefixes of the keys of wanted records; empty for all records.
+    :param on_hidden: called once with the wanted keys in open transactions, so that these can be aborted.
+    :param on_open_transaction: aborts the first open transaction, after :data:`ABORT_AFTER_SECONDS`.
+    :raises LedgerUnreadable: records are still hidden after :data:`READ_SECONDS`; the message names the open transaction.
     :raises RightMissing: the user may not read the ledger.
     """
     import confluent_kafka
@@ -426,8 +429,8 @@ def read_to(
     try:
         consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, start)])
         while True:
-            # A short timeout: consume() waits for all it was asked for, even at the end of the partition.
-            messages: list[Any] = consume(consumer, AT_ONCE, 0.02, config, f"reading {tp}")
+            # The timeout is short, because consume() waits for the full number of records, even at the end of the partition.
+            messages: list[Any] = consume(consumer, RECORDS_PER_CALL, 0.02, config, f"reading {tp}")
             for message in messages:
                 at_end = message.error() is not None
                 if at_end and message.error().code() != confluent_kafka.KafkaError._PARTITION_EOF:
@@ -435,7 +438,7 @@ def read_to(
                 if not at_end and message.offset() < end:
                     epoch = message.leader_epoch()
                     yield LedgerRecord(message.key() or b"", message.value(), message.offset(), -1 if epoch is None else epoch)
-                # The end of the partition, for a read_committed reader, is the last stable offset: at `end` or still before it.
+                # A read_committed reader is at the last stable offset, which may be before `end`.
                 if message.offset() + (not at_end) >= end:
                     return
                 waiting.at(message.offset(), hidden=at_end and bool(mine))
@@ -449,10 +452,10 @@ def read_to(
 
 
 class _Waiting:
-    """Measures for how long a reader does not progress, and which transaction holds it back.
+    """Measures the time for which a reader makes no progress, and aborts the transaction that holds it back.
 
-    A transaction that hides records before the first known end has been open since then. So the time counts from the first such
-    transaction, and one that follows an aborted transaction is aborted at once.
+    Every transaction that hides records before the first end has been open since the reader began to wait. So the time is counted
+    from the first such transaction, and one that follows an aborted transaction is aborted at once.
     """
 
     def __init__(self, config: Mapping[str, Any], tp: TopicPartition, end: int, abort: AbortTransaction | None) -> None:
@@ -462,9 +465,9 @@ class _Waiting:
         self._why_not = ""
 
     def at(self, offset: int, *, hidden: bool) -> None:
-        """Note the offset that the reader has reached.
+        """Record the offset that the reader has reached.
 
-        :param hidden: what comes next is not committed, or not there yet.
+        :param hidden: True if the next record is not committed, or does not exist yet.
         """
         if not hidden and self._stable < 0:
             self._since = time.monotonic()
@@ -472,9 +475,9 @@ class _Waiting:
             self._stable, self._held, self._why_not = offset, None, ""
 
     def check(self) -> None:
-        """Abort the transaction that hides records if it is open for too long, and stop waiting after :data:`READ_SECONDS`.
+        """Abort the open transaction after :data:`ABORT_AFTER_SECONDS`, and stop waiting after :data:`READ_SECONDS`.
 
-        :raises LedgerUnreadable: it takes too long.
+        :raises LedgerUnreadable: the reader has waited for :data:`READ_SECONDS`.
         """
         waited = time.monotonic() - self._since
         if self._stable >= 0 and self._held is None and waited > min(ABORT_AFTER_SECONDS, READ_SECONDS / 2):
@@ -508,7 +511,7 @@ def first_open_transaction(config: Mapping[str, Any], tp: TopicPartition, stable
 def _ours_are_hidden(
     config: Mapping[str, Any], tp: TopicPartition, start: int, end: int, mine: tuple[bytes, ...], on_hidden: OnHidden | None
 ) -> bool:
-    """Return True if records of this pipeline lie in ``[start, end)``, whether their transactions are decided or not."""
+    """Return True if ``[start, end)`` contains wanted records, in open, committed or aborted transactions."""
     uncommitted = {**config, "isolation.level": "read_uncommitted"}
     hidden = frozenset(record.key for record in read_to(uncommitted, tp, start, end) if record.key.startswith(mine))
     if hidden:

@@ -14,7 +14,7 @@ from airflow_kafka_spark.hooks.kafka.log import compare_epochs
 from airflow_kafka_spark.operators.binding import refuse_other_group
 from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.instants import instant_ms
-from airflow_kafka_spark.windows.interval import Interval, contiguous, taken_up_at
+from airflow_kafka_spark.windows.interval import Interval, contiguous, topic_start
 from airflow_kafka_spark.windows.interval_boundaries import Boundary, begins_at_most, interval_ranges, known_epochs
 from airflow_kafka_spark.windows.memory import Memory, known_topic_ids
 from airflow_kafka_spark.windows.model import Applied, State, TopicPartition, Window
@@ -155,7 +155,7 @@ class IntervalPlan:
     def _start(self, ledger: IntervalLedger, topic: str, usual: Boundary, current: Log, deciding: Boundaries) -> Boundary:
         """Return where the interval begins in a topic: at its start, unless the topic has joined the pipeline later."""
         interval, topic_id = ledger.interval, current.topic_ids.get(topic, "")
-        begin = taken_up_at(topic, topic_id, interval, ledger.parent_memory.intervals.spans)
+        begin = topic_start(topic, topic_id, interval, ledger.parent_memory.intervals.spans)
         if begin is None:
             log.info("Topic %s is new to pipeline %s: it begins at its first record", topic, ledger.parent_pipeline)
             return Boundary(topic, topic_id, interval.start_ms, current.lows(topic))

@@ -1,4 +1,4 @@
-"""The base of all sensors: Airflow's contract of a sensor, poking or deferred, over one probe."""
+"""Base of all sensors: Airflow's contract of a sensor, poking or deferred, implemented with a probe."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.triggers.base import KafkaTrigger, Polling, Probe, ProbeResult
 
 DEFAULT_DEFERRABLE: bool = conf.getboolean("operators", "default_deferrable", fallback=False)
-"""Airflow's ``[operators] default_deferrable``."""
+"""Value of Airflow's option ``[operators] default_deferrable``."""
 
 _SPARE_SECONDS = 60.0
-"""Seconds after the trigger's own timeout at which Airflow ends the wait, in case the trigger cannot."""
+"""Seconds after the trigger's own timeout at which Airflow ends the wait, if the trigger has not."""
 
 
 class KafkaSensor(BaseSensorOperator):
     """A sensor that checks a condition at a Kafka cluster, and returns the observed values once it holds.
 
-    Keeps the contract of Airflow's sensors: ``mode``, ``poke_interval``, ``timeout``, ``soft_fail`` (a timeout is a skip),
-    ``never_fail`` and ``silent_fail``. Deferred, too: there ``poke_interval`` is how often the trigger checks. The sensor checks
+    The sensor follows the contract of Airflow's sensors, also when it is deferred: ``mode``, ``poke_interval`` (the interval of
+    the trigger's checks, too), ``timeout``, ``soft_fail`` (a timeout is a skip), ``never_fail`` and ``silent_fail``. It checks
     once when it starts, and defers only if the condition does not hold yet.
 
     :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
@@ -65,7 +65,7 @@ class KafkaSensor(BaseSensorOperator):
     def make_trigger(self, context: Mapping[str, Any], polling: Polling) -> KafkaTrigger:
         """Return the trigger that waits for the same condition, from the rendered arguments.
 
-        :raises ValidationError: an argument is wrong that the trigger's probe does not check.
+        :raises ValidationError: an argument that the trigger's probe does not check is invalid.
         """
 
     # --- for Airflow ---
@@ -73,9 +73,9 @@ class KafkaSensor(BaseSensorOperator):
     def execute(self, context: Any) -> Any:
         """Wait until the condition holds, and return the observed values.
 
-        :raises ValidationError: naming all that is wrong with the arguments.
+        :raises ValidationError: the arguments have problems; the message names all of them.
         :raises AirflowSensorTimeout: the condition did not hold in time.
-        :raises KafkaSparkError: the check failed: a missing topic, brokers that are down for good.
+        :raises KafkaSparkError: the check failed, because a topic is missing or brokers are down for too long.
         """
         try:
             if self.deferrable:
@@ -88,7 +88,7 @@ class KafkaSensor(BaseSensorOperator):
             self._close()
 
     def poke(self, context: Mapping[str, Any]) -> PokeReturnValue:
-        """Check once. Repeats the check for ``retry_timeout`` seconds while brokers are down."""
+        """Return the result of one check, which is repeated for ``retry_timeout`` seconds while brokers are down."""
         from airflow_kafka_spark.triggers.base import RETRY_SECONDS, RetryBudget
 
         budget = RetryBudget(min(self.retry_timeout, self.timeout))

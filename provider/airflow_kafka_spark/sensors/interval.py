@@ -22,19 +22,19 @@ _TIMETABLES = (
 
 
 class KafkaIntervalSensor(KafkaSensor):
-    """Waits until no more records of an interval can arrive, as far as Kafka can tell.
+    """Waits until no more records of an interval are expected in Kafka.
 
-    A partition has passed the interval's end once it has a committed record whose timestamp is at or behind the end. A partition
+    A partition has passed the interval's end once it has a committed record whose timestamp is at or after the end. A partition
     without one is idle once ``grace`` is over after the end, unless an open transaction may still add records. The sensor
     succeeds when every partition has passed or is idle.
 
-    Returns ``end``; ``offsets``, the first offset at or behind the end of each partition that has passed; and the ``idle`` ones.
+    Returns ``end``; ``offsets``, the first offset at or after the end of each partition that has passed; and the ``idle`` ones.
 
     :param topics: a topic, or several.
     :param end: the interval's end (a ``datetime``, text in ISO 8601, seconds since the epoch); default: that of the DAG run's
         data interval.
-    :param grace: how long after the end a partition may stay silent before it counts as idle (seconds or a ``timedelta``);
-        default one minute. Should cover the delay of records and the difference of clocks.
+    :param grace: time after the end for which a partition may stay silent before it counts as idle (seconds or a ``timedelta``);
+        default one minute. It should cover the delay of records and the difference of clocks.
     :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
     :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
     :param retry_timeout: seconds that brokers may be down before that is a failure; default 300. At most ``timeout``.
@@ -78,7 +78,7 @@ class KafkaIntervalSensor(KafkaSensor):
         if problems:
             from airflow_kafka_spark.triggers.base import raise_problems
 
-            # Report all problems at once: the end of 0 only stands for the missing one, and is not used.
+            # Report all problems at once: the end of 0 is a placeholder for the missing one, and is not used.
             raise_problems([*problems, *IntervalProbe(topics=self.topics, end=0, grace=self.grace).problems()])
         return KafkaIntervalTrigger(topics=self.topics, end=end, grace=self.grace, **asdict(polling))
 

@@ -29,15 +29,16 @@ class KafkaLagSensor(KafkaSensor):
     :param pipeline: the pipeline whose ledger counts; if ``group_id`` is given too, the group counts until the ledger knows the
         pipeline. Default None.
     :param topics: a topic, or several; may be left out for a pipeline: all that it has read. Default None.
-    :param at_most_records: wait until at most so many records are left; default None.
-    :param at_most_seconds: wait until the oldest of them is at most so old; given both, both have to hold. Default None.
-    :param at_least_records: wait until so many records are there; default None.
-    :param at_least_seconds: wait until the oldest of them has waited so long; given both, one is enough. Default None.
-    :param per: count records in ``total`` (default), or by ``partition``: at most in each, at least in one.
-    :param schedule: how often the consumer runs (seconds or a ``timedelta``), so that it does not count as dead in between;
-        default for a pipeline: its usual interval, for a group: unknown.
-    :param fail_on: statuses (``WARN``, ``STALL``, ``STOP``, ``REWIND``) that are a failure; with others it goes on waiting.
-        Default none.
+    :param at_most_records: maximum number of unread records; default None.
+    :param at_most_seconds: maximum age of the oldest one; if both maxima are given, both have to hold. Default None.
+    :param at_least_records: minimum number of unread records; default None.
+    :param at_least_seconds: minimum age of the oldest one; if both minima are given, one is enough. Default None.
+    :param per: ``total`` (default) compares the sum of all partitions; ``partition`` compares each one: none of them may exceed a
+        maximum, and one that reaches a minimum is enough.
+    :param schedule: time from one run of the consumer to the next (seconds or a ``timedelta``), in which it does not count as
+        stopped; default for a pipeline: its usual interval, for a group: unknown.
+    :param fail_on: statuses (``WARN``, ``STALL``, ``STOP``, ``REWIND``) that are a failure; with others the sensor continues to
+        wait. Default none.
     :param ledger_topic: where pipelines have their ledger; default ``airflow-windows``.
     :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
     :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.

@@ -19,8 +19,8 @@ class KafkaWindowSensor(KafkaSensor):
     """Waits until another pipeline has completed a window, according to its ledger.
 
     The window has to meet all of ``run`` (or ``external_task_id``), ``after`` and ``since`` that are given. If none is given, it
-    is any window that was completed since this DAG run was due (``run_after``). A window belongs to the run that planned it, also
-    if another run has finished it. The ledger remembers the last ``keep_windows`` windows.
+    is any window that was completed since this DAG run was due (``run_after``). A window belongs to the run that planned it, even
+    if another run has finished it. The ledger keeps the last ``keep_windows`` windows.
 
     Returns ``pipeline``, ``window`` (its number as text, or the name of its data interval), ``run`` and its ``report``.
 
@@ -114,6 +114,6 @@ class KafkaWindowSensor(KafkaSensor):
         if self.external_dag_id and not self.external_task_id:
             problems.append(Problem("external_dag_id", "it is given without a task", "Give `external_task_id` as well"))
         if isinstance(self.after, str) and not self.after.strip().isdecimal():
-            # A template that rendered nothing: without a check any window would do.
+            # A template has rendered nothing. Without this check, any window would match.
             problems.append(Problem("after", f"`{self.after}` is not a window's number"))
         return problems

@@ -1,7 +1,7 @@
 """Real servers for tests: an embedded Kafka, an embedded PostgreSQL and an embedded Airflow.
 
-Needs Java 17 or newer for Kafka, and ``airflow-provider-kafka-spark[testing]`` for PostgreSQL and for TLS. The servers
-listen on free ports of the loopback interface and end with the process that started them, even if that is killed.
+Kafka needs Java 17 or newer; PostgreSQL and TLS need ``airflow-provider-kafka-spark[testing]``. The servers listen on free ports
+of the loopback interface, and end with the process that started them, even if it is killed.
 """
 
 from __future__ import annotations

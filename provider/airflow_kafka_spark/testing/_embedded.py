@@ -1,6 +1,4 @@
-"""The base of the embedded servers: how they start, where their files are, and that they end with the process that started
-them.
-"""
+"""Base of the embedded servers: they have a directory for their files, and end with the process that started them."""
 
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ _ATTEMPTS = 5
 
 
 class Embedded(ABC):
-    """A context manager, or `start` and `stop`. Its processes end with this one, however that ends.
+    """A server that is used as a context manager, or by `start` and `stop`. Its processes end with this one, however that ends.
 
-    :cvar software: what it is, for messages.
-    :param directory: where its files go; it is kept. Default: a temporary directory, removed by `stop`.
+    :cvar software: name of the software, for messages.
+    :param directory: directory of its files, which is kept. Default: a temporary directory, removed by `stop`.
     """
 
     software: ClassVar[str]
@@ -35,7 +33,7 @@ class Embedded(ABC):
         self._starting = False
 
     def start(self) -> Self:
-        """Start it and return when it answers. Does nothing when it was started before."""
+        """Start the server, and return when it answers. Do nothing if it was started before."""
         if self._keeper is not None:
             return self
         own = self._given_directory is None
@@ -60,13 +58,13 @@ class Embedded(ABC):
             self._starting = False
 
     def stop(self) -> None:
-        """End it. A temporary directory is removed, a given one is kept. May be called again."""
+        """End the server. A temporary directory is removed, a given one is kept. It may be called again."""
         keeper, self._keeper = self._keeper, None
-        # A fork of the process that started it has this object too, and its own atexit.
+        # A fork of the process that started the server has a copy of this object and of its exit handler.
         if keeper is None or keeper.owner != os.getpid():
             return
         atexit.unregister(self.stop)
-        self._end_politely()
+        self._shut_down()
         keeper.close()
 
     def __enter__(self) -> Self:
@@ -82,7 +80,7 @@ class Embedded(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Look for what has to be installed, and make what every attempt at starting needs."""
+        """Check the installed software, and make the files that every attempt at starting needs."""
 
     @abstractmethod
     def _begin(self, *, last_attempt: bool) -> bool:
@@ -91,5 +89,5 @@ class Embedded(ABC):
         """
 
     @abstractmethod
-    def _end_politely(self) -> None:
-        """End what has something to lose by SIGKILL, which all that runs gets afterwards."""
+    def _shut_down(self) -> None:
+        """End the processes that should not be killed. All others get SIGKILL afterwards."""

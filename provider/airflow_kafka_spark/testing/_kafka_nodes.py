@@ -1,4 +1,4 @@
-"""The nodes of an embedded Kafka: where they are, how they are set up, and their storage."""
+"""The nodes of an embedded Kafka: their ports and directories, their settings, and their storage."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from airflow_kafka_spark.testing import _processes as processes
 from airflow_kafka_spark.testing.security import KafkaSecurity
 
 CHECKPOINT = "bootstrap.checkpoint"
-"""The file in which Kafka's formatter keeps the features of a release."""
+"""Name of the file in which Kafka's formatter stores the features of a release."""
 
 
 @dataclass(frozen=True)
 class Broker:
-    """One node of an `EmbeddedKafka`, as it is now.
+    """One node of an `EmbeddedKafka`.
 
-    :param number: 0, 1, 2: what `EmbeddedKafka.kill` and the others take.
+    :param number: its number (0, 1, 2), as for `EmbeddedKafka.kill`.
     :param node_id: Kafka's ``node.id``, which is ``number + 1``.
-    :param port: of the client listener, on 127.0.0.1.
-    :param internal_port: of the listener of the brokers among themselves.
-    :param controller_port: of the controller's listener.
-    :param directory: its data, settings and log.
-    :param process: its process; None (default) while it was not started.
+    :param port: port of the listener for clients, on 127.0.0.1.
+    :param internal_port: port of the listener for the other brokers.
+    :param controller_port: port of the controller's listener.
+    :param directory: directory of its data, settings and log.
+    :param process: its process; None (default) before the first start.
     """
 
     number: int
@@ -45,12 +45,12 @@ class Broker:
 
     @property
     def log(self) -> Path:
-        """The file that it logs to."""
+        """The log file."""
         return self.directory / "server.log"
 
     @property
     def pid(self) -> int | None:
-        """Its process id, None before the first start."""
+        """The process id; None before the first start."""
         return self.process.pid if self.process else None
 
     @property
@@ -72,7 +72,7 @@ class Broker:
 
 
 def place(directory: Path, count: int) -> list[Broker]:
-    """Return nodes below a directory, on ports that are free now."""
+    """Return nodes with directories below the given one, on ports that are free now."""
     ports = processes.free_ports(3 * count)
     return [
         Broker(n, n + 1, ports[3 * n], ports[3 * n + 1], ports[3 * n + 2], directory / f"broker-{n + 1}") for n in range(count)
@@ -111,13 +111,14 @@ def settings_of(broker: Broker, brokers: Sequence[Broker], security: KafkaSecuri
         "share.coordinator.state.topic.min.isr": enough,
         "group.initial.rebalance.delay.ms": 0,
         "log.retention.ms": -1,
-        # A broker that was killed may register again only when its old session is over. A single broker has no successor: its
-        # interval only has to cover the pauses of a busy machine.
+        # A killed broker may register again only when its old session has expired. A single broker has no successor, so its
+        # timeout only has to cover the pauses of a busy machine.
         "broker.heartbeat.interval.ms": 1000 if count == 1 else 400,
         "broker.session.timeout.ms": 5000 if count == 1 else 3000,
     }
     if count == 1:
-        # A controller writes a record twice a second, for followers that a lone one has not: half of what an idle broker costs.
+        # A controller writes a no-op record twice a second for its followers. Without followers, it would be half of the CPU time
+        # of an idle broker.
         settings["metadata.max.idle.interval.ms"] = 0
     if security:
         settings |= dict(security.broker_properties("CLIENT", certificates))
@@ -127,7 +128,7 @@ def settings_of(broker: Broker, brokers: Sequence[Broker], security: KafkaSecuri
 def write_settings(
     broker: Broker, brokers: Sequence[Broker], security: KafkaSecurity | None, certificates: Path, own: Mapping[str, Any]
 ) -> None:
-    """Write a node's settings file, readable by its owner only: passwords may be in it."""
+    """Write a node's settings file, readable by its owner only, because it may contain passwords."""
     settings = settings_of(broker, brokers, security, certificates) | dict(own)
     broker.directory.mkdir(parents=True, exist_ok=True)
     broker.settings_file.touch(mode=0o600)
@@ -136,7 +137,7 @@ def write_settings(
 
 
 def cluster_id(brokers: Sequence[Broker]) -> str:
-    """Return the id of the cluster that these nodes were formatted for, or a new one."""
+    """Return the id of the cluster that these nodes were formatted for, or else a new one."""
     for broker in brokers:
         with suppress(OSError):
             text = (broker.data / "meta.properties").read_text(encoding="utf-8")
@@ -146,19 +147,19 @@ def cluster_id(brokers: Sequence[Broker]) -> str:
 
 
 def _random_id() -> str:
-    """Return an id in Kafka's form. A leading hyphen would be read as an option."""
+    """Return a random id in Kafka's form, without a leading hyphen, which Kafka's tools would parse as an option."""
     return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
 
 
 def format_storage(
     commands: Sequence[tuple[Broker, list[str]]], cluster: str, security: KafkaSecurity | None, template: Path | None = None
 ) -> None:
-    """Format the storage of new nodes, side by side.
+    """Format the storage of new nodes concurrently.
 
-    :param commands: the nodes, each with the start of a Java command line: all but the main class.
-    :param template: a checkpoint that Kafka has written for other nodes of the same release without users. With it no JVM is
-        started, which takes a second of CPU time for each node. It is written where it is missing. None: Kafka formats each node.
-    :raises ServerFailed: one could not be formatted.
+    :param commands: the nodes, each with a Java command line up to the main class.
+    :param template: path of a checkpoint that Kafka has written for other nodes of this release without users. With it no JVM is
+        started, which takes a second of CPU time for each node. A missing one is written. None: Kafka formats each node.
+    :raises ServerFailed: a node could not be formatted.
     """
     scram = [part for record in security.scram_records() for part in ("--add-scram", record)] if security else []
     if template is not None and template.exists():
@@ -187,17 +188,17 @@ def format_storage(
 
 
 def _format_from(template: Path, broker: Broker, cluster: str) -> None:
-    """Write what `kafka-storage format` writes: the checkpoint, which is the same for all nodes of a release, and the ids."""
+    """Write the files of `kafka-storage format`: the checkpoint, which is equal for all nodes of a release, and the ids."""
     broker.data.mkdir(parents=True)
     shutil.copyfile(template, broker.data / CHECKPOINT)
     ids = {"cluster.id": cluster, "directory.id": _random_id(), "node.id": broker.node_id, "version": 1}
-    # Last: a node with this file is formatted.
+    # Written last, because a node with this file counts as formatted.
     text = "".join(f"{name}={value}\n" for name, value in ids.items())
     (broker.data / "meta.properties").write_text(text, encoding="ascii")
 
 
 def storage_template(java: Path, jars: Sequence[Path]) -> Path:
-    """Return where the checkpoint of nodes of this release lies, or would lie, in the cache of jars.
+    """Return the path of the checkpoint of nodes of this release in the cache of jars. The file need not exist.
 
     :param java: the executable.
     :param jars: the class path.
@@ -217,7 +218,7 @@ def class_archive(java: Path, jars: Sequence[Path]) -> Path:
 
 
 def _escaped(value: str) -> str:
-    """Return the value as a Java properties file needs it, which is read as Latin-1."""
+    """Return a value escaped for a Java properties file, which is read as Latin-1."""
     units = value.replace("\\", "\\\\").encode("utf-16-be")
     codes = (int.from_bytes(units[n : n + 2], "big") for n in range(0, len(units), 2))
     return "".join(chr(code) if 32 <= code < 127 else f"\\u{code:04x}" for code in codes)

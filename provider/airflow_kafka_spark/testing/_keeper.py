@@ -1,9 +1,9 @@
-"""The process that owns the embedded servers; run as a script, standard library only.
+"""The process that owns the embedded servers. It is run as a script, with the standard library only.
 
-It starts the servers as its own children, passes signals on, and ends them when the process that asked for them ends in
-whatever way: SIGKILL included, and also when forks of that process live on and hold the other end of the pipe. On Linux
-the servers also end when the keeper itself is killed, and what a server that was killed has left behind ends with the keeper.
-Since only the keeper reaps its children, a process id it was asked to signal cannot belong to another process by then.
+The keeper starts the servers as its own children, forwards signals, and ends them when its parent ends for any reason, including
+SIGKILL, and even if forks of the parent live on and hold the other end of the pipe. On Linux the servers also end when the keeper
+itself is killed, and processes that a killed server has left behind end with the keeper. Only the keeper reaps its children, so a
+process id in a request cannot belong to another process.
 
 Requests and answers are JSON lines on standard input and output.
 """
@@ -37,10 +37,10 @@ _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 class _KeeperProcess:
     def __init__(self) -> None:
         self.children: dict[int, subprocess.Popen[bytes]] = {}
-        self.farewells: dict[int, int] = {}
+        self.exit_signals: dict[int, int] = {}
         self.directories: list[str] = []
 
-    def spawn(self, argv: list[str], env: dict[str, str], log: str, farewell: int, user: list[int] | None) -> int:
+    def spawn(self, argv: list[str], env: dict[str, str], log: str, exit_signal: int, user: list[int] | None) -> int:
         with open(log, "ab") as output:
             child = subprocess.Popen(
                 argv,
@@ -53,7 +53,7 @@ class _KeeperProcess:
                 preexec_fn=_before_exec(user),
             )
         self.children[child.pid] = child
-        self.farewells[child.pid] = farewell
+        self.exit_signals[child.pid] = exit_signal
         return child.pid
 
     def poll(self, pid: int) -> int | None:
@@ -76,10 +76,10 @@ class _KeeperProcess:
                 os.waitpid(pid, os.WNOHANG)
 
     def end(self) -> None:
-        """End every child, in its own manner if it has one, and remove the directories."""
+        """End every child with its exit signal, and remove the directories."""
         alive = [child for child in self.children.values() if child.poll() is None]
         for child in alive:
-            child.send_signal(self.farewells[child.pid])
+            child.send_signal(self.exit_signals[child.pid])
             child.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + FAREWELL
         for child in alive:
@@ -100,7 +100,7 @@ class _KeeperProcess:
 
 
 def _adopt_orphans() -> None:
-    """Let processes that a server has started become children of this one when the server dies. Only Linux knows this."""
+    """Let processes that a server has started become children of this one when the server dies. This works on Linux only."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -113,7 +113,7 @@ def _own_children() -> list[int]:
 
 
 def _end_orphans() -> None:
-    """Kill the processes that servers which were killed have left behind, and those that these leave behind."""
+    """Kill the processes that killed servers have left behind, and the children of these."""
     while orphans := _own_children():
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
@@ -122,9 +122,7 @@ def _end_orphans() -> None:
 
 
 def _before_exec(user: list[int] | None) -> Callable[[], None] | None:
-    """Return the function that a child runs between fork and exec. Everything that allocates or imports is done before the
-    fork.
-    """
+    """Return the function that a child runs between fork and exec. All imports and lookups are done before the fork."""
     if not sys.platform.startswith("linux"):
         return (lambda: _become(user)) if user else None
     libc = ctypes.CDLL(None)
@@ -135,8 +133,8 @@ def _before_exec(user: list[int] | None) -> Callable[[], None] | None:
 
     def prepare() -> None:
         if user:
-            # An ordinary user that may still enter root's directories, and nothing else: the server's binaries, or its
-            # data, can lie there. Where the system does not allow this, an ordinary user.
+            # An ordinary user that may read root's directories, because the server's binaries or its data may be there. If the
+            # system does not allow that, an ordinary user.
             kept = capset and libc.prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0) == 0
             _become(user)
             if kept and libc.syscall(capset, header, enter_all) == 0:
@@ -159,12 +157,12 @@ def _become(user: list[int] | None) -> None:
 def main(parent: int) -> None:
     keeper = _KeeperProcess()
     pending = b""
-    # The parent decides when to stop; Ctrl-C in its terminal does not reach this session, a stray signal may.
+    # The parent decides when to stop. Ctrl-C in its terminal does not reach this process session, but other signals may.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     _adopt_orphans()
     try:
-        # The pipe may be held open by forks of the parent, so its end alone does not tell.
+        # Forks of the parent may hold the pipe open, so its end is not a sufficient sign.
         while os.getppid() == parent:
             keeper.reap()
             if not select.select([0], [], [], POLL_PARENT)[0]:

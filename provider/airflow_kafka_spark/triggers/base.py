@@ -20,6 +20,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, TopicMissing, ValidationError
+from airflow_kafka_spark.windows.instants import parse_iso
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RETRY_SECONDS = 5.0
-"""The longest pause after a failure. A request to brokers that are down takes some seconds by itself."""
+"""Maximum seconds to wait after a failure. A request to brokers that are down takes some seconds by itself."""
 
-# Not asyncio's default pool: brokers that do not answer must not block threads that other triggers of the process need.
+# Not asyncio's default pool, because brokers that do not answer must not block threads that other triggers need.
 _POOL = ThreadPoolExecutor(32, thread_name_prefix="airflow-kafka-spark")
 
 
@@ -37,7 +38,7 @@ _POOL = ThreadPoolExecutor(32, thread_name_prefix="airflow-kafka-spark")
 class ProbeResult:
     """The result of one check.
 
-    :param done: whether the condition holds.
+    :param done: True if the condition holds.
     :param value: the return value of a sensor and the payload of an event; JSON.
     :param line: one line for the log.
     """
@@ -48,14 +49,14 @@ class ProbeResult:
 
 
 class Probe(Protocol):
-    """Checks a condition at a cluster. May cache between two checks what cannot change."""
+    """Checks a condition at a cluster. A probe may cache facts that cannot change between two checks."""
 
     def problems(self) -> list[Problem]:
-        """Return what is wrong with the arguments, without asking the cluster."""
+        """Return the problems of the arguments, without a request to the cluster."""
         ...
 
     def check(self, hook: KafkaHook) -> ProbeResult:
-        """Return whether the condition holds now. Blocks.
+        """Return the result of a check now. This blocks the thread.
 
         :raises KafkaSparkError: the cluster did not answer, or refused.
         """
@@ -68,10 +69,10 @@ class Polling:
 
     :param kafka_conn_id: connection of type ``kafka``.
     :param poll_interval: seconds between two checks.
-    :param retry_timeout: seconds that brokers may be down, or refuse for a passing reason, before that is a failure.
-    :param wait_for_topic: wait for a topic that does not exist; otherwise that is a failure at once.
-    :param give_up_at: when to stop waiting, seconds since the epoch; None never stops.
-    :param silent: retry after every failure, as a sensor's ``silent_fail`` does.
+    :param retry_timeout: seconds for which brokers may be down, or refuse for a temporary reason, before that is a failure.
+    :param wait_for_topic: True to wait for a topic that does not exist; otherwise that is a failure at once.
+    :param give_up_at: time at which to stop waiting, seconds since the epoch; None never stops.
+    :param silent: True to retry after every failure, as a sensor's ``silent_fail`` does.
     """
 
     kafka_conn_id: str = "kafka_default"
@@ -82,7 +83,7 @@ class Polling:
     silent: bool = False
 
     def problems(self) -> list[Problem]:
-        """Return what is wrong with the values."""
+        """Return the problems of the values."""
         return [
             Problem(name, f"`{value}` is not a number of seconds of at least 0")
             for name, value in (("poll_interval", self.poll_interval), ("retry_timeout", self.retry_timeout))
@@ -91,11 +92,11 @@ class Polling:
 
 
 class RetryBudget:
-    """Decides whether to check again after a failure: brokers that are down for a moment are no failure.
+    """Decides if a check is repeated after a failure, because brokers may be down for a moment.
 
-    :param seconds: for how long failures that may pass are retried.
-    :param wait_for_topic: whether a missing topic is waited for, without end.
-    :param silent: whether every failure is retried, without end.
+    :param seconds: maximum seconds for which temporary failures are retried.
+    :param wait_for_topic: True to retry without end while a topic is missing.
+    :param silent: True to retry without end after every failure.
     """
 
     def __init__(self, seconds: float, *, wait_for_topic: bool = False, silent: bool = False) -> None:
@@ -118,18 +119,18 @@ class RetryBudget:
         return error.retryable and now - self._since < self.seconds
 
     def reset(self) -> None:
-        """Start the time anew, after a check without failure."""
+        """Restart the time, after a check without a failure."""
         self._since = None
 
 
 class KafkaTrigger(BaseTrigger):
     """A trigger that polls a cluster until a condition holds, and then fires once.
 
-    Its event carries ``status``: ``success`` with the ``value`` of the last check; ``timeout`` with its ``line``; or ``error``
-    with what :func:`raise_failure` needs. Failures that may pass are retried for ``retry_timeout`` seconds.
+    Its event contains ``status``: ``success`` with the ``value`` of the last check; ``timeout`` with its ``line``; or ``error``
+    with the arguments of :func:`raise_failure`. Temporary failures are retried for ``retry_timeout`` seconds.
 
-    :param polling: how it polls. Subclasses take each of its fields as an argument of their own, since a triggerer makes them
-        from JSON.
+    :param polling: settings of polling. Subclasses have an argument for each of its fields, because a triggerer makes them from
+        JSON.
     """
 
     def __init__(self, polling: Polling) -> None:
@@ -181,7 +182,7 @@ class KafkaTrigger(BaseTrigger):
                 left = float("inf") if polling.give_up_at is None else polling.give_up_at - time.time()
                 if left <= 0:
                     return {"status": "timeout", "line": line}
-                # The last check comes when the time is over, as that of a sensor that pokes.
+                # The last check comes when the time is over, as with a sensor that pokes.
                 await asyncio.sleep(min(pause, left))
         except KafkaSparkError as error:
             return {"status": "error", **failure_of(error)}
@@ -192,7 +193,7 @@ class KafkaTrigger(BaseTrigger):
     def valid_probe(self) -> Probe:
         """Return a new probe.
 
-        :raises ValidationError: naming all that is wrong with the arguments.
+        :raises ValidationError: the arguments have problems; the message names all of them.
         """
         probe = self.probe()
         raise_problems([*self.polling.problems(), *probe.problems()])
@@ -200,9 +201,9 @@ class KafkaTrigger(BaseTrigger):
 
 
 def raise_problems(problems: Sequence[Problem]) -> None:
-    """Do nothing if there are no problems.
+    """Raise an error that names all problems, if there are any.
 
-    :raises ValidationError: there are some.
+    :raises ValidationError: there are problems.
     """
     if problems:
         raise ValidationError(problems)
@@ -212,7 +213,7 @@ def raise_problems(problems: Sequence[Problem]) -> None:
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Call a function that blocks without blocking the event loop. Its log lines keep the context of the caller."""
+    """Call a blocking function in another thread, and return its result. Its log lines keep the context of the caller."""
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(_POOL, lambda: context.run(function, *args))
 
@@ -232,7 +233,7 @@ async def connect(conn_id: str) -> KafkaHook:
 
 
 def _hook_of(conn_id: str, connection: Any) -> KafkaHook:
-    # In a thread: importing the client takes some time.
+    # Called in a thread, because importing the client takes some time.
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     class Connected(KafkaHook):
@@ -276,21 +277,21 @@ def _is_json(value: Any) -> bool:
 # --- arguments of sensors and triggers ----------------------------------------------------------------------------------
 
 Count = int | str | None
-"""A number of records or windows; a template may render it to text."""
+"""Type of a number of records or windows, which a template may render to text."""
 
 Duration = float | timedelta | str | None
-"""Seconds or a ``timedelta``; a template may render it to text."""
+"""Type of a duration: seconds or a ``timedelta``, which a template may render to text."""
 
 Instant = datetime | str | float | None
-"""A ``datetime``, text in ISO 8601, or seconds since the epoch."""
+"""Type of an instant: a ``datetime``, text in ISO 8601, or seconds since the epoch."""
 
 _RENDERED_NONE = ("", "none")
 
 
 def parse_count(where: str, value: Count, problems: list[Problem]) -> int | None:
-    """Return a whole number of at least 0; None for None and for a template that rendered nothing.
+    """Return a whole number of at least 0; None for None, and for a template that rendered nothing.
 
-    Any other value adds a problem and returns None.
+    :param problems: list to which any other value adds a problem; the result is then None.
     """
     if value is None or _rendered_nothing(value):
         return None
@@ -303,7 +304,10 @@ def parse_count(where: str, value: Count, problems: list[Problem]) -> int | None
 
 
 def parse_seconds(where: str, value: Duration, problems: list[Problem]) -> float | None:
-    """Return seconds of at least 0; None for None and for a template that rendered nothing."""
+    """Return seconds of at least 0; None for None, and for a template that rendered nothing.
+
+    :param problems: list to which any other value adds a problem; the result is then None.
+    """
     if value is None or _rendered_nothing(value):
         return None
     if isinstance(value, timedelta):
@@ -320,7 +324,10 @@ def parse_seconds(where: str, value: Duration, problems: list[Problem]) -> float
 
 
 def parse_instant(where: str, value: Instant, problems: list[Problem]) -> datetime | None:
-    """Return an instant, in UTC if it has no zone; None for None and for a template that rendered nothing."""
+    """Return an instant, in UTC if it has no zone; None for None, and for a template that rendered nothing.
+
+    :param problems: list to which any other value adds a problem; the result is then None.
+    """
     if value is None or _rendered_nothing(value):
         return None
     found: datetime | None = None
@@ -328,7 +335,7 @@ def parse_instant(where: str, value: Instant, problems: list[Problem]) -> dateti
         if isinstance(value, datetime):
             found = value
         elif isinstance(value, str) and not value.strip().replace(".", "", 1).isdecimal():
-            found = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
+            found = parse_iso(value.strip())
         elif not isinstance(value, bool):
             found = datetime.fromtimestamp(float(value), timezone.utc)
     except (TypeError, ValueError, OverflowError, OSError):
@@ -340,7 +347,7 @@ def parse_instant(where: str, value: Instant, problems: list[Problem]) -> dateti
 
 
 def choice_problems(where: str, value: str, known: tuple[str, ...]) -> list[Problem]:
-    """Return a problem if the value is not one of these."""
+    """Return a problem if the value is not one of the known ones; otherwise an empty list."""
     return [] if value in known else [Problem(where, f"`{value}` is not one of {', '.join(known)}")]
 
 

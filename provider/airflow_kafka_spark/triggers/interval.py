@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class IntervalProbe:
-    """Checks whether every partition has passed the end of an interval. Arguments as :class:`KafkaIntervalTrigger`."""
+    """Checks that every partition has passed the end of an interval. Arguments are those of :class:`KafkaIntervalTrigger`."""
 
     def __init__(self, *, topics: str | Sequence[str] | None, end: Instant, grace: Duration = 60.0) -> None:
         self._problems: list[Problem] = []
@@ -44,7 +44,7 @@ class IntervalProbe:
         partitions = [tp for topic in hook.describe_topics(self.topics).values() for tp in topic.topic_partitions]
         left = [tp for tp in partitions if tp not in self._passed]
         end_ms = round(self.end.timestamp() * 1000)
-        # A timestamp from the future proves nothing: a partition with only such records is idle once grace is over.
+        # A timestamp in the future proves nothing: a partition with only such records is idle once ``grace`` is over.
         latest = max(now_ms(), end_ms) + round(TOLERANCE_SECONDS * 1000)
         for tp, there in (hook.records_for_times(left, end_ms) if left else {}).items():
             if there is not None and there.timestamp <= latest:
@@ -71,11 +71,11 @@ class IntervalProbe:
 
 
 class KafkaIntervalTrigger(KafkaTrigger):
-    """Fires once every partition has a record at or behind the interval's end, or is idle beyond the grace.
+    """Fires once every partition has a record at or after the interval's end, or has been idle for ``grace`` seconds since then.
 
     :param topics: a topic, or several.
     :param end: the interval's end, in ISO 8601.
-    :param grace: seconds behind the end after which a partition without a record at or behind it counts as idle.
+    :param grace: seconds after the end from which a partition without a record at or after the end counts as idle.
     :param kafka_conn_id: connection of type ``kafka``.
     :param poll_interval: seconds between two checks.
     :param retry_timeout: seconds that brokers may be down, or refuse for a passing reason, before that is a failure.

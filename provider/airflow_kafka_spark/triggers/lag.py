@@ -1,4 +1,4 @@
-"""Wait for a lag, or start a DAG when a backlog has grown."""
+"""Wait for a lag, or start a DAG when a backlog is large enough."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class LagOptions:
 
 
 class LagProbe:
-    """Checks how far a consumer is behind.
+    """Checks the lag of a consumer.
 
-    :param options: with templates rendered.
+    :param options: options with rendered templates.
     """
 
     def __init__(self, options: LagOptions) -> None:
@@ -114,9 +114,9 @@ class LagProbe:
         return self._problems
 
     def check(self, hook: KafkaHook) -> ProbeResult:
-        """Return whether the lag has reached the threshold.
+        """Measure the lag, and compare it with the threshold.
 
-        :raises ConsumerUnhealthy: it has not, and the consumer's status is one of ``fail_on``.
+        :raises ConsumerUnhealthy: the threshold is not reached, and the consumer's status is one of ``fail_on``.
         """
         lag, verdicts = self._meter.measure(hook)
         self.lag, verdict, done = lag, worst(verdicts), self.threshold.reached(lag)
@@ -147,14 +147,14 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
 
     In an ``AssetWatcher`` one backlog fires once. The next event comes
 
-    - when the backlog had been smaller in between, and is there again; or
-    - when it is still, or again, there, the consumer has moved since the last event, and ``cooldown`` is over; or
-    - when ``remind_after`` is set and over, though the consumer has not moved: perhaps the run that was started failed.
+    - if the backlog was below the threshold in between, and reaches it again; or
+    - if the backlog is at the threshold, the consumer has moved since the last event, and ``cooldown`` is over; or
+    - if ``remind_after`` is set and over, although the consumer has not moved: the run that was started may have failed.
 
     The last event is kept in the asset's state store (Airflow 3.3), one check after the event: a triggerer that is restarted does
     not fire again, one that is killed right after an event may. So events are delivered at least once: let the DAG begin at its
-    pipeline's position, as the operators here do, not at the offsets in the event. Without a state store the last event is
-    remembered as long as the trigger runs. Failures never end a watcher: it logs them, and checks again.
+    pipeline's position, as the operators here do, not at the offsets in the event. Without a state store, the last event is kept
+    as long as the trigger runs. Failures never end a watcher: it logs them, and checks again.
 
     The event's payload is the return value of :class:`~airflow_kafka_spark.sensors.KafkaLagSensor`.
 
@@ -162,12 +162,14 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
     :param pipeline: the pipeline whose ledger counts; if ``group_id`` is given too, the group counts until the ledger knows the
         pipeline. Default None.
     :param topics: whose partitions count; may be left out for a pipeline: all that it has read. Default None.
-    :param at_most_records: fire when at most so many records are left; default None.
-    :param at_most_seconds: fire when the oldest of them is at most so old; given both, both have to hold. Default None.
-    :param at_least_records: fire when so many records are waiting; default None.
-    :param at_least_seconds: fire when the oldest of them has waited so long; given both, one is enough. Default None.
-    :param per: count records in ``total`` (default), or by ``partition``: at most in each, at least in one.
-    :param schedule: how often the consumer runs (seconds or a ``timedelta``), for the status; see the guide. Default None.
+    :param at_most_records: maximum number of unread records; default None.
+    :param at_most_seconds: maximum age of the oldest one; if both maxima are given, both have to hold. Default None.
+    :param at_least_records: minimum number of unread records; default None.
+    :param at_least_seconds: minimum age of the oldest one; if both minima are given, one is enough. Default None.
+    :param per: ``total`` (default) compares the sum of all partitions; ``partition`` compares each one: none of them may exceed a
+        maximum, and one that reaches a minimum is enough.
+    :param schedule: time from one run of the consumer to the next (seconds or a ``timedelta``), for the status; see the guide.
+        Default None.
     :param fail_on: for a sensor: statuses that are a failure; default none.
     :param ledger_topic: where pipelines have their ledger; default ``airflow-windows``.
     :param cooldown: seconds between two events for a backlog that stays although the consumer moves; default 60.
@@ -211,7 +213,7 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
             group_id, pipeline, topics, at_most_records, at_most_seconds, at_least_records, at_least_seconds, per, schedule,
             fail_on, ledger_topic,
         )  # fmt: skip
-        # As JSON: a trigger made from what `serialize` returns must serialize to the same.
+        # As JSON, because a trigger that is made from the result of `serialize` must serialize to an equal one.
         self.options = given.normalized()
         self.cooldown = float(as_json(cooldown))
         self.remind_after = None if remind_after is None else float(as_json(remind_after))
@@ -274,12 +276,12 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
             found = await store.aget(self._key)
             return found if isinstance(found, dict) else {}
         except Exception as error:
-            # A trigger that several assets share has no store. A broken store must not keep the trigger from checking.
+            # A trigger of several assets has no store. An error of the store must not end the checks.
             self.log.warning("The last event cannot be read from the asset's state store: %s", error)
             return {}
 
     async def _save_last_event(self, last_event: dict[str, Any]) -> bool:
-        """Return True, also if the event cannot be saved: it is then remembered in memory only."""
+        """Save the last event, and return True, even if it cannot be saved: it is then kept in memory only."""
         store = getattr(self, "asset_state_store", None)
         if store is not None:
             try:
@@ -294,8 +296,8 @@ def should_fire(
 ) -> bool:
     """Return True if the existing backlog should fire an event.
 
-    :param last_event: the consumer's position at the last event (``committed``) and its time (``at``); empty without such an
-        event, or if the backlog was gone since.
+    :param last_event: the consumer's position at the last event (``committed``) and its time (``at``); empty without an event, or
+        if the backlog has been below the threshold since.
     :param committed: the consumer's position now.
     :param now: seconds since the epoch.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class WindowProbe:
-    """Checks whether a pipeline has completed a window. Arguments as :class:`KafkaWindowTrigger`."""
+    """Checks that a pipeline has completed a window. Arguments are those of :class:`KafkaWindowTrigger`."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class KafkaWindowTrigger(KafkaTrigger):
 
     :param pipeline: the pipeline.
     :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``.
-    :param after: a window's number: the window is a later one.
-    :param since: the window was completed at or after this moment, in ISO 8601.
+    :param after: lower bound of the window's number, exclusive.
+    :param since: earliest completion time, in ISO 8601.
     :param ledger_topic: where pipelines have their ledger.
     :param kafka_conn_id: connection of type ``kafka``.
     :param poll_interval: seconds between two checks.

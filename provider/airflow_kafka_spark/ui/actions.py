@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 ActionName: TypeAlias = Literal["reset", "skip", "replay", "resend", "pause", "resume"]
 ACTIONS: tuple[ActionName, ...] = ("reset", "skip", "replay", "resend", "pause", "resume")
 MAX_WHY = 1_000
-"""Longest reason of a change, in characters."""
+"""Maximum length of the reason of a change, in characters."""
 
 ActionTable: TypeAlias = "tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]"
-"""Header and rows."""
+"""Header and rows of a table."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ActionRequest:
     :param to: for a reset, the new position: a word, an instant in ISO 8601, or offsets by topic and partition.
     :param only: for a reset, the topics or partitions to move. Default: all.
     :param window: for a replay and for dead letters that are sent again, the number of the window.
-    :param interval: for the same, the name of the data interval; None to use ``window``.
+    :param interval: the name of the data interval instead of ``window``; None to use ``window``.
     """
 
     action: ActionName
@@ -78,7 +78,7 @@ class ActionResult:
     :param lines: further sentences.
     :param header: header of the table.
     :param rows: rows of the table; empty for no table.
-    :param clear: task instance that has to be cleared, so that it carries out the action; None if there is none.
+    :param clear: task instance that has to be cleared, so that it carries out the action; None if no task has to be.
     """
 
     done: bool

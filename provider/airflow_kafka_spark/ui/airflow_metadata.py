@@ -1,6 +1,6 @@
 """Queries of Airflow's database: the tasks that move windows, from the serialized DAGs, and the states of task instances.
 
-The only module that knows Airflow's tables, which are not a stable interface.
+This is the only module that uses Airflow's tables, which are not a stable interface.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PIPELINE_MODULES = frozenset(PACKAGE + name for name in ("kafka_to_kafka", "kafk
 """Modules of the operators that move windows."""
 DEFAULT_CONNECTION, DEFAULT_TOPIC = "kafka_default", "airflow-windows"
 DAG_BATCH = 100
-"""DAGs that one query reads."""
+"""Maximum number of DAGs that one query reads."""
 
 
 @dataclass(frozen=True, order=True)
@@ -92,7 +92,7 @@ class TaskError:
 
     :param name: name of the error's class.
     :param message: first lines of its message.
-    :param at: when it ended the attempt, seconds since the epoch.
+    :param at: end of the attempt, seconds since the epoch.
     """
 
     name: str
@@ -106,9 +106,9 @@ class FailedTask:
 
     :param key: the task instance.
     :param state: Airflow's name of its state.
-    :param started_at: when its last attempt began, seconds since the epoch; None if it never began.
-    :param ended_at: when it ended, seconds since the epoch.
-    :param error: the error that ended it; None if it has stored none, as one that was killed.
+    :param started_at: start of its last attempt, seconds since the epoch; None if it never began.
+    :param ended_at: end of its last attempt, seconds since the epoch.
+    :param error: the error that ended it; None if none was stored, as by a task that was killed.
     """
 
     key: TaskInstanceKey
@@ -122,7 +122,7 @@ class FailedTask:
 class Catalog:
     """All tasks that move windows, ordered by DAG and task.
 
-    :param schedules: when their DAGs run, by DAG.
+    :param schedules: schedules of their DAGs, by DAG.
     :param failed: the last failed task instance of each task, by DAG and task.
     """
 
@@ -251,7 +251,7 @@ def task_from(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
     templated = bool(args.get("pipeline")) or bool(expanded) or bool(task.get("_is_mapped"))
     pipeline = text("pipeline") or (None if templated else f"{dag_id}.{task_id}")
     connection = text("kafka_conn_id") or _connection([*inlets, *outlets]) or DEFAULT_CONNECTION
-    # A task that follows another pipeline has that pipeline's assets as inlets, too; what it reads comes first.
+    # A task that follows another pipeline has that pipeline's assets as inlets, too, after those that it reads.
     return PipelineTask(
         dag_id,
         task_id,
@@ -274,7 +274,7 @@ _OFFSETS: Mapping[str, Callable[[Any], object]] = {"starting_offsets": parse_sta
 
 
 def _offsets(value: Any, parse: Callable[[Any], object]) -> tuple[str | None, bool]:
-    """Return starting or ending offsets as the preview takes them, None for the default; and False if only the run knows them."""
+    """Return starting or ending offsets in the form of the preview, None for the default; False if only the run knows them."""
     if value == repr(CommittedOffsets()):
         return None, True
     try:
@@ -314,11 +314,11 @@ def _decoded(value: Any) -> Any:
 
 PROGRESS_KEY, ERROR_KEY, CONFIGURATION_KEY = "kafka_spark.progress", "kafka_spark.error", "kafka_spark.configuration"
 TASK_BATCH = 200
-"""Task instances that one query reads."""
+"""Maximum number of task instances that one query reads."""
 MAX_STORED_BYTES = 10_000
 MAX_CONFIGURATION_BYTES = 100_000
 MAX_FAILED = 1_000
-"""Failed task instances that one query reads."""
+"""Maximum number of failed task instances that one query reads."""
 
 RUNNING = frozenset({"running", "queued", "scheduled", "restarting", "deferred", "up_for_reschedule"})
 FAILED = frozenset({"failed", "up_for_retry", "upstream_failed"})
@@ -398,17 +398,17 @@ def read_task_states(session: Session, wanted: Collection[TaskInstanceKey]) -> d
             .join(DagRun, and_(DagRun.dag_id == Instance.dag_id, DagRun.run_id == Instance.run_id))
             .where(keys.in_([tuple(task) for task in batch]))
         )
-        for *key, state, tries, told, failure in session.execute(_with_stored(query, PROGRESS_KEY, ERROR_KEY)):
+        for *key, state, tries, progress, failure in session.execute(_with_stored(query, PROGRESS_KEY, ERROR_KEY)):
             name = None if state is None else str(state)
-            found[TaskInstanceKey(*key)] = TaskInstanceState(name, tries or 0, _json_object(told), _error(failure))
+            found[TaskInstanceKey(*key)] = TaskInstanceState(name, tries or 0, _json_object(progress), _error(failure))
     return found
 
 
 def _with_stored(query: Any, *keys: str) -> Any:
-    """Return a query with a column for each key of what its task instances have stored: NULL where there is nothing, and before
-    Airflow 3.3, which has no store.
+    """Return a query with a further column for each key of the task state store. It is NULL if the task instance has stored
+    nothing, and before Airflow 3.3, which introduced the store.
 
-    :param query: of task instances joined with their runs.
+    :param query: a query of task instances joined with their runs.
     """
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance as Instance
@@ -482,9 +482,9 @@ def read_paused_dags(session: Session) -> dict[str, bool]:
 
 
 def read_schedules(session: Session, known: Mapping[str, DagSchedule]) -> dict[str, DagSchedule]:
-    """Return when DAGs run by themselves.
+    """Return the schedules of DAGs.
 
-    :param known: of each DAG what its serialized form says: timetable and end.
+    :param known: for each DAG, timetable and end from its serialized form.
     """
     from airflow.models.dag import DagModel
     from sqlalchemy import select
@@ -509,9 +509,9 @@ def read_schedules(session: Session, known: Mapping[str, DagSchedule]) -> dict[s
 
 
 def _json_object(value: Any, limit: int = MAX_STORED_BYTES) -> dict[str, Any] | None:
-    """Return what a task has stored; None if it has another shape, since users may edit the task state store.
+    """Return a JSON object that a task has stored; None if the value has another form, because users may edit the store.
 
-    :param limit: bytes of the largest value that is looked at.
+    :param limit: maximum size of the value in bytes; larger ones are ignored.
     """
     try:
         found = json.loads(value) if value and len(value) <= limit else None

@@ -1,6 +1,6 @@
 """The web application of the pages: security headers, error handlers and the script. Only the API server imports it."""
 
-# No `from __future__ import annotations` where routes are: FastAPI has to resolve their annotations.
+# No `from __future__ import annotations` in modules with routes, because FastAPI has to resolve their annotations.
 
 import hashlib
 import logging
@@ -26,7 +26,7 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "SAMEORIGIN",
     "Referrer-Policy": "same-origin",
-    # Responses are data and one script, never a page of their own.
+    # Responses are data and one script, never a document of their own.
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'self'",
 }
 
@@ -34,7 +34,7 @@ E = TypeVar("E", bound=Exception)
 
 
 class SecurityHeaders:
-    """Middleware that adds the security headers to every response, and ``no-store`` where a response says nothing of caches."""
+    """Middleware that adds security headers to every response, and ``no-store`` to those without a ``cache-control``."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -60,7 +60,7 @@ def make_app() -> ASGIApp:
 
     from airflow_kafka_spark.ui import routes
 
-    # Documentation pages are off: they would need no login.
+    # FastAPI's documentation pages are off, because they would need no login.
     app = FastAPI(title="Kafka pipelines", openapi_url=None, docs_url=None, redoc_url=None)
     # Airflow's own dependencies expect the auth manager on the app in which they run.
     app.state.auth_manager = get_auth_manager()
@@ -128,7 +128,8 @@ _bundles: dict[tuple[tuple[str, int, int], ...], ScriptBundle] = {}
 def read_bundle(directory: Path = STATIC) -> ScriptBundle:
     """Return the files of ``directory`` as one script, in the order of their names. They are read again when one has changed.
 
-    All files share one function scope, so none of their names reaches the page that embeds them. Nothing is built or minified.
+    All files share one function scope, so that none of their names is visible to the page that embeds the script. Nothing is
+    minified.
     """
     files = sorted(directory.glob("*.js"), key=lambda file: file.name)
     stats = [(file, file.stat()) for file in files]

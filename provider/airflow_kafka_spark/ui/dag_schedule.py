@@ -1,4 +1,4 @@
-"""When Airflow runs a DAG by itself: the runs of its timetable, for the verdict on lag and for the data intervals that are due.
+"""The schedule of a DAG: the runs of its timetable, for the verdict on lag and for the data intervals that are due.
 
 Instants are seconds since the epoch.
 """
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_STEPS = 3
-"""Runs that are asked for until one lies behind an instant. Timetables that do not align need one more than the others."""
+"""Maximum number of runs that are computed to find the first one after an instant. Timetables that do not align need one more."""
 
 
 @dataclass(frozen=True)
 class DagSchedule:
-    """The schedule of a DAG, as Airflow's database has it.
+    """The schedule of a DAG, from Airflow's database.
 
     :param is_paused: True if the DAG is paused.
-    :param next_run: when the next run is to be created; None if none is planned, as for a DAG that only assets or users trigger.
+    :param next_run: time of the next run; None if none is planned, as for a DAG that only assets or users trigger.
     :param next_interval: start and end of the data interval of that run; None if it has none.
     :param timetable: its timetable; None if this process cannot load it.
     :param end: its ``end_date``; None if it has none.
@@ -40,7 +40,7 @@ class DagSchedule:
 
     @property
     def cadence(self) -> Cadence | None:
-        """Return when runs are due; None if that is unknown, or if the DAG runs all the time."""
+        """Return the times at which runs are due; None if unknown, or if the DAG runs all the time."""
         if self.is_paused or self.next_run is None:
             return Unscheduled()
         if self.timetable is None or not self.timetable.periodic:
@@ -48,7 +48,7 @@ class DagSchedule:
         return Timetabled(self.run_after)
 
     def run_after(self, instant: float) -> float | None:
-        """Return when the first run behind an instant is due; None if there is none."""
+        """Return the time at which the first run after an instant is due; None if there is none."""
         info = self._next(instant)
         found = [] if info is None else [info.run_after.timestamp()]
         if self.next_run is not None and self.next_run > instant:
@@ -58,7 +58,7 @@ class DagSchedule:
     def due_until(self, now: float) -> float | None:
         """Return the end of the last data interval whose run is due; None if the runs have no data intervals.
 
-        Behind the DAG's end no interval is due, however much time passes.
+        After the DAG's end no interval is due.
         """
         if self.next_run is not None and self.next_run > now:
             interval = _with_length(self.next_interval)
@@ -83,9 +83,9 @@ class DagSchedule:
         return last
 
     def _next(self, instant: float, latest: float | None = None) -> DagRunInfo | None:
-        """Return the first run behind an instant, as the timetable plans it; None if there is none or it cannot tell.
+        """Return the first run after an instant, according to the timetable; None if there is none, or if the timetable fails.
 
-        :param latest: the end of the DAG, as Airflow hands it to the timetable; None to plan as if it had none.
+        :param latest: the end of the DAG, which Airflow passes to the timetable; None for no end.
         """
         if self.timetable is None:
             return None
@@ -104,7 +104,7 @@ class DagSchedule:
                     return info
                 last = info
         except Exception:
-            # A timetable may be a user's own code.
+            # A timetable may be the user's own code, so any error is possible.
             log.debug("Timetable %s does not tell its next run", type(self.timetable).__name__, exc_info=True)
         return None
 

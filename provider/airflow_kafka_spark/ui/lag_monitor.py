@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets, TopicDescription
 
 MAX_PEEKS = 200
-"""Partitions whose next record one round reads, to learn its timestamp."""
+"""Maximum number of partitions whose next record one round reads for its timestamp."""
 MAX_GROUPS = 50
-"""Groups whose committed offsets one round fetches, with one request each."""
+"""Maximum number of groups whose committed offsets one round fetches, with one request each."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class ReadPosition:
     :param topic_ids: ids of the topics when the pipeline read them.
     :param topics: all topics of the pipeline, including those that it has not read yet.
     :param group: its consumer group; None if it is unknown.
-    :param by_group: True if only the group's committed offsets tell how far it has read, as with data intervals.
-    :param due_until: end of the last data interval that is due, in milliseconds since the epoch. Records behind it are no lag
-        yet. None if all records are due.
+    :param by_group: True if only the group's committed offsets show its position, as with data intervals.
+    :param due_until: end of the last data interval that is due, in milliseconds since the epoch. Later records are no lag yet.
+        None if all records are due.
     """
 
     offsets: Mapping[TopicPartition, int]
@@ -55,7 +55,7 @@ class LagMeasurement:
     :param offsets: the first and last offsets of the partitions.
     :param at: time of the measurement, seconds since the epoch.
     :param committed: committed offsets of the group; None if they were not fetched.
-    :param problem: why the lag could not be measured, or only partly; "" if it was.
+    :param problem: the reason why the lag could not be measured, or only partly; "" if it was.
     :param estimated: True if the timestamps of some next records are unknown. Then ``seconds`` covers only the others.
     """
 
@@ -93,7 +93,7 @@ class LagMonitor:
     ) -> dict[str, LagMeasurement]:
         """Return the lag of each pipeline.
 
-        :param positions: how far each pipeline has read.
+        :param positions: position of each pipeline.
         :param interest: pipelines whose pages are open. They are measured first, and their groups are fetched.
         :raises KafkaSparkError: the cluster does not answer.
         """
@@ -107,9 +107,9 @@ class LagMonitor:
         due_ends = self._ask_due_ends(hook, positions.values(), described)
         states = {name: self._states(positions[name], described, offsets, due_ends) for name in names}
         ids = {name: topic.topic_id for name, topic in described.items()}
-        # Stable: those that read furthest come first, since what they find answers for the others, too.
+        # Stable sort: lags with later ends come first, because their results hold for shorter ranges of a partition, too.
         lags = sorted((item for each in states.values() for item in each.items()), key=lambda item: -item[1].end)
-        # Records that cannot be read, or that were deleted meanwhile, have no age. The lag in records is still known.
+        # Without records, because they cannot be read or were deleted meanwhile, ages are unknown. The lag in records is known.
         heads, now = self._next_records.find(hook, lags, ids, most=MAX_PEEKS, tolerate=True), time.time()
         return {name: self._measured(name, positions[name], states[name], heads, offsets, now, described) for name in names}
 
@@ -136,9 +136,9 @@ class LagMonitor:
     def _ask_due_ends(
         self, hook: KafkaHook, positions: Iterable[ReadPosition], described: Mapping[str, TopicDescription]
     ) -> dict[tuple[TopicPartition, int], int]:
-        """Return the first offset that is not due yet, by partition and ``due_until``. Where all records are due, there is none.
+        """Return the first offset that is not due yet, by partition and ``due_until``. Partitions without one are missing.
 
-        An offset that was found once stays: the instant lies in the past.
+        Offsets are cached, because the instant lies in the past, so that they do not change.
         """
         wanted = {
             (described[topic].topic_id, tp, position.due_until)
@@ -201,7 +201,7 @@ class LagMonitor:
                 continue
             is_known = (tp, state.start) in heads
             estimated = estimated or not is_known
-            # A record that was not read counts, but its age is unknown. One behind the end is not due yet.
+            # A record that was not read counts, but its age is unknown. One after the end is not due yet.
             head = heads[tp, state.start] if is_known else Head(state.start, None)
             found[tp] = aged(state, head if head and head.offset < state.end else None, now)
         problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)} any more" if gone else ""

@@ -1,4 +1,4 @@
-"""What a request reads from Kafka: the next window, dead letters, and records around an offset. Bounded in time and in size."""
+"""Reads of Kafka for a request: the next window, dead letters, and records around an offset. Time and size are limited."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ MAX_THREADS = 4
 TIMEOUT_SECONDS = 30.0
 MAX_READ_SECONDS = 10.0
 MAX_DEAD_LETTERS = 100
-"""Dead letters that one request returns at most."""
+"""Maximum number of dead letters that one request returns."""
 MAX_RECORDS = 50
-"""Records around an offset that one request returns at most."""
+"""Maximum number of records around an offset that one request returns."""
 MAX_SCANNED = 2_000
-"""Records that one request reads at most. A topic may contain dead letters of several pipelines."""
+"""Maximum number of records that one request reads. A topic may contain dead letters of several pipelines."""
 MAX_TEXT = 4096
-"""Characters of a key, a value or a reason that are shown."""
+"""Maximum number of characters of a key, a value or a reason that are shown."""
 MAX_HEADER_TEXT = 512
 MAX_HEADERS = 50
 
@@ -47,10 +47,10 @@ _pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="kafka-spark-ui-ask")
 def run_with_timeout(work: Callable[[], T], doing: str, seconds: float = TIMEOUT_SECONDS) -> T:
     """Run ``work`` in another thread, and return its result.
 
-    :param work: what to run.
+    :param work: the function to run.
     :param doing: its description, for the error message.
-    :param seconds: the longest time to wait.
-    :raises RequestRefused: 503 if it takes longer. The thread goes on, so a change may still be made.
+    :param seconds: maximum time to wait.
+    :raises RequestRefused: 503 if it takes longer. The thread continues, so that a change may still be made.
     """
     future = _pool.submit(work)
     try:
@@ -67,7 +67,7 @@ def run_with_timeout(work: Callable[[], T], doing: str, seconds: float = TIMEOUT
 
 
 def next_window(work: Callable[[], Preview], unread: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the next window of a pipeline, or why planning it would fail.
+    """Return the next window of a pipeline, or the reason why planning it would fail.
 
     :param work: plans the window.
     :param unread: arguments of the task that only its run knows. Their defaults were used.
@@ -153,7 +153,7 @@ class DeadLetterReader:
 
     def _dead_letter(self, message: Message) -> dict[str, Any] | None:
         headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
-        # The last ones count: a dead letter of a dead letter has the headers of both.
+        # Of equal headers the last one counts, because a dead letter of a dead letter has the headers of both.
         context: Mapping[str, str] = {
             name.removeprefix(PREFIX): (value or b"").decode(errors="replace")
             for name, value in headers
@@ -181,7 +181,7 @@ class DeadLetterReader:
 # --- records around an offset -------------------------------------------------------------------------------------------
 
 Described = Mapping[str, Any]
-"""A format as the configuration of a task describes it: ``{"class": name, "arguments": {...}}``."""
+"""Description of a format in the configuration of a task: ``{"class": name, "arguments": {...}}``."""
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ Shown = tuple["Columns | None", "str | None"]
 def decoded(
     described: Described | None, part: Literal["key", "value"], topic: str, values: Sequence[bytes | None]
 ) -> tuple[list[Shown], str]:
-    """Return keys or values as columns, and why none of them can be decoded.
+    """Return keys or values as columns, and the reason if none of them can be decoded.
 
     :param described: the format; None to decode nothing.
     """
@@ -314,7 +314,7 @@ def decoded(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON has, with all digits of numbers that JavaScript would round."""
+    """Return a value as JSON. Numbers that JavaScript would round become texts with all digits."""
     if isinstance(value, (bytes, bytearray)):
         return (preview_bytes(bytes(value)) or {}).get("text")
     if isinstance(value, Mapping):

@@ -27,9 +27,9 @@ from airflow_kafka_spark.windows.model import TopicPartition
 router = APIRouter(prefix="/api")
 
 ACTION_SECONDS = 120.0
-"""Longest time that a request waits for an action."""
+"""Maximum seconds that a request waits for an action."""
 MAX_BODY = 100_000
-"""Largest body of a request, in bytes."""
+"""Maximum size of a request's body, in bytes."""
 
 
 def _user_view(user: GetUserDep, session: SessionDep) -> UserView:
@@ -78,7 +78,7 @@ def windows(
 
 @router.get("/windows.csv")
 def windows_as_csv(view: UserViewDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> Response:
-    """Return all windows of a pipeline that the ledger remembers, as a CSV file."""
+    """Return all windows of a pipeline that the ledger holds, as a CSV file."""
     headers = {"Content-Disposition": 'attachment; filename="windows.csv"'}
     body = windows_csv(view.all_windows(ledger, name)).encode(errors="backslashreplace")
     return Response(body, media_type="text/csv; charset=utf-8", headers=headers)
@@ -180,7 +180,7 @@ def act(view: UserViewDep, user: GetUserDep, body: Annotated[Any, Depends(_json_
         dags = ", ".join(item.dag_ids) or "all DAGs"
         raise RequestRefused(403, f"You may not edit {dags}", action="Ask for the permission to edit the pipeline's DAG")
     running = any(state.state in RUNNING for state in view.airflow(item.running_tasks).states.values())
-    # The group of the DAG file counts only where no report names one: otherwise the plan and the change might differ.
+    # The group of the DAG file is used only if no report names one. Otherwise the preview and the change might differ.
     reported_group = item.summary.report("group_id") if item.summary else None
     group = None if reported_group or not item.tasks else item.tasks[0].group
     if running and action == "reset" and not order.dry_run:

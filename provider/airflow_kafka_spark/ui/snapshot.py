@@ -37,19 +37,19 @@ RecordKey: TypeAlias = "tuple[str | int, ...]"
 """Key of a record without the name of its pipeline, as ``("window", 7)``."""
 
 MAX_WINDOWS = 200
-"""Windows of a pipeline that are stored; older ones are only counted."""
+"""Maximum number of windows of a pipeline that are stored; older ones are only counted."""
 MAX_OTHER_RECORDS = 1_000
-"""Other records of a pipeline that are stored: splits, changes, dead letters."""
+"""Maximum number of other records of a pipeline that are stored: splits, changes, dead letters."""
 MAX_WINDOW_NUMBER = 10_000_000
-"""A record with a higher window number is invalid. The bit set of window numbers would take too much memory."""
+"""Maximum number of a window. Records with higher ones are invalid, because the bit set of numbers would take too much memory."""
 MAX_PROBLEMS = 20
-"""Unreadable records of a ledger that are listed."""
+"""Maximum number of unreadable records of a ledger that are listed."""
 
 _PLANNED = re.compile(rb'"state"\s*:\s*"PLANNED"')
 _COMPLETE = re.compile(rb'"state"\s*:\s*"COMPLETE"')
 _COUNT = re.compile(rb'"count"\s*:\s*(\d{1,9})')
 _STATE_BYTES = 80
-"""The state is among these first bytes of a window's record, behind the version."""
+"""Number of first bytes of a window's record that contain its state, after the version."""
 
 
 class RawRecord(NamedTuple):
@@ -157,7 +157,7 @@ class PipelineSnapshot:
 
     @property
     def intervals(self) -> tuple[int, int]:
-        """Return the number of data intervals, and how many of them are complete."""
+        """Return the number of data intervals, and the number of complete ones."""
         archived = sum(self._archived_counts.values())
         return len(self._known_intervals) + archived, len(self._complete_intervals) + archived
 
@@ -303,7 +303,7 @@ _VERSION = re.compile(rb'^\{"v":(\d{1,6}),')
 
 
 def _unreadable(record: LedgerRecord, kind: str) -> str:
-    """Return why a value cannot be read, or "" if it can. Only its first bytes are decoded, since most values are never shown."""
+    """Return the reason why a value cannot be read; "" if it can. Only its first bytes are decoded, as most are never shown."""
     if record.value is None:
         return ""
     found = _VERSION.match(record.value)
@@ -341,15 +341,14 @@ class PipelineSummary:
     """A row in the list of pipelines.
 
     :param pipeline: name of the pipeline.
-    :param problem: why its records cannot be read; "" if they can.
-    :param read_position: how far it has read, for the lag.
+    :param problem: the reason why its records cannot be read; "" if they can.
+    :param read_position: its position, for the lag.
     :param last: its last complete window.
     :param open: its open window; of several data intervals the one that was started last.
     :param running_tasks: task instances that work on open windows.
     :param owner: task instance that planned the newest window.
     :param pause: the change that paused it; None while it is not paused.
-    :param cadence: when its runs are due, as far as its windows tell; None if that is unknown. The DAG's timetable takes
-        precedence.
+    :param cadence: schedule of its runs, derived from its windows; None if unknown. The DAG's timetable takes precedence.
     :param past: earlier positions with their times, for the verdict on lag.
     :param topics: all topics that it has read.
     :param moved: number of the change that set its position by hand; 0 if its windows led there.
@@ -438,17 +437,17 @@ def _summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> Pipe
 
 
 def completed_at(entry: Entry) -> float:
-    """Return when a window was completed, in seconds since the epoch; 0 if it is unknown."""
+    """Return the completion time of a window in seconds since the epoch; 0 if unknown."""
     return _instant(str((entry.report or {}).get("completed_at") or ""))
 
 
 def started_at(entry: Entry) -> float:
-    """Return when the newest attempt at a window began, in seconds since the epoch; 0 if it is unknown."""
+    """Return the start of the newest attempt at a window in seconds since the epoch; 0 if unknown."""
     return _instant(entry.attempt.started_at)
 
 
 def _instant(text: str) -> float:
-    """Return an instant in seconds since the epoch; 0 if the text is none."""
+    """Return an instant in seconds since the epoch; 0 if the text is not an instant."""
     try:
         return instant(text)
     except ValueError:
@@ -464,24 +463,24 @@ def _past(
 ) -> dict[TopicPartition, list[Observation]]:
     """Return earlier positions, for the verdict on lag.
 
-    A change by hand must not look like a pipeline that went back. So windows from before a reset are left out, and replays count
+    A manual change must not look like a pipeline that went back. So windows from before a reset are left out, and replays count
     without a position. The newest attempt at an open window is a sign of life, too.
 
     :param ids: topic ids of the current position.
-    :param in_order: True if windows follow each other, as data intervals need not.
+    :param in_order: True if each window continues the previous one; False for data intervals, which need not.
     """
     moved = max((e.window.number for e in complete if e.window.moved), default=0)
     past: dict[TopicPartition, list[Observation]] = {}
     for entry in complete:
-        tells = in_order and not entry.window.replay
+        has_offset = in_order and not entry.window.replay
         for tp, end in entry.window.ends.items():
-            # Offsets of a topic that was deleted and created again refer to other records.
+            # Offsets of a topic that was recreated refer to other records.
             same = entry.window.topic_ids.get(tp.topic, "") in ("", ids.get(tp.topic, ""))
             if same and entry.window.number >= moved:
-                seen = Observation(completed_at(entry), end if tells else None, active=True, tells=tells)
+                seen = Observation(completed_at(entry), end if has_offset else None, active=True, has_offset=has_offset)
                 past.setdefault(tp, []).append(seen)
     for entry in unfinished:
         if (started := started_at(entry)) > 0:
             for tp in entry.window.ends:
-                past.setdefault(tp, []).append(Observation(started, None, active=True, tells=False))
+                past.setdefault(tp, []).append(Observation(started, None, active=True, has_offset=False))
     return past

@@ -87,7 +87,7 @@ class PipelineItem:
 
     @property
     def task(self) -> tuple[str | None, str | None]:
-        """Return DAG and task of the pipeline; None for what is unknown."""
+        """Return DAG and task of the pipeline; None for unknown ones."""
         if self.tasks:
             return self.tasks[0].dag_id, self.tasks[0].task_id
         owner = self.summary.owner if self.summary else None
@@ -171,7 +171,7 @@ def _status(item: PipelineItem) -> tuple[str, str]:
 
 
 def _activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]:
-    """Return what a pipeline does now, and the reason if it needs attention."""
+    """Return the activity of a pipeline, and the reason if it needs attention."""
     summary = item.summary
     if summary is None:
         if _is_paused(item, airflow):
@@ -216,19 +216,19 @@ def _failure(item: PipelineItem, airflow: AirflowState) -> JsonObject | None:
         found = airflow.states.get(task) if task else None
         # An error of an earlier attempt at the same task instance does not explain the end of this one.
         error = found.error if found and found.error and found.error.at >= started_at(entry) else None
-        told = {"name": window_name(entry), "number": entry.window.number, "attempt": attempt.number}
-        told |= {"started_at": attempt.started_at, "run": attempt.run, "task_state": found.state if found else None}
+        facts = {"name": window_name(entry), "number": entry.window.number, "attempt": attempt.number}
+        facts |= {"started_at": attempt.started_at, "run": attempt.run, "task_state": found.state if found else None}
     elif failed := _failed_before_its_window(item, airflow):
         task, error = failed.key, failed.error
         if error and failed.started_at and error.at < failed.started_at:
             error = None
         run = "/".join(map(str, task if task.map_index >= 0 else task[:3]))
-        told = {"name": None, "number": None, "attempt": None}
-        told |= {"started_at": failed.started_at or failed.ended_at, "run": run, "task_state": failed.state}
+        facts = {"name": None, "number": None, "attempt": None}
+        facts |= {"started_at": failed.started_at or failed.ended_at, "run": run, "task_state": failed.state}
     else:
         return None
     return {
-        **told,
+        **facts,
         "error": _error_json(error) if error else None,
         "url": task.url if task and task.dag_id in airflow.paused else None,
     }
@@ -289,7 +289,7 @@ def _running(item: PipelineItem, airflow: AirflowState, now: float) -> JsonObjec
 
 
 def _progress(entry: Entry, state: TaskInstanceState | None, now: float) -> JsonObject:
-    """Return the progress of an open window. What its task has reported counts only if it is valid and of this window."""
+    """Return the progress of an open window. A task's report is used only if it is valid, and belongs to this window."""
     reported = state.progress if state and state.progress else {}
     if reported.get("window") != entry.window.number:
         reported = {}
@@ -320,7 +320,7 @@ def endpoint_name(uri: str | None, asset: str = "") -> str | None:
     :param uri: URIs separated by ``", "``. Those of a report contain the server and the database instead of the connection.
     :param asset: URI of the asset in the DAG file, which contains the connection. It is used if it names the same table.
     :return: ``warehouse: public.orders``; without an asset ``db.example.org/shop: public.orders``; a directory or an unknown URI
-        as it is; None if ``uri`` is empty.
+        unchanged; None if ``uri`` is empty.
     """
     if not uri:
         return None
@@ -466,9 +466,9 @@ def ledger_row(name: LedgerName, state: str, message: str | None, age: float | N
 # --- one pipeline -------------------------------------------------------------------------------------------------------
 
 SERIES = 100
-"""Number of newest windows that the charts show."""
+"""Maximum number of windows that the charts show, the newest ones."""
 MAX_RANGES = 1_000
-"""Offset ranges of a window that are listed."""
+"""Maximum number of offset ranges of a window that are listed."""
 
 
 class WindowView:
@@ -611,7 +611,7 @@ def partitions_json(measured: LagMeasurement | None, position: Mapping[TopicPart
 
 
 def change_json(found: Change) -> JsonObject:
-    """Return a change that was made by hand."""
+    """Return a manual change."""
     offsets = {name: [[*tp, offset] for tp, offset in sorted(getattr(found, name).items())] for name in ("before", "after")}
     facts = {name: getattr(found, name) for name in ("number", "action", "who", "why", "at", "window", "name")}
     return {**facts, **offsets, "discarded": list(found.discarded)}
@@ -661,7 +661,7 @@ def _point(view: WindowView) -> JsonObject:
 
 
 def _upstream(report: Mapping[str, Any]) -> int | None:
-    """Return how many records the upstream pipelines or producers report for a window; None if they report none."""
+    """Return the number of records that upstream pipelines or producers report for a window; None if they report none."""
     follows, consumption = report.get("follows") or {}, report.get("consumption") or {}
     if follows.get("records") is not None:
         return int(follows["records"])
@@ -683,7 +683,7 @@ CSV_FACTS = (
     "bytes",
     "rate",
 )
-"""Facts of a report that have a column in the CSV file of windows."""
+"""Names of the facts of a report that have a column in the CSV file of windows."""
 _CSV_LATENCY = ("min", "p50", "p95", "max")
 
 
@@ -874,7 +874,7 @@ class UserView:
         }
 
     def all_windows(self, ledger: str, pipeline: str) -> list[WindowView]:
-        """Return all windows of a pipeline that the ledger remembers, the newest first.
+        """Return all windows of a pipeline that the ledger holds, the newest first.
 
         :raises RequestRefused: 409 if the ledger cannot be read.
         """

@@ -41,20 +41,20 @@ log = logging.getLogger(__name__)
 LedgerState: TypeAlias = Literal["ok", "loading", "down", "missing", "empty", "unreadable"]
 
 HOOK_SECONDS = 8.0
-"""Timeout of a request, after which the cluster counts as down."""
+"""Timeout of a request in seconds, after which the cluster counts as down."""
 CHECK_SECONDS = 5.0
-"""Seconds between two checks of whether the ledger topic was replaced."""
+"""Seconds between two checks for a replaced ledger topic."""
 LAG_SECONDS = 10.0
 """Seconds between two measurements of lag."""
 RETRY_SECONDS = (2.0, 5.0, 10.0, 30.0)
-"""Pauses after the first failures in a row; the last one is repeated."""
+"""Seconds to wait after successive failures; the last value is repeated."""
 READ_BATCH = 2_000
 MAX_SAMPLES = 360
-"""Samples of a pipeline's lag that are kept: those of one hour."""
+"""Maximum number of samples of a pipeline's lag, for one hour."""
 INTEREST_SECONDS = 60.0
-"""Time after the last request of a pipeline's page for which its lag is measured first."""
-# It reads for as long as pages are open. New records are handed over at once; only an empty answer is waited for, so that an idle
-# ledger costs the broker two requests a second.
+"""Seconds after the last request of a pipeline's page for which its lag is measured first."""
+# The consumer runs as long as pages are open. Brokers return new records at once, and wait before an empty answer, so that an
+# idle ledger costs two requests per second.
 CONSUMER = {
     "fetch.wait.max.ms": 500,
     "fetch.error.backoff.ms": 50,
@@ -114,7 +114,7 @@ class LagTracker:
         for seen in past:
             before = seen.time < since and (first_position is None or (seen.committed or 0) <= first_position)
             found.append(
-                seen if before else replace(seen, time=min(max(seen.time, since), now - 0.001), committed=None, tells=False)
+                seen if before else replace(seen, time=min(max(seen.time, since), now - 0.001), committed=None, has_offset=False)
             )
         return found
 
@@ -130,11 +130,11 @@ class LedgerWatch:
     :param name: the ledger.
     :param make_hook: returns a hook of a connection.
     :param topics_of: returns the topics and the group that the DAG files name for a pipeline.
-    :param schedule_of: returns when the DAG of a pipeline runs by itself; None if no DAG file names the pipeline.
+    :param schedule_of: returns the schedule of a pipeline's DAG; None if no DAG file names the pipeline.
     :param snapshot: the records of the ledger.
     :param summaries: summary of each pipeline.
     :param lag_trackers: lag of each pipeline.
-    :param as_of: when the ledger was last read to its end, seconds since the epoch; None if it never was.
+    :param as_of: time at which the ledger was last read to its end, seconds since the epoch; None if it never was.
     :param round_seconds: duration of the last measurement of lag.
     """
 
@@ -331,7 +331,7 @@ class LedgerWatch:
                 self._track(name, measured, summaries[name])
 
     def _position(self, summary: PipelineSummary) -> ReadPosition | None:
-        """Return how far a pipeline has read, with what its DAG file adds; None if it has no lag."""
+        """Return the position of a pipeline, with the facts of its DAG file; None if it has no lag."""
         if summary.has_source or summary.problem:
             return None
         position, (topics, group) = summary.read_position, self.topics_of(summary.pipeline)
@@ -343,7 +343,7 @@ class LedgerWatch:
         return position if due_until is None else replace(position, due_until=int(due_until * 1000))
 
     def _cadence(self, summary: PipelineSummary) -> Cadence | None:
-        """Return when runs of a pipeline are due: by the timetable of its DAG, else as far as its windows tell."""
+        """Return the schedule of a pipeline: the timetable of its DAG, or else the one derived from its windows."""
         if summary.pause is not None:
             return Unscheduled()
         schedule = self.schedule_of(summary.pipeline)
@@ -356,7 +356,7 @@ class LedgerWatch:
             tracker.verdict = None
             return
         if summary.moved and summary.moved != tracker.moved:
-            # Changed by hand: earlier measurements do not apply to the new position.
+            # After a manual change, earlier measurements do not apply to the new position.
             tracker.moved, tracker.history, tracker.first = summary.moved, History(), {}
         tracker.history.cadence = self._cadence(summary)
         tracker.verdict = tracker.judge(measured.lag, summary.past)
@@ -413,11 +413,11 @@ class _LedgerConsumer:
 # --- all ledgers --------------------------------------------------------------------------------------------------------
 
 IDLE_SECONDS = 300.0
-"""Time after the last request at which the threads end. The next request starts them again where they were."""
+"""Seconds after the last request at which the threads end. The next request restarts them where they were."""
 CATALOG_SECONDS = 10.0
 """Seconds between two reads of the catalog."""
 FIRST_SECONDS = 3.0
-"""Longest time for which the first request waits for the catalog, since the page would be empty without it."""
+"""Maximum seconds that the first request waits for the catalog, because the page would be empty without it."""
 
 
 def make_hook(conn_id: str) -> KafkaHook:
@@ -463,7 +463,7 @@ class Watcher:
     :param catalog: the tasks that move windows.
     :param ledgers: the ledgers that are watched.
     :param by_pipeline: the tasks of each pipeline.
-    :param problem: why the catalog could not be read; None if it was.
+    :param problem: the reason why the catalog could not be read; None if it was.
     """
 
     catalog_of: Callable[[CatalogReader], Catalog] = read_catalog
@@ -529,7 +529,7 @@ class Watcher:
         new = {
             name: LedgerWatch(name, self.hook_of, self._topics_of(name), self._schedule_of(name)) for name in wanted - kept.keys()
         }
-        # Replaced, never changed, because requests read it without a lock.
+        # The object is replaced, never changed, because requests read it without a lock.
         self.ledgers = dict(sorted({**kept, **new}.items()))
         for ledger in self.ledgers.values():
             ledger.start()

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 SERVER, SERVER_ID = "server", "server_id"
-"""Facts of an :class:`Endpoint`: the address of a server, and the identity that it reports. It is the same server if one of them
-is the same: its address may be renamed, and an upgrade may change its identity."""
+"""Names of two facts of an :class:`Endpoint`: the address of a server, and the identity that it reports. Two endpoints name one
+server if either fact is equal: the address may be renamed, and an upgrade may change the identity."""
 
 
 @dataclass(frozen=True)
 class Writer:
     """The task that moves a pipeline's windows.
 
-    :param deployment: the Airflow deployment that it runs in; empty where that is not known.
-    :param run_id: the DAG run that planned the window. Another run of the same task is the same writer; see :func:`other_writer`
-        for mapped tasks.
+    :param deployment: the Airflow deployment that the task runs in; empty if unknown.
+    :param run_id: the DAG run that planned the window. All runs of a task are one writer; see :func:`other_writer` for mapped
+        tasks.
     :param map_index: index of a mapped task, -1 without mapping.
     """
 
@@ -41,9 +41,9 @@ class Writer:
 class Endpoint:
     """A destination or an origin of a pipeline, without credentials. The offsets of Kafka's log are not part of it.
 
-    :param place: where it is: server, database and table; a directory; a topic. All windows of a pipeline have the same.
-    :param details: further places that one window must keep, such as ``windows_table`` and ``dead_letters``. They may change
-        between two windows. An empty value is not compared.
+    :param place: the location: server, database and table; a directory; a topic. All windows of a pipeline share it.
+    :param details: further places that must not change within one window, such as ``windows_table`` and ``dead_letters``. They
+        may change between two windows. An empty value is not compared.
     """
 
     place: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Endpoint:
         return {what: value for what, value in {**self.place, **self.details}.items() if value}
 
     def under(self, name: str) -> Endpoint:
-        """Return the facts with a prefix, to join them with those of other endpoints.
+        """Return this endpoint with a prefix before the name of each fact, so that it can be merged with other endpoints.
 
         :param name: the prefix.
         """
@@ -70,11 +70,11 @@ class Endpoint:
 class Binding:
     """The writer, the destination and the origin of a window, as they were when it was planned.
 
-    :param writer: the task that planned it.
-    :param destination: where its rows go.
-    :param origin: where its rows come from, beside the offsets of the window.
-    :param decided: the number of the newest decision (:func:`~airflow_kafka_spark.control.rebind.rebind`) that the ledger
-        held when the window was planned; 0 without one. A later decision allows another binding.
+    :param writer: the task that planned the window.
+    :param destination: the place that the rows go to.
+    :param origin: the place that the rows come from, beside the offsets of the window.
+    :param decided: number of the newest decision (:func:`~airflow_kafka_spark.control.rebind.rebind`) that the ledger held when
+        the window was planned; 0 without one. A later decision allows another binding.
     """
 
     writer: Writer
@@ -84,10 +84,10 @@ class Binding:
 
 
 def with_details(known: Binding, found: Binding) -> Binding:
-    """Return the binding of an open window from its next attempt on.
+    """Return the binding that an open window has from its next attempt on.
 
-    The window keeps its details, and takes details of the attempt that it did not have: a window that failed without a dead
-    letter topic keeps the topic that its next attempt has.
+    Details that the window already has are kept. Missing ones are taken from the attempt: if a window failed without a dead
+    letter topic, and its next attempt has one, then that topic is part of the binding from there on.
 
     :param known: the binding of the window.
     :param found: the binding of the attempt, which has the same writer, destination and origin.
@@ -105,7 +105,7 @@ class Difference(NamedTuple):
 
 
 def other_writer(known: Writer, found: Writer) -> tuple[Difference, ...]:
-    """Return the differences between the writer that is recorded and the one that is found; empty if they are the same.
+    """Return the differences between the recorded writer and the present one; empty if they are equal.
 
     Deployments are compared only if both are known. Map indexes are compared only within one DAG run, because the list that a
     task is mapped over may change from run to run.

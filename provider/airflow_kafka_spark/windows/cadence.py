@@ -1,4 +1,4 @@
-"""The times at which a consumer is expected to run, and the time from which it counts as stopped.
+"""The times at which a consumer is expected to run, and the time after which it counts as stopped.
 
 Pure functions. Instants are seconds since the epoch.
 """
@@ -7,36 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 from typing import Protocol
 
+from airflow_kafka_spark.windows.instants import parse_iso
+
 PERIODS = 1.5
-"""Periods of the schedule that a consumer may be silent: one, and half of one for a run that starts late or takes long."""
+"""Number of periods of the schedule for which a consumer may be silent: one, and half of one because a run may start late or
+take long."""
 LATE_SECONDS = 60.0
-"""A run by a timetable is not late before so many seconds are over, however short its period is."""
-ENOUGH_GAPS = 2
-"""Times between two windows that are needed to estimate how often a pipeline runs."""
+"""Minimum delay in seconds after which a run of a timetable counts as late, however short its period is."""
+MIN_GAPS = 2
+"""Minimum number of gaps between windows from which the period of a pipeline is estimated."""
 
 _SCHEDULED = "scheduled__"
 _UNSCHEDULED = ("manual__", "asset_triggered__", "dataset_triggered__", "operator_triggered__", "backfill__")
 
 
 class Cadence(Protocol):
-    """When the runs of a consumer are due."""
+    """The schedule of a consumer: the times at which its runs are due."""
 
     def due_after(self, since: float) -> float | None:
-        """Return when the first run behind ``since`` is due; None if no run is planned."""
+        """Return the time at which the first run after ``since`` is due; None if no run is planned."""
         ...
 
     def deadline(self, since: float) -> float | None:
-        """Return until when a consumer that was last active at ``since`` may be silent; None for ever."""
+        """Return the time until which a consumer that was last active at ``since`` may be silent; None for no limit."""
         ...
 
 
 @dataclass(frozen=True)
 class Periodic:
-    """Runs that come once in a period, at no known instant.
+    """Runs that come once per period, at an unknown instant within it.
 
     :param period: seconds from one run to the next.
     """
@@ -54,7 +56,7 @@ class Periodic:
 class Timetabled:
     """Runs at the instants of a timetable. A run is late once half of the time to the next run is over.
 
-    :param next_run: returns the first run behind an instant, or None.
+    :param next_run: returns the first run after an instant, or None.
     """
 
     next_run: Callable[[float], float | None]
@@ -73,7 +75,7 @@ class Timetabled:
 
 @dataclass(frozen=True)
 class Unscheduled:
-    """Runs without a schedule, which come when they are triggered: none is ever missed."""
+    """Runs without a schedule, which start when they are triggered. None of them can be missed."""
 
     def due_after(self, since: float) -> float | None:
         return None
@@ -84,11 +86,11 @@ class Unscheduled:
 
 @dataclass(frozen=True)
 class CompletedWindow:
-    """The part of a window's ledger record that concerns the schedule.
+    """The facts of a window's ledger record from which a schedule is derived.
 
-    :param completed_at: when it was completed.
+    :param completed_at: time at which the window was completed.
     :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``.
-    :param interval: its data interval in milliseconds since the epoch, if it has one.
+    :param interval: its data interval in milliseconds since the epoch; None without one.
     """
 
     completed_at: float
@@ -97,11 +99,11 @@ class CompletedWindow:
 
 
 def cadence_of_windows(windows: Iterable[CompletedWindow]) -> Cadence | None:
-    """Return the cadence that the windows of a ledger tell, or None if they do not tell any.
+    """Return the cadence that can be derived from the windows of a ledger; None if there are too few.
 
-    The speed of a catch-up is none. So the first that is known counts: the length of the data intervals; the time between the
-    instants that scheduled runs are named after; the time between completions, if runs have names of another kind. Runs that
-    were all triggered by hand or by assets have no cadence.
+    Windows that catch up follow each other faster than the schedule, so the time between completions is used last. The first
+    value that is known counts: the length of the data intervals; the time between the instants in the ids of scheduled runs; the
+    time between completions. Runs that were all triggered by hand or by assets have no cadence.
 
     :param windows: complete windows, in any order.
     """
@@ -122,27 +124,27 @@ def cadence_of_windows(windows: Iterable[CompletedWindow]) -> Cadence | None:
 
 
 def usual_period(times: Sequence[float]) -> float | None:
-    """Return the longest time from one window of a pipeline to the next, in seconds; None if it has completed too few windows to
-    tell.
+    """Return the longest time between two successive windows of a pipeline, in seconds; None if there are fewer than
+    :data:`MIN_GAPS` such times.
 
-    :param times: when it completed windows, ascending.
+    :param times: completion times of its windows, ascending.
     """
     gaps = [after - before for before, after in pairwise(times)]
-    return max(gaps) if len(gaps) >= ENOUGH_GAPS else None
+    return max(gaps) if len(gaps) >= MIN_GAPS else None
 
 
 def _run_id(run: str) -> str:
-    """Return the run id in the name of a run; a run id may contain slashes, the other ids may not."""
+    """Return the run id in the name of a run. Only the run id may contain slashes."""
     return run.partition("/")[2]
 
 
 def _scheduled_at(run_id: str) -> float | None:
-    """Return the instant after which Airflow has named a scheduled run; None for another run."""
+    """Return the instant in the id of a scheduled run; None for any other run."""
     if not run_id.startswith(_SCHEDULED):
         return None
     text = run_id.removeprefix(_SCHEDULED).partition("/")[0]
     try:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        found = parse_iso(text)
     except ValueError:
         return None
     return found.timestamp() if found.tzinfo else None

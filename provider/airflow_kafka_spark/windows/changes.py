@@ -1,4 +1,4 @@
-"""Manual changes of a pipeline (reset, skip, pause, replay ...), as the ledger remembers them."""
+"""Manual changes of a pipeline (reset, skip, pause, replay ...), as the ledger stores them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _ABOUT_A_WINDOW = ("replay", "resend", "rebind", "rename", "forget")
 class Change:
     """One manual change of a pipeline.
 
-    :param number: from 1, within its pipeline.
-    :param action: ``reset``: its position was moved; ``skip``: it was moved on, past an open window or past what waited;
-        ``forget``: the ledger forgot it; ``pause`` and ``resume``: whether it may move windows; ``replay``: a window is to be
-        moved once more; ``resend``: the dead letters of a window were sent again to the topics that they came from; ``rebind``:
-        another destination or another task is allowed; ``rename``: it has another name.
-    :param who: who asked for it.
-    :param why: what for.
+    :param number: number of the change within its pipeline, from 1.
+    :param action: ``reset``: its position was moved; ``skip``: its position was moved forward, past an open window or past
+        records that were waiting; ``forget``: its ledger was removed; ``pause`` and ``resume``: it may no longer, or again, move
+        windows; ``replay``: a window is to be moved once more; ``resend``: the dead letters of a window were sent again to the
+        topics that they came from; ``rebind``: another destination or another task is allowed; ``rename``: it has another name.
+    :param who: user or program that requested it.
+    :param why: reason that was given.
     :param at: UTC instant, ISO 8601.
-    :param before: where the pipeline stood, per partition; a partition it had not read is missing.
-    :param after: where it stands now, in the partitions that were moved.
+    :param before: position before the change, by partition; without partitions that the pipeline had not read.
+    :param after: position after the change, in the partitions that were moved.
     :param discarded: numbers of the open windows that were given up.
-    :param landed: where records lie that the open windows had published before they were given up; None where that is not known.
-        Of ``resend``: where the dead letters lie that were sent again.
-    :param published: of ``forget``: what the pipeline had published in all.
-    :param window: of ``replay`` and ``resend``: the window's number; of ``rebind``: that of an open window which may go
-        elsewhere, too; of ``forget``: that of the last window, whose number is not used again; else 0.
-    :param name: of ``replay`` and ``resend``: the data interval's name, empty for a window of progress; of ``rename``: its
+    :param landed: offsets of the records that the open windows had published before they were given up; None if unknown. For
+        ``resend``: offsets of the dead letters that were sent again.
+    :param published: for ``forget``: totals of what the pipeline had published.
+    :param window: for ``replay`` and ``resend``: number of the window; for ``rebind``: number of an open window that may change
+        its binding, too; for ``forget``: number of the last window, which is not used again; otherwise 0.
+    :param name: for ``replay`` and ``resend``: name of the data interval, empty for a window without one; for ``rename``: the
         other name.
-    :param replay: of ``replay``: how often the window had been replayed before.
-    :param offset: where it lies in the ledger partition; -1 when not read from there. Not part of what is compared.
+    :param replay: for ``replay``: number of earlier replays of the window.
+    :param offset: offset of its record in the ledger partition; -1 if it was not read from there. It is not compared.
     """
 
     number: int
@@ -58,8 +58,9 @@ class Change:
 
 
 def change_to_json(change: Change) -> dict[str, Any]:
-    """Return a change as JSON. ``before`` and ``after`` are ``[[topic, partition, offset], ...]``. Facts that only some actions
-    have are left out of the others, because older releases do not know them.
+    """Return a change as JSON. ``before`` and ``after`` are ``[[topic, partition, offset], ...]``.
+
+    Fields that an action does not use are left out, because older releases do not know them.
     """
     offsets = {name: [[*tp, offset] for tp, offset in sorted(getattr(change, name).items())] for name in ("before", "after")}
     asked = {name: getattr(change, name) for name in _OF_REPLAYS} if change.action in _ABOUT_A_WINDOW else {}
@@ -71,19 +72,19 @@ def change_to_json(change: Change) -> dict[str, Any]:
 
 
 def change_from_json(value: Mapping[str, Any], offset: int = -1) -> Change:
-    """Return the change that the ledger holds as JSON.
+    """Return the change that a record of the ledger contains.
 
-    :param offset: where it was read.
+    :param offset: offset of the record.
     """
     offsets = {name: {TopicPartition(t, p): offset for t, p, offset in value[name]} for name in ("before", "after")}
     known = {f.name for f in fields(Change)}
     facts = {name: fact for name, fact in value.items() if name in known}
-    told = {
+    parsed = {
         "discarded": tuple(value["discarded"]),
         "landed": landed_from_json(value["landed"]) if "landed" in value else None,
         "published": published_from_json(value.get("published", ())),
     }
-    return Change(**{**facts, **offsets, **told, "offset": offset})
+    return Change(**{**facts, **offsets, **parsed, "offset": offset})
 
 
 def landed_to_json(parts: Iterable[Landed]) -> list[list[Any]]:

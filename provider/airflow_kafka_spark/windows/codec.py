@@ -35,10 +35,14 @@ from airflow_kafka_spark.windows.model import (
 from airflow_kafka_spark.windows.plan import Position
 
 
+def json_bytes(value: object) -> bytes:
+    """Return a value as compact JSON in UTF-8, the form of keys and values in the ledger."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
 def packed(values: Sequence[Any]) -> str:
-    """Return many JSON values as one compressed text, for a record that most readers do not take apart."""
-    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
-    return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
+    """Return JSON values as one compressed text, for records whose values most readers do not need."""
+    return base64.b64encode(zlib.compress(json_bytes(values), 6)).decode()
 
 
 def unpacked(text: str) -> list[Any]:
@@ -118,7 +122,7 @@ def interval_to_json(state: IntervalState) -> dict[str, Any]:
 def interval_from_json(value: Mapping[str, Any], offset: int = -1, leading: timedelta | None = None) -> IntervalState:
     """Return the state of a data interval that the ledger holds as JSON.
 
-    :param offset: where its record lies, if the value does not say where its first one lay.
+    :param offset: offset of the record; used if the value does not contain the offset of the interval's first record.
     :param leading: see :class:`~airflow_kafka_spark.windows.interval.IntervalState`.
     """
     return IntervalState(
@@ -159,10 +163,10 @@ def _source_from_json(value: Mapping[str, Any]) -> SourcePlan:
 def marker_to_json(marker: Marker) -> dict[str, Any]:
     """Return a marker as JSON; ``landed`` is ``[[topic, partition, first, last, records], ...]``."""
     places = {"landed": marker.landed, "dead_letters": marker.dead_letters, "routed": marker.routed}
-    told = {name: landed_to_json(parts) for name, parts in places.items()}
+    landed = {name: landed_to_json(parts) for name, parts in places.items()}
     more = {
         **({"result": result_to_json(marker.result)} if marker.result else {}),
-        **{name: parts for name, parts in told.items() if parts or name == "landed"},
+        **{name: parts for name, parts in landed.items() if parts or name == "landed"},
     }
     return {"window": marker.window, "split": marker.split, "bytes": marker.bytes, **more}
 
@@ -174,13 +178,13 @@ def marker_from_json(value: Mapping[str, Any]) -> Marker:
 
 
 _STREAMS = ("letters", "routes")
-"""The records in a task's result, as Arrow."""
+"""Fields of a task's result that hold records, as Arrow streams."""
 _OPTIONAL = ("began", "seconds", "interval", "out_of_interval", "farthest")
-"""Facts that not every result has: how long its task took, and those of data intervals."""
+"""Fields that not every result has: the times of its task, and those of data intervals."""
 
 
 def result_to_json(result: SplitResult) -> dict[str, Any]:
-    """Return a split's result as JSON, without its dead letters, which travel once, beside it."""
+    """Return a split's result as JSON, without its records (:func:`encode_result` adds them)."""
     return {
         **{name: value for name, value in vars(result).items() if name not in (*_STREAMS, *_OPTIONAL)},
         **{name: value for name in _OPTIONAL if (value := getattr(result, name))},
@@ -210,7 +214,7 @@ def encode_result(result: SplitResult) -> str:
 
 
 def decode_result(text: str) -> SplitResult:
-    """Return the result that a task has sent.
+    """Return the result that a task has sent, with its records.
 
     :raises KafkaSparkError: the error that ended the split, as it was raised in the task.
     """
@@ -251,14 +255,12 @@ def _followed_to_json(followed: Mapping[str, Reached]) -> dict[str, Any]:
 
 
 def _followed_from_json(value: Mapping[str, Any]) -> dict[str, Reached]:
-    """Return how far other pipelines were followed. Older records hold numbers only."""
+    """Return the last window that was followed, by pipeline. Records of older releases hold only its number."""
     return {name: Reached(*found) if isinstance(found, list) else Reached(found) for name, found in value.items()}
 
 
 def _epochs_to_json(partitions: Sequence[TopicPartition], epochs: Mapping[TopicPartition, int]) -> dict[str, list[int]]:
-    """Return ``{"epochs": [3, -1, ...]}`` in the order of these partitions, -1 where an epoch is not known; empty if none is
-    known.
-    """
+    """Return ``{"epochs": [3, -1, ...]}`` in the order of these partitions, -1 for an unknown epoch; empty if all are unknown."""
     known = [epochs.get(tp, -1) for tp in partitions]
     return {"epochs": known} if any(epoch >= 0 for epoch in known) else {}
 
@@ -269,12 +271,12 @@ def _epochs_from_json(partitions: Sequence[TopicPartition], value: Mapping[str, 
 
 
 def encode_error(error: KafkaSparkError) -> str:
-    """Return the error that ends a task as its result. A traceback from a worker is no message for a user."""
+    """Return the text with which a task reports the error that ended it, without a traceback of the worker."""
     return json.dumps({"error": base64.b64encode(pickle.dumps(error)).decode()})
 
 
 def decode_facts(text: str) -> dict[str, Any]:
-    """Return what a task has sent, as JSON.
+    """Return the decoded JSON that a task has sent.
 
     :raises KafkaSparkError: the error that ended it, as it was raised in the task.
     """

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from airflow_kafka_spark.windows.instants import parse_iso
 from airflow_kafka_spark.windows.memory import Entry, Memory
 from airflow_kafka_spark.windows.model import State
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The criteria for a window that a sensor waits for. All that are given have to hold.
+    """The criteria for a window that a sensor waits for. A window has to meet all that are given.
 
-    :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``. Of a run of another DAG with another id, the moment in
-        the id counts: ``scheduled__2026-01-01T00:00:00+00:00`` and ``manual__2026-01-01T00:00:00+00:00_x7Qa`` are one.
-    :param after: its number is above this one.
-    :param since: it was completed at or after this moment, seconds since the epoch.
+    :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``. Runs of two DAGs match if their ids contain the same
+        moment: ``scheduled__2026-01-01T00:00:00+00:00`` and ``manual__2026-01-01T00:00:00+00:00_x7Qa`` do.
+    :param after: lower bound of its number, exclusive.
+    :param since: lower bound of its completion time, inclusive, in seconds since the epoch.
     """
 
     run: str | None = None
@@ -39,9 +40,9 @@ class Wanted:
 class Completed:
     """A complete window that meets the criteria.
 
-    :param window: its number within the pipeline as text; for one that belongs to a data interval, the interval's name.
+    :param window: its number within the pipeline as text; for a window of a data interval, the name of the interval.
     :param run: the run that planned it.
-    :param report: its report, empty where the ledger keeps none beside it.
+    :param report: its report; empty if the ledger holds none for it.
     """
 
     window: str
@@ -50,9 +51,9 @@ class Completed:
 
 
 def completed(memory: Memory, wanted: Wanted) -> Completed | None:
-    """Return the newest complete window that matches, or None. No other function decides this.
+    """Return the newest complete window that matches, or None.
 
-    :param memory: what the ledger holds of the pipeline; windows it does not remember any more are not found.
+    :param memory: the pipeline's state in the ledger. Windows that it no longer contains are not found.
     """
     for entry in sorted(memory.entries.values(), key=lambda e: e.window.number, reverse=True):
         if entry.state is State.COMPLETE and entry.report is not None and _is_wanted(entry, wanted):
@@ -74,14 +75,14 @@ def _is_wanted(entry: Entry, wanted: Wanted) -> bool:
 
 def _completed_at(entry: Entry) -> float:
     text = str((entry.report or {}).get("completed_at") or "")
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
+    return parse_iso(text).timestamp() if text else 0.0
 
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:?\d\d)?")
 
 
 def same_run(known: str, wanted: str) -> bool:
-    """Return True if two runs are the same, or belong to tasks of two DAGs and to the same moment."""
+    """Return True if two names denote one run, or runs of two DAGs for the same moment."""
     if known == wanted:
         return True
     known_dag, known_run, known_task = _parts(known)
@@ -95,9 +96,7 @@ def same_run(known: str, wanted: str) -> bool:
 
 
 def _parts(run: str) -> tuple[str, str, str]:
-    """Return the DAG, the run and the task of a run's name; the task includes the index of a mapped one. Only the id of a run may
-    contain slashes.
-    """
+    """Return DAG, run id and task of a run's name. The task includes the map index. Only the run id may contain slashes."""
     dag, _, rest = run.partition("/")
     run_id, _, task = rest.rpartition("/")
     if task.isdecimal() and "/" in run_id:
@@ -107,10 +106,10 @@ def _parts(run: str) -> tuple[str, str, str]:
 
 
 def _moment(run_id: str) -> datetime | None:
-    """Return the moment that Airflow has put into a run's id, or None."""
+    """Return the moment in the id of a run; None if the id contains none."""
     found = _MOMENT.search(run_id)
     try:
-        moment = datetime.fromisoformat(found.group().replace("Z", "+00:00")) if found else None
+        moment = parse_iso(found.group()) if found else None
     except ValueError:
         return None
     return moment.replace(tzinfo=timezone.utc) if moment and moment.tzinfo is None else moment

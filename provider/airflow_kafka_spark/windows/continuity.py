@@ -1,7 +1,7 @@
-"""The compare of a sink's compare-and-set: does a window continue the last one that the sink has recorded?
+"""The comparison in a sink's compare-and-set: a window has to continue the last one that the sink has recorded.
 
-Offsets are compared only where they mean the same records: those of another cluster, or of a topic that was deleted and created
-again, are refused (:func:`refuse_foreign`).
+Offsets can be compared only if they refer to one log. Those of another cluster, or of a topic that was deleted and recreated, are
+refused (:func:`refuse_foreign`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from airflow_kafka_spark.windows.model import Applied, Gap, OffsetRange, TopicPa
 def continues(previous: Applied, window: Window) -> list[str]:
     """Return the reasons why ``window`` cannot be the pipeline's next window after ``previous``; an empty list if it can.
 
-    Each partition has to start where the previous window ended, or behind it if the window's own gaps account for every offset
-    between. A partition that ``previous`` did not have may start anywhere, and a topic may be left out as a whole. A window that
-    begins where a manual change has put the pipeline (offset control) may start anywhere; only its plan says so.
+    Each partition has to start where the previous window ended, or after it if the gaps of the window account for every offset
+    in between. A partition that ``previous`` does not have may start anywhere, and a topic may be left out as a whole. A window
+    that begins at a position set by a manual change (``window.moved``) may start anywhere.
 
-    :param previous: the last window a sink remembers of this pipeline.
-    :param window: the one that is to be applied now.
+    :param previous: the last window of this pipeline in the sink's record.
+    :param window: the window to apply now.
     :return: one sentence per contradiction, in the order of topic and partition.
     """
     if previous.number >= window.number:
@@ -44,14 +44,14 @@ def continues(previous: Applied, window: Window) -> list[str]:
 
 
 def refuse_gap(previous: Applied, window: Window, place: str) -> None:
-    """Compare a window with the one that its sink took last.
+    """Refuse a window that does not continue the last one in its sink's record.
 
-    Topics that were created anew in between are not compared: to go on with such a topic was decided when the window was
-    planned. To go on with another cluster is decided by moving the pipeline, which the window's plan says.
+    Topics that were recreated in between are not compared: the decision to continue with them was made when the window was
+    planned. A change of the cluster is allowed only for a pipeline that was moved by hand (``window.moved``).
 
-    :param previous: the last window in the sink's record, but for this one.
-    :param place: names the record in messages.
-    :raises ForeignOffsets: it is of another cluster, and the pipeline was not moved since.
+    :param previous: the last other window in the sink's record.
+    :param place: name of the record, for messages.
+    :raises ForeignOffsets: it belongs to another cluster, and the pipeline was not moved since.
     :raises WindowConflict: the window does not continue it.
     """
     if not window.moved and _differ(previous.cluster_id, window.cluster_id):
@@ -62,11 +62,11 @@ def refuse_gap(previous: Applied, window: Window, place: str) -> None:
 
 
 def refuse_other(applied: Applied, window: Window, place: str) -> None:
-    """Compare a window with the sink's record of the same pipeline and number: whether it is of this very window.
+    """Refuse a window if the sink's record with its number belongs to a different window.
 
-    :param place: names the record in messages.
-    :raises ForeignOffsets: it is of another cluster, or of another topic of the same name.
-    :raises WindowConflict: it is of other offsets.
+    :param place: name of the record, for messages.
+    :raises ForeignOffsets: the record belongs to another cluster, or to another topic of the same name.
+    :raises WindowConflict: the record has other offsets.
     """
     refuse_foreign(applied, window.cluster_id, window.topic_ids)
     if not same_ranges(applied.ranges, window.ranges):
@@ -75,12 +75,11 @@ def refuse_other(applied: Applied, window: Window, place: str) -> None:
 
 
 def refuse_foreign(applied: Applied, cluster_id: str, topic_ids: Mapping[str, str]) -> None:
-    """Make sure that the offsets in a sink's record mean the records that these ids stand for. Ids that either side does not
-    know are not compared.
+    """Refuse a sink's record whose offsets refer to another cluster or to other topics. Unknown ids are not compared.
 
-    :param cluster_id: the cluster that is read.
-    :param topic_ids: the ids of its topics.
-    :raises ForeignOffsets: they do not.
+    :param cluster_id: id of the cluster that is read.
+    :param topic_ids: ids of its topics.
+    :raises ForeignOffsets: an id differs.
     """
     topics = {
         topic: (applied.topic_ids[topic], topic_ids[topic])
@@ -92,15 +91,13 @@ def refuse_foreign(applied: Applied, cluster_id: str, topic_ids: Mapping[str, st
 
 
 def without_recreated(previous: Applied, window: Window) -> Applied:
-    """Return ``previous`` without the topics that were deleted and created again since. Offsets of these topics mean other
-    records now.
-    """
+    """Return ``previous`` without topics that were deleted and recreated since: their offsets refer to other records now."""
     kept = tuple(r for r in previous.ranges if not _differ(previous.topic_ids.get(r.topic), window.topic_ids.get(r.topic)))
     return replace(previous, ranges=kept)
 
 
 def same_ranges(one: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> bool:
-    """Return True if two windows of the same number are the same window."""
+    """Return True if both contain equal ranges, in any order."""
     return sorted(one) == sorted(other)
 
 

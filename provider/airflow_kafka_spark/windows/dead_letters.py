@@ -1,4 +1,4 @@
-"""The dead letters of a window, as the ledger remembers them. Whether a record is one is decided once."""
+"""The dead letters of a window, as the ledger stores them. The decision that a record is one is made once, and kept."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 from airflow_kafka_spark.windows.model import Landed, TopicPartition, merge_landed
 
 Runs = tuple[tuple[int, int], ...]
-"""Offsets as half-open runs, ascending: ``((3, 5), (9, 10))`` are 3, 4 and 9."""
+"""Offsets as half-open runs in ascending order: ``((3, 5), (9, 10))`` are 3, 4 and 9."""
 
 
 def runs_of(offsets: Iterable[int]) -> Runs:
-    """Return offsets as runs. They may come in any order, each of them once."""
+    """Return offsets as runs.
+
+    :param offsets: offsets in any order, without duplicates.
+    """
     ordered = sorted(set(offsets))
     runs = []
     for _, members in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):
@@ -24,19 +27,19 @@ def runs_of(offsets: Iterable[int]) -> Runs:
 
 
 def offsets_in(runs: Runs) -> frozenset[int]:
-    """Yield the offsets of runs."""
+    """Return all offsets in these runs."""
     return frozenset(offset for start, end in runs for offset in range(start, end))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The dead letters of one transaction.
+    """The dead letters, or the routed records, of one transaction.
 
-    :param replay: which of the window's replays sent them; 0 is the first time.
-    :param token: of the attempt that did.
-    :param offsets: which records they were, by the partition they were read from.
-    :param landed: where they lie in the topic.
-    :param routed: where they are no dead letters, the topic that a transform sent them to instead of the sink; else empty.
+    :param replay: number of the replay that sent them; 0 for the first move of the window.
+    :param token: token of the attempt that sent them.
+    :param offsets: offsets of the records, by the partition that they were read from.
+    :param landed: offsets of their copies in the target topic.
+    :param routed: topic to which a transform routed the records instead of the sink; empty for dead letters.
     """
 
     replay: int
@@ -52,13 +55,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Captured:
-    """The records of a window that go to another sink. They are decided before any sink commits.
+    """The records of a window that are routed to another sink. They are fixed before any sink commits.
 
-    :param replay: which of the window's replays it is of; 0 is the first time.
-    :param name: which of the pipeline's other sinks it is.
+    :param replay: number of the replay; 0 for the first move of the window.
+    :param name: name of the other sink within the pipeline.
     :param sink: its URI.
-    :param records: how many it takes.
-    :param digest: of which records those are (:func:`~airflow_kafka_spark.windows.offset_set.digest_of`).
+    :param records: number of records that it takes.
+    :param digest: digest of their offsets (:func:`~airflow_kafka_spark.windows.offset_set.digest_of`).
     """
 
     replay: int
@@ -70,15 +73,15 @@ class Captured:
 
 @dataclass(frozen=True)
 class DeadLetters:
-    """All dead letters of one window, and the records that were routed to other topics, as the ledger remembers them.
+    """All dead letters of one window, and its records that were routed to other topics and sinks, as the ledger stores them.
 
     :param window: the window's number.
     :param topic: the dead letter topic; empty without one.
-    :param batches: oldest first.
-    :param offset: where the record lies in the ledger partition; -1 when not read from there.
-    :param captured: the records that go to other sinks.
-    :param skipped: how many bad records a replay has left out without sending a dead letter, since none was wanted, or an earlier
-        replay had sent it: the replay and its count, without those of none.
+    :param batches: batches that were sent, the oldest first.
+    :param offset: offset of this record in the ledger partition; -1 if it was not read from there.
+    :param captured: the records that are routed to other sinks.
+    :param skipped: pairs of a replay and the number of bad records that it left out without sending a dead letter, because none
+        was requested or an earlier replay had sent it. Replays without such records are missing.
     """
 
     window: int
@@ -89,53 +92,49 @@ class DeadLetters:
     skipped: tuple[tuple[int, int], ...] = ()
 
     def sent(self, replay: int | None = None) -> dict[TopicPartition, frozenset[int]]:
-        """Return the dead letters that were sent.
+        """Return the offsets of the records that were sent as dead letters.
 
-        :param replay: only in this replay; None: ever.
+        :param replay: the replay that sent them; None (default) for all.
         """
         return _offsets_of(b for b in self.batches if not b.routed and replay in (None, b.replay))
 
     def routed(self, replay: int | None = None, topic: str | None = None) -> dict[TopicPartition, frozenset[int]]:
-        """Return the records that were routed to other topics.
+        """Return the offsets of the records that were routed to other topics.
 
-        :param replay: only in this replay; None: ever.
-        :param topic: only those that went to this one.
+        :param replay: the replay that sent them; None (default) for all.
+        :param topic: the topic that they were routed to; None (default) for any.
         """
         return _offsets_of(b for b in self.batches if b.routed and replay in (None, b.replay) and topic in (None, b.routed))
 
     @property
     def landed(self) -> tuple[Landed, ...]:
-        """Return where dead letters lie, per partition of their topic."""
+        """Return the offsets of the dead letters in their topic, by partition."""
         return merge_landed(part for batch in self.batches if not batch.routed for part in batch.landed)
 
     @property
     def routes(self) -> tuple[Landed, ...]:
-        """Return where routed records lie, per partition of their topics."""
+        """Return the offsets of routed records in their topics, by partition."""
         return merge_landed(part for batch in self.batches if batch.routed for part in batch.landed)
 
     def captures(self, replay: int) -> tuple[Captured, ...]:
-        """Return the records that go to other sinks in this replay."""
+        """Return the records that this replay routes to other sinks."""
         return tuple(found for found in self.captured if found.replay == replay)
 
     def with_captured(self, captured: Sequence[Captured]) -> DeadLetters:
-        """Return these dead letters with the records that go to other sinks. They replace what was decided for the same sinks
-        and replays before.
-        """
+        """Return a copy with the records that are routed to other sinks. They replace earlier ones of that sink and replay."""
         replays = {found.replay for found in captured}
         return replace(self, captured=(*(c for c in self.captured if c.replay not in replays), *captured))
 
     def skips(self, replay: int) -> int:
-        """Return how many bad records this replay leaves out without sending a dead letter."""
+        """Return the number of bad records that this replay leaves out without sending a dead letter."""
         return dict(self.skipped).get(replay, 0)
 
     def rejected(self, replay: int) -> int:
-        """Return how many bad records this replay leaves out."""
+        """Return the number of bad records that this replay leaves out."""
         return sum(map(len, self.sent(replay).values())) + self.skips(replay)
 
     def with_skipped(self, replay: int, count: int) -> DeadLetters:
-        """Return these dead letters with the count of bad records that were left out. It replaces the count of the previous
-        attempt.
-        """
+        """Return a copy with the number of bad records that were left out. It replaces the count of the previous attempt."""
         counts = {**dict(self.skipped), replay: count}
         return replace(self, skipped=tuple((at, n) for at, n in sorted(counts.items()) if n))
 
@@ -163,7 +162,9 @@ def dead_letters_from_json(window: int, value: Mapping[str, Any], offset: int = 
 
 
 def _batch_to_json(batch: Batch) -> dict[str, Any]:
-    """Return runs as the distance from the end of the previous run, and the length: ``[12, 1, 5, 3]``."""
+    """Return a batch as JSON. Each run is written as its distance from the end of the previous one and its length:
+    ``[12, 1, 5, 3]``.
+    """
     return {
         "replay": batch.replay,
         "token": batch.token,
@@ -197,9 +198,10 @@ def _runs(distances: Sequence[int]) -> Runs:
 
 
 def dead_letters_at(dead: DeadLetters | None, report: Mapping[str, Any] | None) -> tuple[Landed, ...]:
-    """Return where the dead letters of a window lie. Those that were published with its records are only in the report.
+    """Return the offsets of a window's dead letters in their topic. If they were published with the window's records, only the
+    report names them.
 
-    :param dead: what the ledger remembers of them.
+    :param dead: the ledger's record of them.
     :param report: the report of the window, once it is complete.
     """
     if dead and dead.landed:

@@ -1,9 +1,9 @@
-"""Windows that follow another pipeline: they read exactly what it has published, and compare the counts.
+"""Windows that follow another pipeline: they read exactly what that pipeline (upstream) has published, and compare the counts.
 
-What is expected is counted in one of two ways. A pipeline that has come to where it stands by following counts by the difference
-of what the other one had published in all then, and has now: so it does not matter how many windows that was, nor whether the
-ledger still holds them, nor whether some were given up. One that has come there in another way (it is new, was moved by hand, or
-has read on without following) asks which records of the other one lie behind its offsets.
+The expected number of records is found in one of two ways. If the position was reached by following, it is the difference between
+the upstream's totals then and now. This holds for any number of windows, even if the ledger no longer holds them or some were
+given up. If the position was reached in another way (the pipeline is new, was moved by hand, or has read on without following),
+it is the number of upstream records at or after the position.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ def follow(
     starts: Mapping[TopicPartition, int],
     recreated: Collection[str] = (),
 ) -> tuple[Followed, dict[TopicPartition, int]]:
-    """Return what the upstream pipeline has published since it was last followed. Windows that were given up count, too, because
-    their records stay in the topics.
+    """Return the windows that the upstream pipeline has published since it was last followed. Windows that were given up count,
+    too, because their records stay in the topics.
 
-    :param upstream: what the ledger holds of it, all of it.
-    :param reached: up to where it was followed; None where the position was not reached by following it.
-    :param topics: those that are read; what it published elsewhere is left out.
-    :param starts: where the window begins in each partition of these topics; 0 expects whatever was ever published there.
-    :param recreated: topics that were deleted and created again since they were read: what is expected there is not known.
-    :return: the windows behind ``reached`` with their count of records, and where the last of these ends per partition.
-    :raises FollowBroken: the ledger does not know the pipeline, knows it by another name, or it does not publish.
+    :param upstream: the complete state of that pipeline in the ledger.
+    :param reached: the last window that was followed; None if the position was not reached by following this pipeline.
+    :param topics: topics that are read. Records that the upstream published to other topics are ignored.
+    :param starts: start of the window in each partition of these topics; 0 expects all records that were ever published there.
+    :param recreated: topics that were deleted and recreated since they were read. Their expected count is unknown.
+    :return: the windows after ``reached`` with their number of records, and the end of the last of them in each partition.
+    :raises FollowBroken: the ledger does not contain the pipeline, the pipeline has another name now, or it does not publish.
     """
     published = _published(upstream)
     totals = {topic: sum(p.records for tp, p in published.items() if tp.topic == topic) for topic in sorted(topics)}
     ends = {tp: p.end for tp, p in published.items() if tp.topic in topics}
     if reached is not None and any(totals.get(topic, 0) < count for topic, count in reached.totals.items() if topic in topics):
-        # The upstream pipeline counts from its beginning again.
+        # The totals of the upstream pipeline start from zero again.
         reached = None
     counts: list[int | None] = []
     for topic in totals:
@@ -56,7 +56,7 @@ def follow(
 
 
 def reached_of(upstream: Memory, position: Position) -> Reached | None:
-    """Return how far a pipeline was followed, under this name or under a name that it had before it was renamed."""
+    """Return the last window that was followed of a pipeline, under its present name or under one of its earlier names."""
     names = [upstream.pipeline, *(c.name for _, c in sorted(upstream.changes.items(), reverse=True) if c.action == "rename")]
     return next((position.followed[name] for name in names if name in position.followed), None)
 
@@ -64,11 +64,10 @@ def reached_of(upstream: Memory, position: Position) -> Reached | None:
 def beginnings(
     log: Log, position: Position, starts: Mapping[TopicPartition, int], *, expects_all: bool
 ) -> dict[TopicPartition, int]:
-    """Return where a window begins that follows another pipeline: at the position, or at the start of a pipeline that has no
-    position.
+    """Return the offsets at which a window that follows another pipeline begins: the position, else the configured starts.
 
-    :param expects_all: a pipeline without a position that begins with the first record which is still there expects those before
-        it, too: that they were deleted is loss of data.
+    :param expects_all: True if a pipeline without a position expects all records that were ever published. Deleted ones then
+        count as data loss.
     """
     found = {}
     for tp, there in log.partitions.items():
@@ -94,8 +93,8 @@ def _published(upstream: Memory) -> Mapping[TopicPartition, Published]:
 def published_behind(
     upstream: Memory, published: Mapping[TopicPartition, Published], tp: TopicPartition, start: int
 ) -> int | None:
-    """Return how many of the records that a pipeline has published to a partition lie at or behind an offset. None means that
-    this is not known: a window lies on both sides of the offset, or the ledger no longer holds the windows there.
+    """Return the number of records that a pipeline has published to a partition at or after an offset. None if that is unknown:
+    the offset lies within a window, or the ledger no longer holds the windows there.
     """
     total = published[tp].records if tp in published else 0
     if start == 0:
@@ -108,7 +107,7 @@ def published_behind(
         for part in windows[number]:
             if part.topic_partition != tp:
                 continue
-            # Of one topic, what was published later lies behind: else it lies in a topic of this name that is there no more.
+            # Offsets grow from window to window; if they do not, this window was published to an earlier topic of this name.
             if part.last < start or (newer is not None and part.last >= newer.first):
                 return count
             if part.first < start:
@@ -120,7 +119,7 @@ def published_behind(
 
 
 def _number_before(upstream: Memory, starts: Mapping[TopicPartition, int]) -> int:
-    """Return the number of the last window that has no record behind these offsets, as far as the ledger remembers."""
+    """Return the number of the last window in the ledger that has no record at or after these offsets."""
     if not any(starts.values()):
         return 0
     behind = [
@@ -138,12 +137,12 @@ def log_up_to(
     starts: Mapping[TopicPartition, int],
     recreated: Collection[str] = (),
 ) -> Log:
-    """Return the log as if it ended with the records that are followed. A partition that got no records ends at the pipeline's
-    position.
+    """Return the log as if it ended with the followed records. Partitions without any end at the pipeline's position.
 
-    :param starts: where a pipeline without a position would begin.
-    :param recreated: topics that were deleted and created again: neither the position nor an end behind the log means them.
-    :raises NotYetStable: an open transaction still hides some of what was published.
+    :param starts: the offsets at which a pipeline without a position would begin.
+    :param recreated: topics that were deleted and recreated. The position, and ends after the end of the log, do not refer to
+        their present logs.
+    :raises NotYetStable: an open transaction still hides some of the published records.
     """
     partitions = {}
     for tp, found in log.partitions.items():

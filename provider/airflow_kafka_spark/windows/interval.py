@@ -1,8 +1,8 @@
 """Data intervals of a pipeline: their names, their states, and the offsets up to which they are complete without a hole.
 
-An interval is moved under a ledger name of its own, ``<pipeline>.<interval>``, with its own number, transactional ids and
-record in the sink, so that intervals may be moved in any order and side by side. They share the pipeline's list of intervals;
-the consumer group follows its contiguous prefix.
+An interval is moved under a ledger name of its own, ``<pipeline>.<interval>``, with its own window number, transactional ids and
+record in the sink. So intervals may be moved in any order and concurrently. All intervals are listed in the ledger of the
+pipeline; the consumer group is set to the end of the contiguous prefix of that list.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _LEDGER_NAME = re.compile(rf"^(?P<pipeline>.+)\.(?P<interval>{_INSTANT}-{_INSTAN
 class Interval:
     """A half-open span of time, ``[start, end)``, in UTC. Daylight saving time has no effect on it.
 
-    Instants are whole milliseconds, as timestamps of records are; finer ones are moved to the next.
+    Instants are whole milliseconds, like timestamps of records. Fractions of a millisecond are rounded up.
 
-    :param start: the first instant that belongs to it.
-    :param end: the first instant that does not.
-    :raises ValueError: when it is empty, or an instant has no time zone.
+    :param start: the first instant of the interval.
+    :param end: the first instant after it.
+    :raises ValueError: the interval is empty, or an instant has no time zone.
     """
 
     start: datetime
@@ -52,7 +52,7 @@ class Interval:
 
     @classmethod
     def named(cls, name: str) -> Interval | None:
-        """Return the interval that has this :attr:`name`; None for any other text."""
+        """Return the interval with this :attr:`name`; None if the text is not the name of an interval."""
         found = _NAME.match(name)
         if found is None:
             return None
@@ -81,7 +81,7 @@ class Interval:
         return f"{pipeline}.{self.name}"
 
     def overlaps(self, other: Interval) -> bool:
-        """Return True if an instant belongs to both."""
+        """Return True if the intervals have an instant in common."""
         return self.start < other.end and other.start < self.end
 
     def __str__(self) -> str:
@@ -90,21 +90,21 @@ class Interval:
 
 @dataclass(frozen=True)
 class IntervalState:
-    """The state of one data interval of a pipeline, as the ledger remembers it.
+    """The state of one data interval of a pipeline, as the ledger stores it; or of several intervals, merged into one span.
 
     :param state: PLANNED, or COMPLETE.
-    :param ranges: the offsets it stands for.
+    :param ranges: the offsets of the interval.
     :param run: the run that planned it.
-    :param replay: how often it was replayed.
+    :param replay: number of its replays.
     :param topic_ids: the ids of the topics.
-    :param forgotten: whether its window is no longer remembered in detail.
-    :param offset: where it was first written down in the ledger partition: of two that overlap, the earlier one counts.
-    :param gaps: offsets that were deleted before they were read, and that it has passed over.
-    :param leading: of several intervals as one, the length of the first.
+    :param forgotten: True if the ledger no longer holds the record of its window.
+    :param offset: offset of its first record in the ledger partition. Of two intervals that overlap, the earlier one is valid.
+    :param gaps: offsets that were deleted before they were read, and that it has skipped.
+    :param leading: for a span, the length of its first interval.
     :param tries: Airflow's counters, see :class:`~airflow_kafka_spark.windows.memory.Entry`.
-    :param parts: of several intervals as one that leave holes in time or in offsets: returns them in parts that leave none. The
-        whole then covers more than its intervals have, and whatever touches it has to ask the parts. None (default): no holes.
-    :param only_in_time: True if the holes of the parts are in time only: their offsets continue each other.
+    :param parts: for a span with holes in time or in offsets: returns parts without holes. The span then covers more than its
+        intervals, so callers that find an overlap with it have to check the parts. None (default): there are no holes.
+    :param only_in_time: True if the holes are in time only, so that the offsets of the intervals are contiguous.
     """
 
     interval: Interval
@@ -122,37 +122,37 @@ class IntervalState:
     only_in_time: bool = field(default=False, compare=False, repr=False)
 
     def is_of(self, interval: Interval) -> bool:
-        """Return True if this is the state of that interval, not of several intervals that cover it as one."""
+        """Return True if this is the state of that single interval, not of a span that covers it."""
         return self.leading is None and self.interval == interval
 
     def has(self, topic: str, topic_id: str) -> bool:
-        """Return True if it has a topic: the one with this id, as far as ids are known."""
+        """Return True if it has ranges of the topic with this name and this id. An unknown id matches any."""
         known = self.topic_ids.get(topic, "")
         return any(r.topic == topic for r in self.ranges) and not (known and topic_id and known != topic_id)
 
     def ranges_of(self, topic_ids: Mapping[str, str]) -> tuple[OffsetRange, ...]:
-        """Return its ranges without those of topics that were deleted and created again since.
+        """Return its ranges without those of topics that were deleted and recreated since.
 
-        :param topic_ids: the ids that the topics have now; a topic that is missing is not compared.
+        :param topic_ids: the present ids of the topics; a topic that is missing is not compared.
         """
         return tuple(r for r in self.ranges if self.counts(r.topic, topic_ids))
 
     def counts(self, topic: str, topic_ids: Mapping[str, str]) -> bool:
-        """Return True if its offsets of a topic belong to the topic of today, as far as ids are known."""
+        """Return True if its offsets of a topic refer to the present topic of this name. An unknown id matches any."""
         known, found = self.topic_ids.get(topic), topic_ids.get(topic)
         return not (known and found and known != found)
 
 
 def parse_ledger_name(name: str) -> tuple[str, str | None]:
-    """Return the pipeline that a name in the ledger or in a sink belongs to, and the data interval of that name; None for the
-    pipeline itself.
+    """Return the pipeline and the data interval that a name in the ledger or in a sink refers to. The interval is None for the
+    name of the pipeline itself.
     """
     found = _LEDGER_NAME.match(name)
     return (found["pipeline"], found["interval"]) if found else (name, None)
 
 
 def overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[IntervalState]:
-    """Return the other intervals of the pipeline that share instants with this one. Their records would be moved twice."""
+    """Return the other intervals of the pipeline that overlap this one. Records of the overlap would be moved twice."""
     found: list[IntervalState] = []
     for other in known:
         if other.interval.overlaps(interval) and not other.is_of(interval):
@@ -160,10 +160,12 @@ def overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[Inte
     return sorted(found, key=lambda o: o.interval)
 
 
-def taken_up_at(topic: str, topic_id: str, interval: Interval, known: Iterable[IntervalState]) -> datetime | None:
-    """Return the instant from which an interval reads a topic: its own start, or the start of the intervals directly before it
-    that were planned without the topic, because no other interval will move the topic's records of that time. None means that
-    no interval has the topic although there are others: the topic has joined the pipeline, and is read from its first record.
+def topic_start(topic: str, topic_id: str, interval: Interval, known: Iterable[IntervalState]) -> datetime | None:
+    """Return the instant from which an interval reads a topic; None to read it from its first record.
+
+    This is the start of the interval. If the intervals directly before it were planned without the topic, it is their start,
+    because no other interval will move the topic's records of that time. It is None if there are other intervals and none of
+    them has the topic: the topic was added to the pipeline.
 
     :param known: the pipeline's intervals, planned and complete.
     """
@@ -184,11 +186,11 @@ def taken_up_at(topic: str, topic_id: str, interval: Interval, known: Iterable[I
     return begin
 
 
-def what_others_leave(
+def without_others(
     ranges: Sequence[OffsetRange], topic_ids: Mapping[str, str], others: Iterable[IntervalState]
 ) -> tuple[OffsetRange, ...]:
-    """Return the ranges of an interval without the offsets of other intervals of the pipeline. The interval that took up a topic
-    owns the topic's offsets of all times before it.
+    """Return the ranges of an interval without the offsets of other intervals of the pipeline. The first interval that reads a
+    topic owns all earlier offsets of that topic.
 
     :param topic_ids: the ids of the topics.
     """
@@ -211,11 +213,11 @@ def what_others_leave(
 def sharing_offsets(
     ranges: Iterable[OffsetRange], topic_ids: Mapping[str, str], known: Iterable[IntervalState]
 ) -> Iterator[tuple[IntervalState, OffsetRange]]:
-    """Yield the intervals that have some of these offsets, with their range.
+    """Yield the intervals that have some of these offsets, each with the range that overlaps.
 
-    :param topic_ids: the ids of the topics that the ranges are of.
+    :param topic_ids: the ids of the topics of ``ranges``.
     """
-    # Looked at for each range of each interval there ever was.
+    # Indexed by topic and partition, because the loop below runs over each range of every interval of the pipeline.
     wanted = {(r.topic, r.partition): r for r in ranges if r.span}
     for state in known:
         for r in state.ranges:
@@ -236,21 +238,20 @@ def contiguous(
     first: datetime | None = None,
     topic_ids: Mapping[str, str] | None = None,
 ) -> dict[TopicPartition, int]:
-    """Return up to which offsets everything is complete, without a hole: the offsets that the consumer group may commit.
+    """Return the offsets up to which all intervals are complete without a hole: those that the consumer group may commit.
 
-    Intervals count by their offsets, not by their times: one continues another if it begins at or before the offset at which
-    that ends, in all its partitions.
+    Intervals are ordered by offsets, not by time: one continues another if it begins at or before the other's end, in each of its
+    partitions.
 
     :param known: the pipeline's intervals.
-    :param position: where the group stands, or the first record there is, for every partition.
-    :param first: the instant at which the schedule begins: no run will move what lies before the interval that contains it, or
-        that follows it directly.
-    :param topic_ids: the ids that the topics have now: ranges of another topic of the same name do not count. None where that is
-        not known.
+    :param position: the group's offset, or else the first offset of the log, for every partition.
+    :param first: start of the schedule. No run will move records before the first interval that contains this instant or comes
+        directly after it.
+    :param topic_ids: the present ids of the topics; ranges of earlier topics of the same name are ignored. None if unknown.
     :return: the offsets, never below ``position``.
     """
     reached = dict(position)
-    # The number only keeps two entries of the same interval from being compared.
+    # The number breaks ties, since the states themselves cannot be compared.
     numbers = count()
     left = [(k.interval, next(numbers), k) for k in known if k.state is State.COMPLETE]
     heapq.heapify(left)
@@ -258,18 +259,18 @@ def contiguous(
         _, _, entry = heapq.heappop(left)
         ranges = entry.ranges_of(topic_ids or {})
         starts = {r.topic_partition: r.start for r in ranges}
-        # Offsets that it has passed over will not be moved: they are no hole.
+        # Offsets that the interval has skipped will never be moved, so they do not count as a hole.
         gaps = [g for g in entry.gaps if entry.counts(g.topic, topic_ids or {})]
         starts.update({TopicPartition(g.topic, g.partition): g.start for g in gaps})
         length = entry.leading or entry.interval.end - entry.interval.start
         begins = first is not None and entry.interval.start - length < first <= entry.interval.end
         if entry.parts is not None and (begins or not entry.only_in_time):
-            # Where none of its offsets comes next, none of its parts does.
+            # If the span does not continue the position in any partition, neither does one of its parts.
             if begins or any(r.start <= reached.get(r.topic_partition, 0) < r.end for r in ranges):
                 for part in entry.parts():
                     heapq.heappush(left, (part.interval, next(numbers), part))
             continue
-        # An empty range is none: where it lies says nothing of what comes before.
+        # An empty range is ignored: its offset does not show that earlier records were moved.
         spans = {r.topic_partition for r in ranges if r.span} | {TopicPartition(g.topic, g.partition) for g in gaps}
         if begins or all(start <= reached.get(tp, 0) for tp, start in starts.items() if tp in spans):
             for r in ranges:
@@ -279,7 +280,7 @@ def contiguous(
 
 
 def _extended(instant: str) -> str:
-    """Return a name's instant as ISO 8601 with dashes, colons and an offset, which Python 3.10 reads, too."""
+    """Return an instant of a name in the extended form of ISO 8601, which Python 3.10 can parse."""
     fraction = instant[15:-1]
     return f"{instant[:4]}-{instant[4:6]}-{instant[6:11]}:{instant[11:13]}:{instant[13:15]}{fraction}+00:00"
 

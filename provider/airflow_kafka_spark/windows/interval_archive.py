@@ -1,12 +1,12 @@
 """Old data intervals of a pipeline, many in one record of the ledger.
 
-An hourly pipeline has 17,520 intervals after two years. All of them count: an interval must not overlap one that was moved, and
-must not move offsets that another one has. Intervals that continue each other, in time and in offsets, are one span for these
-questions. The ledger therefore keeps old ones in archives: a record with their span, which every reader parses, and with the
-intervals themselves, which are decompressed only for a reader that asks for one of them.
+An hourly pipeline has 17,520 intervals after two years. All of them are checked: an interval must not overlap one that was moved,
+and must not move offsets that another one has. For these checks, intervals that are contiguous in time and in offsets are one
+span. So the ledger keeps old ones in archives: a record with their span, which every reader parses, and with the compressed
+intervals, which are decompressed only for a reader that needs one of them.
 
-Intervals of a schedule with holes (an hour a day, working days only) do not continue each other. Their archive has the span from
-the first to the last of them, and says that there are holes: a question that the span touches is then asked of the intervals.
+Intervals of a schedule with holes (an hour a day, working days only) are not contiguous. Their archive has the span from the
+first to the last of them, and a flag for the holes: a check that overlaps the span is repeated with the intervals.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition
 
 ARCHIVE_AFTER = 100
-"""Old intervals that have records of their own before they are archived together."""
-LEAST = 4
-"""Intervals of an archive, at least."""
-MOST_BYTES = 1_500_000
-"""Of an archive's intervals before they are compressed, at most. A broker takes records of a megabyte."""
+"""Number of old intervals with records of their own above which they are archived."""
+MIN_INTERVALS = 4
+"""Minimum number of intervals in an archive."""
+MAX_BYTES = 1_500_000
+"""Maximum size of an archive's intervals in bytes, before compression. Brokers accept records of up to 1 MiB by default."""
 
 
 @dataclass(frozen=True)
 class IntervalArchive:
-    """Complete intervals of the same topics.
+    """Complete intervals with equal topics, stored as one record of the ledger.
 
-    :param span: all of them as one interval, from the first to the last.
-    :param count: how many they are.
-    :param packed: the intervals themselves, compressed.
-    :param offset: where the record lies in the ledger partition; -1 when it was not read from there.
-    :param has_holes: True if they do not continue each other in time and in offsets.
-    :param only_in_time: True if they do so in offsets.
+    :param span: the intervals merged into one, from the first to the last.
+    :param count: number of intervals.
+    :param packed: the intervals, compressed.
+    :param offset: offset of the record in the ledger partition; -1 if it was not read from there.
+    :param has_holes: True if the intervals are not contiguous in time or in offsets.
+    :param only_in_time: True if they are contiguous in offsets, but not in time.
     """
 
     span: IntervalState
@@ -50,7 +50,10 @@ class IntervalArchive:
 
     @classmethod
     def of(cls, chain: Sequence[IntervalState]) -> IntervalArchive:
-        """Return the archive of intervals of the same topics, in ascending order."""
+        """Return the archive of some intervals.
+
+        :param chain: intervals with equal topics, in ascending order.
+        """
         has_holes = len(_without_holes(chain)) > 1
         only_in_time = has_holes and len(_without_holes(chain, in_time=False)) == 1
         members = packed([interval_to_json(state) for state in chain])
@@ -58,7 +61,7 @@ class IntervalArchive:
 
     @cached_property
     def as_one(self) -> IntervalState:
-        """All of them as one interval. If there are holes, it gives its parts when it is asked."""
+        """The intervals merged into one span. If they have holes, the ``parts`` of the span return them without holes."""
         return replace(self.span, parts=self._parts, only_in_time=self.only_in_time) if self.has_holes else self.span
 
     def _parts(self) -> tuple[IntervalState, ...]:
@@ -70,22 +73,22 @@ class IntervalArchive:
 
     @cached_property
     def intervals(self) -> Mapping[str, IntervalState]:
-        """The intervals, by name, in ascending order."""
+        """The intervals by name, in ascending order."""
         states = map(interval_from_json, unpacked(self.packed))
         return {state.interval.name: state for state in states}
 
     def may_hold(self, interval: Interval) -> bool:
-        """Return False if the interval lies outside of the archive's span, without taking the archive apart."""
+        """Return False if the interval lies outside of the archive's span. The archive is not decompressed."""
         return self.span.interval.start <= interval.start and interval.end <= self.span.interval.end
 
 
 class Intervals(Mapping[str, IntervalState]):
     """All data intervals of a pipeline, by name: those with a record of their own, and those in archives.
 
-    A record of its own counts before an archive: an interval that was archived is moved once more under it.
+    A record of its own takes precedence over an archive: an archived interval gets one when it is moved again.
 
-    :param recent: those with a record of their own.
-    :param archives: the others.
+    :param recent: the intervals with a record of their own.
+    :param archives: the archives that contain the others.
     """
 
     def __init__(self, recent: Mapping[str, IntervalState] | None = None, archives: Iterable[IntervalArchive] = ()) -> None:
@@ -102,7 +105,7 @@ class Intervals(Mapping[str, IntervalState]):
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names. This takes every archive apart."""
+        """Iterate over the names. Every archive is decompressed."""
         yield from self.recent
         for archive in self.archives:
             yield from (name for name in archive.intervals if name not in self.recent)
@@ -115,7 +118,7 @@ class Intervals(Mapping[str, IntervalState]):
 
     @property
     def _moved_again(self) -> int:
-        """Count the intervals that have a record of their own although an archive holds them, too."""
+        """Number of intervals that have a record of their own and are in an archive, too."""
         return sum(
             1
             for name, state in self.recent.items()
@@ -125,21 +128,22 @@ class Intervals(Mapping[str, IntervalState]):
 
     @property
     def complete(self) -> int:
-        """Count the intervals that are complete, or were complete before they were replayed."""
+        """Number of intervals that are complete, or were complete before they were replayed."""
         open_ones = sum(1 for state in self.recent.values() if state.state is not State.COMPLETE and not state.replay)
         return len(self) - open_ones
 
     @property
     def spans(self) -> tuple[IntervalState, ...]:
-        """Return all intervals, with each archive as one. They give the same answers as the single intervals, at the cost of the
-        recent ones and the archives. One that has holes (:attr:`~airflow_kafka_spark.windows.interval.IntervalState.parts`) is
-        taken apart by a question that touches it.
+        """All intervals, with each archive merged into one span, so that the number of values stays small.
+
+        Overlaps and offsets can be checked against spans as against single intervals. If a span has holes
+        (:attr:`~airflow_kafka_spark.windows.interval.IntervalState.parts`), checks that overlap it decompress its archive.
         """
         return (*self.recent.values(), *(archive.as_one for archive in self.archives))
 
     @property
     def newest_first(self) -> Iterator[tuple[str, IntervalState]]:
-        """Iterate over names and intervals, the archives last. Each archive is decompressed when its turn comes."""
+        """Iterator over names and intervals, the newest first, archived ones last. Archives are decompressed on demand."""
         yield from sorted(self.recent.items(), reverse=True)
         for archive in reversed(self.archives):
             yield from (item for item in sorted(archive.intervals.items(), reverse=True) if item[0] not in self.recent)
@@ -148,12 +152,12 @@ class Intervals(Mapping[str, IntervalState]):
 def archived(
     old: Iterable[IntervalState], archives: Iterable[IntervalArchive] = ()
 ) -> list[tuple[IntervalArchive, list[IntervalState]]]:
-    """Return the archives that can be made of old intervals, each with what it holds.
+    """Return the archives that can be made of old intervals, each with its intervals.
 
     :param old: complete intervals with a record of their own.
-    :param archives: those that there are. Their spans and those of new ones do not overlap.
-    :return: nothing where there are :data:`ARCHIVE_AFTER` of them or fewer. Intervals within the span of an archive are left out,
-        and few ones that share no topics with their neighbours, or lie between two archives.
+    :param archives: the existing archives. Spans of new archives do not overlap theirs.
+    :return: an empty list for at most :data:`ARCHIVE_AFTER` intervals. Intervals within the span of an archive are left out, and
+        groups of fewer than :data:`MIN_INTERVALS` that differ in topics from their neighbours or lie between two archives.
     """
     candidates = sorted(old, key=lambda state: state.interval)
     if len(candidates) <= ARCHIVE_AFTER:
@@ -165,7 +169,7 @@ def archived(
     spans = [archive.span.interval for archive in archives]
 
     def close() -> None:
-        if len(chain) >= LEAST:
+        if len(chain) >= MIN_INTERVALS:
             made.append((IntervalArchive.of(chain), list(chain)))
         chain.clear()
         ends.clear()
@@ -178,7 +182,7 @@ def archived(
         if chain:
             whole = Interval(chain[0].interval.start, state.interval.end)
             is_around = any(whole.overlaps(span) for span in spans)
-            if is_around or size + own > MOST_BYTES or not _follows(chain[-1], state, ends):
+            if is_around or size + own > MAX_BYTES or not _follows(chain[-1], state, ends):
                 close()
         size = own if not chain else size + own
         chain.append(state)
@@ -188,9 +192,9 @@ def archived(
 
 
 def _follows(before: IntervalState, state: IntervalState, ends: Mapping[TopicPartition, int]) -> bool:
-    """Return True if an interval comes after another one, in time and in offsets, and has the same topics.
+    """Return True if an interval comes after another one, in time and in offsets, and has equal topics.
 
-    :param ends: where the intervals before it end.
+    :param ends: the offsets at which earlier intervals end.
     """
     return (
         before.interval.end <= state.interval.start
@@ -201,7 +205,7 @@ def _follows(before: IntervalState, state: IntervalState, ends: Mapping[TopicPar
 
 
 def _outer(state: IntervalState) -> dict[TopicPartition, tuple[int, int]]:
-    """Return the first and the last offset that an interval has moved or passed over, by partition."""
+    """Return the start and the end of the offsets that an interval has moved or skipped, by partition."""
     found: dict[TopicPartition, tuple[int, int]] = {}
     for r in (*(OffsetRange(g.topic, g.partition, g.start, g.end) for g in state.gaps), *state.ranges):
         start, end = found.get(r.topic_partition, (r.start, r.end))
@@ -210,10 +214,10 @@ def _outer(state: IntervalState) -> dict[TopicPartition, tuple[int, int]]:
 
 
 def _is_in_one_piece(state: IntervalState) -> bool:
-    """Return True if the offsets that an interval has moved or passed over are one range in each partition.
+    """Return True if the offsets that an interval has moved or skipped form one range in each partition.
 
-    A partition without records has an empty range. Its offset counts: if it is not the end of the interval before, there is a
-    hole between them.
+    A partition without records has an empty range, whose offset counts: if it is not the end of the previous interval, there is
+    a hole between them.
     """
     reached: dict[TopicPartition, int] = {}
     for r in sorted((*(OffsetRange(g.topic, g.partition, g.start, g.end) for g in state.gaps), *state.ranges)):
@@ -224,11 +228,11 @@ def _is_in_one_piece(state: IntervalState) -> bool:
 
 
 def _without_holes(chain: Sequence[IntervalState], *, in_time: bool = True) -> list[list[IntervalState]]:
-    """Return intervals that follow each other in groups that leave no hole, in time and in offsets.
+    """Return successive intervals in groups that have no holes, neither in time nor in offsets.
 
-    A partition that is new leaves none if it begins with the first record there ever was.
+    A new partition does not make a hole if its range begins at offset 0.
 
-    :param in_time: False asks for holes in the offsets only.
+    :param in_time: False to ignore holes in time.
     """
     groups: list[list[IntervalState]] = []
     ends: dict[TopicPartition, int] = {}
@@ -251,7 +255,7 @@ def _without_holes(chain: Sequence[IntervalState], *, in_time: bool = True) -> l
 
 
 def _span(chain: Sequence[IntervalState]) -> IntervalState:
-    """Return intervals that follow each other as one."""
+    """Return successive intervals merged into one."""
     if len(chain) == 1:
         return chain[0]
     starts: dict[TopicPartition, int] = {}
@@ -285,9 +289,9 @@ def archive_to_json(archive: IntervalArchive) -> dict[str, object]:
 
 
 def archive_from_json(value: Mapping[str, object], offset: int) -> IntervalArchive:
-    """Return the archive that a record holds.
+    """Return the archive that a record contains.
 
-    :param offset: where the record lies.
+    :param offset: offset of the record.
     """
     span, count, leading, intervals = (value[name] for name in ("span", "count", "leading", "intervals"))
     assert isinstance(span, dict) and isinstance(count, int) and isinstance(leading, int) and isinstance(intervals, str)

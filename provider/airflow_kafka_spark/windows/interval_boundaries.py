@@ -1,9 +1,9 @@
-"""Boundaries: the offset of each partition that an instant stands for, decided once for all pipelines.
+"""Boundaries: the offset of each partition that corresponds to an instant, decided once for all pipelines.
 
-A boundary is a record of the ledger topic. A pipeline that needs a boundary which is not there looks it up in Kafka and
-*proposes* it, by writing it down. The order of the log says which proposal came first, and :func:`settle` gives every reader
-the same boundaries. So several pipelines may decide at once without a fence, and neighbouring windows share the boundary
-between them: windows tile the log, whatever the order in which they are planned, and however Kafka's answers change meanwhile.
+A boundary is a record of the ledger topic. A pipeline that needs a missing boundary looks it up in Kafka and *proposes* it, by
+writing such a record. The order of the log decides which proposal came first, and :func:`settle` returns equal boundaries to
+every reader. So several pipelines may propose concurrently without a fence, and neighbouring windows share the boundary between
+them: windows tile the log in whatever order they are planned, and however Kafka's answers change meanwhile.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from functools import cached_property
 from typing import Any
 
 from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, LogTruncated
-from airflow_kafka_spark.windows.codec import packed, unpacked
+from airflow_kafka_spark.windows.codec import json_bytes, packed, unpacked
 from airflow_kafka_spark.windows.instants import iso
-from airflow_kafka_spark.windows.interval import IntervalState, what_others_leave
+from airflow_kafka_spark.windows.interval import IntervalState, without_others
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
 
 VERSION = 1
+"""Version of the records' format. A record of a newer version is refused."""
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """The offsets that an instant stands for in one topic.
+    """The offsets of one topic that correspond to an instant.
 
     :param topic: the topic.
-    :param topic_id: its id when this was decided.
+    :param topic_id: id of the topic at the time of the decision.
     :param instant: milliseconds since the epoch.
-    :param offsets: per partition, the first offset that does not belong to what is before the instant. A partition that is
-        missing was created later: all of its records lie behind.
+    :param offsets: by partition, the first offset that belongs to the time from the instant on. A missing partition was created
+        later: all of its records belong to that time.
     :param by: the run that decided it.
-    :param earliest: of partitions that had lost their beginning when this was decided, where nothing older than the instant was
-        left to tell where it lay: the lowest offset that it may stand for. Empty where that is not known.
-    :param decided_at: milliseconds since the epoch; 0 where that is not known.
-    :param epochs: per partition, the leader epoch under which the log reached to its offset; a partition that is missing is not
-        known.
+    :param earliest: lower bounds of uncertain offsets, by partition. An offset is uncertain if the beginning of the log was
+        deleted before the decision, and no record older than the instant was left.
+    :param decided_at: time of the decision, milliseconds since the epoch; 0 if unknown.
+    :param epochs: by partition, the leader epoch under which the log reached the offset; unknown for missing partitions.
     """
 
     topic: str
@@ -64,17 +64,17 @@ def propose(
     now: int,
     epochs: Mapping[int, int] | None = None,
 ) -> Boundary:
-    """Return the boundary to propose for an instant, and for which partitions its place is uncertain (``earliest``).
+    """Return the boundary to propose for an instant, with the partitions in which its offset is uncertain (``earliest``).
 
-    Where the log begins at or behind the boundary, the records that were deleted may have been older than the instant, or not.
-    Its place is certain if a record before it is left (as far as timestamps ascend), if nothing has ever been deleted, or if an
-    earlier boundary stands at the beginning of the log and its own place is certain, or was decided before this instant came.
+    If the log begins at or after the boundary, the deleted records may have been older than the instant, or not. The offset is
+    certain if a record before it is left (provided that timestamps ascend), if nothing was ever deleted, or if an earlier
+    boundary lies at the beginning of the log and is itself certain, or was decided before this instant had come.
 
-    :param found: per partition, the first offset at or behind the instant.
-    :param lows: the first offset that is left in each partition, asked for after ``found``.
-    :param settled: what is decided, by instant.
-    :param now: milliseconds since the epoch.
-    :param epochs: the leader epochs under which ``found`` holds, as far as they are known.
+    :param found: by partition, the first offset whose timestamp is at or after the instant.
+    :param lows: by partition, the first offset that is left in the log, read after ``found``.
+    :param settled: the settled boundaries, by instant.
+    :param now: the current time, milliseconds since the epoch.
+    :param epochs: by partition, the leader epoch of ``found``, if known.
     """
     proposal = Boundary(topic, topic_id, instant, dict(found), by, decided_at=now, epochs=dict(epochs or {}))
     below, _ = _around(instant, settled)
@@ -92,7 +92,7 @@ def propose(
 
 
 def place(proposal: Boundary, settled: Mapping[int, Boundary]) -> Boundary:
-    """Return the boundary that a proposal would become if it were the next one. Its instant is not settled yet."""
+    """Return the boundary that a proposal for an instant without a boundary would become."""
     return _fit(proposal, *_around(proposal.instant, settled))
 
 
@@ -106,28 +106,28 @@ def _around(instant: int, settled: Mapping[int, Boundary]) -> tuple[Boundary | N
 def settle(proposals: Iterable[Boundary]) -> dict[int, Boundary]:
     """Return the boundaries of one topic, by instant: the first proposal of each instant, moved between its neighbours.
 
-    A record may come late, or its timestamp may lie in the future. So the proposal of an instant that is decided late may pass
-    boundaries that were decided before. The instant then stands for the offsets that are left between its neighbours, if any.
+    Records may arrive late, and timestamps may lie in the future. So a late proposal may have offsets beyond those of a boundary
+    that was decided before. It is then limited to the offsets between its neighbours.
 
-    Guarantee: offsets never descend as instants ascend, and a proposal that follows changes nothing that is settled. Settling
-    what is settled gives the same. The cost is n log n in the number of proposals, times their partitions.
+    Guarantee: offsets never descend as instants ascend, and a later proposal does not change settled boundaries. Settling settled
+    boundaries returns them unchanged. The cost is n log n in the number of proposals, times their partitions.
 
-    :param proposals: of one topic (and one topic id), in the order of the log.
-    :return: in the order of the log.
+    :param proposals: proposals of one topic (and one topic id), in the order of the log.
+    :return: the boundaries, in the order of the log.
     """
     return _fold(proposals)[0]
 
 
 def _fold(proposals: Iterable[Boundary]) -> tuple[dict[int, Boundary], dict[int, set[int]]]:
-    """Return what :func:`settle` returns, and per instant the instants that it leans on: without them it would stand elsewhere.
+    """Return the result of :func:`settle`, and for each instant the instants that its boundary depends on.
 
-    It leans on a neighbour that has moved it, and on the instant from which it knows a partition.
+    A boundary depends on a neighbour that has moved it, and on the instant from which it has inherited a partition.
     """
     first: dict[int, Boundary] = {}
     for proposal in proposals:
         first.setdefault(proposal.instant, proposal)
     settled: dict[int, Boundary] = {}
-    leans: dict[int, set[int]] = {}
+    dependencies: dict[int, set[int]] = {}
     known_from: dict[int, int] = {}
     for (instant, proposal), (below, above) in zip(first.items(), _neighbours(list(first)), strict=True):
         inherited = {
@@ -137,17 +137,18 @@ def _fold(proposals: Iterable[Boundary]) -> tuple[dict[int, Boundary], dict[int,
             proposal, settled[below] if below is not None else None, settled[above] if above is not None else None, inherited
         )
         settled[instant] = boundary
-        leans[instant] = {n for n in (below, above) if n is not None and _moves(settled[n], proposal, boundary)}
-        leans[instant].update(inherited.values())
+        dependencies[instant] = {n for n in (below, above) if n is not None and _moves(settled[n], proposal, boundary)}
+        dependencies[instant].update(inherited.values())
         for partition in boundary.offsets:
             known_from[partition] = min(instant, known_from.get(partition, instant))
-    return settled, leans
+    return settled, dependencies
 
 
 def _neighbours(instants: Sequence[int]) -> list[tuple[int | None, int | None]]:
     """Return, for each instant, the next lower and the next higher one among those before it in the sequence.
 
-    Found backwards: the last one has its neighbours among all; without it, the one before it has; and so on.
+    They are found backwards, in a linked list of the sorted instants: the last one has its neighbours in the whole list, the one
+    before it in the list without the last one, and so on.
     """
     ordered = sorted(instants)
     lower: dict[int, int | None] = dict(zip(ordered, [None, *ordered], strict=False))
@@ -164,10 +165,10 @@ def _neighbours(instants: Sequence[int]) -> list[tuple[int | None, int | None]]:
 
 
 def _fit(proposal: Boundary, below: Boundary | None, above: Boundary | None, inherited: Iterable[int] = ()) -> Boundary:
-    """Return a proposal, moved so that it passes neither neighbour.
+    """Return a proposal with its offsets limited to those between its neighbours.
 
-    The nearest ones are enough: offsets ascend with instants among those that are settled. A partition that a boundary does not
-    know was created after it was decided: it stands at its beginning there.
+    The nearest neighbours are enough, because offsets of settled boundaries ascend with their instants. A partition that a
+    boundary does not have was created after its decision, so that its offset there is 0.
     """
     offsets = {}
     for partition in sorted({*proposal.offsets, *inherited}):
@@ -176,7 +177,7 @@ def _fit(proposal: Boundary, below: Boundary | None, above: Boundary | None, inh
         offsets[partition] = min(offset, above.offsets.get(partition, 0)) if above else offset
     if offsets == proposal.offsets:
         return proposal
-    # The log may never have had, under this epoch, what lies before an offset that others have decided.
+    # Under this epoch, the log may never have reached an offset that another proposal has decided.
     epochs = {
         partition: epoch for partition, epoch in proposal.epochs.items() if offsets[partition] == proposal.offsets[partition]
     }
@@ -184,7 +185,7 @@ def _fit(proposal: Boundary, below: Boundary | None, above: Boundary | None, inh
 
 
 def _moves(neighbour: Boundary, proposal: Boundary, settled: Boundary) -> bool:
-    """Return True if a neighbour has moved a proposal: in some partition it stands where the neighbour stands."""
+    """Return True if a neighbour has moved a proposal: in some partition it has the neighbour's offset instead of its own."""
     return any(
         offset != proposal.offsets.get(partition, 0) and offset == neighbour.offsets.get(partition, 0)
         for partition, offset in settled.offsets.items()
@@ -194,7 +195,7 @@ def _moves(neighbour: Boundary, proposal: Boundary, settled: Boundary) -> bool:
 def beyond_retention(settled: Mapping[int, Boundary], lows: Mapping[int, int]) -> Boundary | None:
     """Return the last boundary before which no record is left in any partition; None if there is none.
 
-    :param settled: of one topic, by instant.
+    :param settled: the boundaries of one topic, by instant.
     :param lows: the first offset that is left in each of its partitions.
     """
     gone = (b for b in settled.values() if _is_gone(b, lows))
@@ -202,16 +203,16 @@ def beyond_retention(settled: Mapping[int, Boundary], lows: Mapping[int, int]) -
 
 
 def _removable(proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]) -> tuple[list[int], set[int]]:
-    """Return which proposals of a topic may be removed, see :func:`unneeded`, and the instants that are kept."""
+    """Return the indexes of the proposals that may be removed (see :func:`unneeded`), and the instants that are kept."""
     mine = [index for index, proposal in enumerate(proposals) if proposal.topic_id == topic_id]
-    # A stale answer may name the id of a topic that is gone: its proposals are not followed by those of the one before it.
+    # Only proposals before the first one with this id: if the id is stale, those of the present topic come later, and are kept.
     others = [i for i, proposal in enumerate(proposals) if proposal.topic_id != topic_id and mine and i < mine[0]]
-    settled, leans = _fold(proposals[index] for index in mine)
+    settled, dependencies = _fold(proposals[index] for index in mine)
     horizon = beyond_retention(settled, lows)
     kept = {instant for instant in settled if horizon is None or instant >= horizon.instant}
     pending = list(kept)
     while pending:
-        more = leans[pending.pop()] - kept
+        more = dependencies[pending.pop()] - kept
         kept |= more
         pending += more
     first: set[int] = set()
@@ -224,28 +225,28 @@ def _removable(proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, 
     return sorted([*others, *removed], reverse=True), kept
 
 
-# --- many in one record ------------------------------------------------------------------------------------------------
+# --- archives ----------------------------------------------------------------------------------------------------------
 
 ARCHIVE_AFTER = 400
-"""Boundaries of a topic that have records of their own before the older ones are archived together."""
-SINGLE = 200
-"""Of these, the ones that keep their record: the newest."""
-ARCHIVED_BYTES = 400_000
-"""Of an archive's boundaries before they are compressed, at most."""
+"""Number of a topic's boundaries with records of their own above which the older ones are archived."""
+UNARCHIVED = 200
+"""Number of newest boundaries that keep records of their own."""
+MAX_ARCHIVE_BYTES = 400_000
+"""Maximum size of an archive's boundaries in bytes, before compression."""
 
 
 @dataclass(frozen=True)
 class BoundaryArchive:
     """Settled boundaries of one topic, as one record of the ledger.
 
-    What is settled never changes, so an archive holds facts: it counts as if its boundaries had been proposed before all others,
-    wherever its record lies. Written twice, or beside the records it was made of, it changes nothing.
+    Settled boundaries never change. So an archive is treated as if its boundaries had been proposed before all others, wherever
+    its record lies in the log. A second copy, or an archive beside the records that it was made of, changes nothing.
 
-    :param first: its earliest boundary.
-    :param last: its latest.
-    :param count: how many it holds.
-    :param text: all of them, compressed.
-    :param offset: where its record lies; -1 where that is not known.
+    :param first: the earliest boundary.
+    :param last: the latest boundary.
+    :param count: number of boundaries.
+    :param text: all boundaries, compressed.
+    :param offset: offset of its record; -1 if unknown.
     """
 
     first: Boundary
@@ -256,12 +257,15 @@ class BoundaryArchive:
 
     @classmethod
     def of(cls, settled: Sequence[Boundary]) -> BoundaryArchive:
-        """Return the archive of settled boundaries of one topic, which are in ascending order."""
+        """Return the archive of some boundaries.
+
+        :param settled: settled boundaries of one topic, in ascending order.
+        """
         return cls(settled[0], settled[-1], len(settled), packed([[b.instant, _to_json(b)] for b in settled]))
 
     @cached_property
     def boundaries(self) -> tuple[Boundary, ...]:
-        """All of them, in ascending order."""
+        """All boundaries, in ascending order."""
         return tuple(_from_json(self.first.topic, instant, value) for instant, value in unpacked(self.text))
 
     @cached_property
@@ -269,8 +273,9 @@ class BoundaryArchive:
         return [boundary.instant for boundary in self.boundaries]
 
     def near(self, instant: int) -> Iterator[Boundary]:
-        """Yield the boundary of an instant, if the archive has it, and its neighbours. The archive is only decompressed if they
-        lie within it.
+        """Yield the boundary of an instant, if the archive has it, and its neighbours in the archive.
+
+        The archive is decompressed only if the instant lies within it.
         """
         if instant > self.last.instant:
             yield self.last
@@ -281,20 +286,20 @@ class BoundaryArchive:
             yield from self.boundaries[max(below - 1, 0) : above + 1]
 
     def last_gone(self, lows: Mapping[int, int]) -> Boundary | None:
-        """Return its last boundary that has nothing before it any more, see :func:`beyond_retention`."""
+        """Return the last boundary before which no record is left (:func:`beyond_retention`); None if there is none."""
         if _is_gone(self.last, lows):
             return self.last
         return beyond_retention({b.instant: b for b in self.boundaries}, lows) if _is_gone(self.first, lows) else None
 
 
 def near_boundaries(archives: Iterable[BoundaryArchive], instants: Iterable[int], lows: Mapping[int, int]) -> list[Boundary]:
-    """Return the archived boundaries that decide something for some instants, in ascending order.
+    """Return the archived boundaries that affect the boundaries of some instants, in ascending order.
 
-    Guarantee: settled before all proposals of these instants, they give what settling all archived ones gives: what decides
-    about a proposal are its neighbours.
+    Guarantee: for proposals of these instants, :func:`settle` returns equal results with these boundaries as with all archived
+    ones, because only the neighbours of a proposal affect it.
 
-    :param archives: of one topic and one topic id.
-    :param instants: those that are asked for, and those of all proposals that are not archived.
+    :param archives: archives of one topic and one topic id.
+    :param instants: the instants that are looked up, and those of all proposals that are not archived.
     :param lows: the first offset that is left in each partition.
     """
     archives = tuple(archives)
@@ -315,19 +320,19 @@ def near_boundaries(archives: Iterable[BoundaryArchive], instants: Iterable[int]
 def to_archive(near: Iterable[Boundary], proposals: Sequence[Boundary]) -> list[BoundaryArchive]:
     """Return new archives of the older boundaries, once there are more than :data:`ARCHIVE_AFTER` with records of their own.
 
-    :param near: the archived boundaries that decide something for these proposals (:func:`near_boundaries`).
+    :param near: the archived boundaries that affect these proposals (:func:`near_boundaries`).
     :param proposals: the boundaries of one topic and topic id that are not archived, in the order of the log.
     """
     if len(proposals) <= ARCHIVE_AFTER:
         return []
     settled = settle([*near, *proposals])
-    mine = sorted({proposal.instant for proposal in proposals})[:-SINGLE]
+    mine = sorted({proposal.instant for proposal in proposals})[:-UNARCHIVED]
     made: list[BoundaryArchive] = []
     part: list[Boundary] = []
     size = 0
     for boundary in (settled[instant] for instant in mine):
-        own = len(_dump(_to_json(boundary)))
-        if part and size + own > ARCHIVED_BYTES:
+        own = len(json_bytes(_to_json(boundary)))
+        if part and size + own > MAX_ARCHIVE_BYTES:
             made.append(BoundaryArchive.of(part))
             part, size = [], 0
         part.append(boundary)
@@ -341,7 +346,7 @@ class Unneeded:
 
     :param proposals: indexes of proposals, in the order in which they may be removed one by one.
     :param archives: indexes of archives.
-    :param near: the archived boundaries that decide something for the proposals.
+    :param near: the archived boundaries that affect the proposals.
     """
 
     proposals: list[int]
@@ -352,20 +357,19 @@ class Unneeded:
 def unneeded(
     archives: Sequence[BoundaryArchive], proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]
 ) -> Unneeded:
-    """Return the proposals and archives of a topic that are not needed any more.
+    """Return the proposals and archives of a topic that are no longer needed.
 
-    Needed are the last boundary before which no record is left, the boundaries after it, and those that these lean on. Older ones
-    are not needed, nor those of a topic of this name that was replaced, nor second proposals of an instant, nor archives that
-    were written twice.
+    The last boundary before which no record is left is needed, all boundaries after it, and those that these depend on. Not
+    needed are older ones, those of an earlier topic of this name, second proposals of an instant, and second copies of archives.
 
-    Guarantee: at every moment of the removal, and whatever is proposed meanwhile, those that are needed stay where they are.
-    A boundary leans only on those before it in the log, so the newest go first. A boundary that is removed and asked for once
-    more stands below what is left of the log, as it did before.
+    Guarantee: at every moment of the removal, and whatever is proposed meanwhile, the needed boundaries keep their offsets. A
+    boundary depends only on those before it in the log, so the newest are removed first. If a removed boundary is looked up
+    again, its offsets lie below the beginning of the log, as before.
 
-    :param archives: of one topic, in the order of the log.
+    :param archives: archives of one topic, in the order of the log.
     :param proposals: the boundaries that are not archived, in the order of the log.
-    :param topic_id: the topic's id now.
-    :param lows: the first offset that is left in each of its partitions now.
+    :param topic_id: the present id of the topic.
+    :param lows: the first offset that is left in each of its partitions.
     """
     mine = [index for index, archive in enumerate(archives) if archive.first.topic_id == topic_id]
     near = near_boundaries([archives[index] for index in mine], (p.instant for p in proposals), lows)
@@ -390,8 +394,8 @@ def unneeded(
 def begins_at_most(boundary: Boundary, offsets: Mapping[TopicPartition, int]) -> Boundary:
     """Return the start of an interval that directly follows another one, which ended at these offsets.
 
-    They are those of the boundary between the two. If the ledger has lost that, it was decided once more: a record that arrived
-    late, after the interval before it had been moved, would now lie before the boundary, and belong to no interval.
+    Usually the boundary has these offsets. If the ledger has lost it, it was decided again, and may have later ones: records that
+    arrived after the previous interval was moved would then belong to no interval.
     """
     lower = {p: o for p, at in boundary.offsets.items() if (o := offsets.get(TopicPartition(boundary.topic, p), at)) < at}
     epochs = {p: epoch for p, epoch in boundary.epochs.items() if p not in lower}
@@ -399,7 +403,7 @@ def begins_at_most(boundary: Boundary, offsets: Mapping[TopicPartition, int]) ->
 
 
 def known_epochs(boundaries: Iterable[Boundary]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Return the offsets of boundaries of different topics, and their leader epochs, for partitions whose epoch is known."""
+    """Return offsets and leader epochs of the boundaries of several topics, for the partitions whose epoch is known."""
     offsets: dict[TopicPartition, int] = {}
     epochs: dict[TopicPartition, int] = {}
     for boundary in boundaries:
@@ -424,14 +428,15 @@ def interval_ranges(
 ) -> Ranges:
     """Return the offsets between two boundaries, per partition.
 
-    :param starts: per topic, the boundary of the interval's start.
-    :param ends: per topic, that of its end.
-    :param log: what Kafka holds now.
-    :param position: what windows that belong to no interval have moved already: it is not moved again.
-    :param data_loss: ``fail`` refuses to pass over records that were deleted before they were read; ``skip`` records a gap.
-    :param others: the other intervals of the pipeline: what they have is not moved again either.
-    :raises LogTruncated: the log was cut off below the interval's start or end, and has grown again.
-    :raises DataLoss: records of the interval are gone, or (:class:`~airflow_kafka_spark.errors.BeginningDeleted`) may be.
+    :param starts: by topic, the boundary of the interval's start.
+    :param ends: by topic, the boundary of the interval's end.
+    :param log: the present log.
+    :param position: position of the pipeline by windows without an interval. Offsets before it are not moved again.
+    :param data_loss: ``fail`` refuses an interval whose records were deleted before they were read; ``skip`` records a gap.
+    :param others: the other intervals of the pipeline, whose offsets are not moved again either.
+    :raises LogTruncated: the log was truncated below the interval's start or end, and has grown again.
+    :raises DataLoss: records of the interval were deleted, or (:class:`~airflow_kafka_spark.errors.BeginningDeleted`) may have
+        been.
     """
     natural = []
     for topic in sorted(topics):
@@ -441,7 +446,7 @@ def interval_ranges(
             start = min(max(starts[topic].offsets.get(partition, 0), passed), max(end, passed))
             natural.append(OffsetRange(topic, partition, start, max(end, start)))
     ranges, gaps = [], []
-    for r in what_others_leave(natural, log.topic_ids, others):
+    for r in without_others(natural, log.topic_ids, others):
         tp, boundary = r.topic_partition, starts[r.topic]
         cut = log.diverged.get(tp, r.start)
         if tp in log.diverged and data_loss == "fail":
@@ -450,7 +455,7 @@ def interval_ranges(
         if cut < r.start:
             gaps.append(Gap(*tp, max(cut, log.partitions[tp].low), r.start))
         low = min(log.partitions[tp].low if tp in log.partitions else 0, r.end)
-        # Where its start is not known the interval may have begun before all that is left of the log.
+        # If the start is uncertain, the interval may have begun before the first offset that is left.
         is_known = r.start > boundary.offsets.get(r.partition, 0) or r.partition not in boundary.earliest
         passed = position.offsets.get(tp, 0) if position.topic_ids.get(r.topic) in (None, "", log.topic_ids.get(r.topic)) else 0
         wanted = r.start if is_known else max(passed, boundary.earliest[r.partition])
@@ -463,51 +468,51 @@ def interval_ranges(
     return Ranges(tuple(ranges), tuple(gaps), 0)
 
 
-# --- as records of the ledger ------------------------------------------------------------------------------------------
+# --- records of the ledger ---------------------------------------------------------------------------------------------
 
 
 def boundary_prefix(topic: str) -> bytes:
-    """Return what the keys of a topic's boundaries begin with. No key of a pipeline begins so."""
-    return _dump([None, "boundary", topic])[:-1] + b","
+    """Return the prefix of the keys of a topic's boundaries. No key of a pipeline has this prefix."""
+    return json_bytes([None, "boundary", topic])[:-1] + b","
 
 
 def boundary_to_record(boundary: Boundary, token: str) -> tuple[bytes, bytes]:
     """Return key and value of a proposal. Each proposal has a key of its own, so that compaction keeps the first one.
 
-    :param token: unguessable.
+    :param token: a random token that makes the key unique.
     """
-    key = _dump([None, "boundary", boundary.topic, boundary.instant, token])
-    return key, _dump({"v": VERSION, **_to_json(boundary)})
+    key = json_bytes([None, "boundary", boundary.topic, boundary.instant, token])
+    return key, json_bytes({"v": VERSION, **_to_json(boundary)})
 
 
 def boundary_from_record(key: bytes, value: bytes) -> Boundary:
-    """Return the boundary of a ledger record.
+    """Return the boundary that a ledger record contains.
 
-    :raises ValueError: a later release wrote it.
+    :raises ValueError: a later release wrote the record.
     """
     _, _, topic, instant, _ = json.loads(key)
     return _from_json(topic, instant, _known(value))
 
 
 def archive_prefix(topic: str) -> bytes:
-    """Return what the keys of a topic's archives begin with."""
-    return _dump([None, "boundaries", topic])[:-1] + b","
+    """Return the prefix of the keys of a topic's archives."""
+    return json_bytes([None, "boundaries", topic])[:-1] + b","
 
 
 def archive_to_record(archive: BoundaryArchive, token: str) -> tuple[bytes, bytes]:
-    """Return key and value.
+    """Return key and value of an archive.
 
-    :param token: unguessable: an archive is never overwritten.
+    :param token: a random token that makes the key unique, so that no archive is overwritten.
     """
     ends = {name: [b.instant, _to_json(b)] for name, b in (("first", archive.first), ("last", archive.last))}
     value = {"v": VERSION, "count": archive.count, **ends, "boundaries": archive.text}
-    return _dump([None, "boundaries", archive.first.topic, token]), _dump(value)
+    return json_bytes([None, "boundaries", archive.first.topic, token]), json_bytes(value)
 
 
 def archive_from_record(key: bytes, value: bytes, offset: int) -> BoundaryArchive:
-    """Return the archive of boundaries of a ledger record.
+    """Return the archive that a ledger record contains.
 
-    :raises ValueError: a later release wrote it.
+    :raises ValueError: a later release wrote the record.
     """
     _, _, topic, _ = json.loads(key)
     found = _known(value)
@@ -536,7 +541,3 @@ def _to_json(boundary: Boundary) -> dict[str, Any]:
 def _from_json(topic: str, instant: int, found: Mapping[str, Any]) -> Boundary:
     offsets, earliest, epochs = ({p: o for p, o in found.get(name, ())} for name in ("offsets", "earliest", "epochs"))
     return Boundary(topic, found["topic_id"], instant, offsets, found.get("by", ""), earliest, found.get("at", 0), epochs)
-
-
-def _dump(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,6 +1,6 @@
-"""Lag of a consumer: how many records it is behind, and whether it is healthy.
+"""Lag of a consumer, and the status that follows from its history.
 
-Pure functions: offsets that were read from Kafka come in as arguments.
+The functions are pure: offsets that were read from Kafka are arguments.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from airflow_kafka_spark.windows.model import TopicPartition
 Per = Literal["total", "partition"]
 
 OBSERVATIONS = 10
-"""Observations that a verdict is based on, as in Burrow."""
-ENOUGH = 3
-"""Observations that a pattern takes, at least."""
+"""Number of newest observations that a verdict is based on, as in Burrow."""
+MIN_OBSERVATIONS = 3
+"""Minimum number of observations that show a pattern."""
 
 
 class Status(str, Enum):
@@ -41,7 +41,7 @@ class Head:
     """The first record of a backlog, as a read_committed reader sees it.
 
     :param offset: its offset.
-    :param timestamp: its timestamp, milliseconds since the epoch; None where the record has none.
+    :param timestamp: its timestamp, milliseconds since the epoch; None if the record has none.
     """
 
     offset: int
@@ -52,13 +52,13 @@ class Head:
 class PartitionLag:
     """The offsets of a consumer and of the log in one partition.
 
-    :param committed: the next offset it reads; None when it has none: it never committed, or that has expired.
-    :param low: the first offset that is still there.
-    :param end: the last stable offset: a reader of committed records gets no further.
-    :param head: the first record at or behind the committed offset, and before ``end``; None without one, so that only
-        transaction markers, aborted records and compacted ones lie in between.
-    :param held_back: offsets behind ``end``, of open transactions.
-    :param seconds: age of ``head``, at least 0; 0 without one, None when it has no timestamp.
+    :param committed: the next offset that the consumer reads; None if it has never committed, or if its offset has expired.
+    :param low: the first offset that is left in the log.
+    :param end: the last stable offset, at which a reader of committed records has to stop.
+    :param head: the first record from the committed offset up to ``end``; None if there are only transaction markers, aborted
+        records and compacted ones.
+    :param held_back: number of offsets after ``end``, which belong to open transactions.
+    :param seconds: age of ``head``, at least 0; 0 without one, None if it has no timestamp.
     """
 
     committed: int | None
@@ -70,7 +70,7 @@ class PartitionLag:
 
     @property
     def start(self) -> int:
-        """The offset at which the reader goes on: the committed offset, or the first record that is left."""
+        """The offset at which the reader continues: the committed offset, or the first offset that is left in the log."""
         return max(self.low, self.committed or 0)
 
     @property
@@ -80,7 +80,7 @@ class PartitionLag:
 
     @property
     def records(self) -> int:
-        """Offsets from the first unread record to the end: an upper bound of the records, 0 exactly when there is none."""
+        """Number of offsets from the first unread record to the end: an upper bound of the records, and 0 only without any."""
         return max(self.end - self.head.offset, 1) if self.head else 0
 
     @property
@@ -101,12 +101,12 @@ class PartitionLag:
 
 @dataclass(frozen=True)
 class Lag:
-    """The lag of a consumer in all partitions that were asked for.
+    """The lag of a consumer in all of its partitions.
 
-    :param of: the group or the pipeline.
-    :param partitions: the state of each.
-    :param now: when, seconds since the epoch.
-    :param active: whether the consumer shows that it lives: its group has members.
+    :param of: name of the group or the pipeline.
+    :param partitions: state of each partition.
+    :param now: time of the measurement, seconds since the epoch.
+    :param active: True if the consumer's group has members.
     """
 
     of: str
@@ -133,7 +133,7 @@ class Lag:
 
     @property
     def line(self) -> str:
-        """The lag as one readable line."""
+        """The lag as one line for a log."""
         seconds = self.seconds
         age = "" if not self.records() else f", the oldest {'of unknown age' if seconds is None else f'{seconds:,.1f} s old'}"
         return f"{self.of} is {self.records():,} records behind{age} ({len(self.partitions)} partitions)"
@@ -143,11 +143,12 @@ class Lag:
 class Threshold:
     """The condition of a lag sensor: a lag that is small enough, or a backlog that is large enough.
 
-    :param at_most_records: wait until at most so many records are left.
-    :param at_most_seconds: wait until the oldest unread record is at most so old. Given both, both have to hold.
-    :param at_least_records: wait until at least so many records are there.
-    :param at_least_seconds: wait until the oldest of them is at least so old. Given both, one is enough.
-    :param per: count records in ``total``, or by ``partition``: at most in each, at least in one.
+    :param at_most_records: maximum number of unread records.
+    :param at_most_seconds: maximum age of the oldest unread record. If both maxima are given, both have to hold.
+    :param at_least_records: minimum number of unread records.
+    :param at_least_seconds: minimum age of the oldest unread record. If both minima are given, one is enough.
+    :param per: ``total`` compares the sum of all partitions; ``partition`` compares each one: none of them may exceed a maximum,
+        and one that reaches a minimum is enough.
     """
 
     at_most_records: int | None = None
@@ -157,7 +158,7 @@ class Threshold:
     per: Per = "total"
 
     def reached(self, lag: Lag) -> bool:
-        """Return True if the lag meets the threshold. A record without a timestamp is neither young nor old."""
+        """Return True if the lag meets the threshold. A record without a timestamp meets no limit of age."""
         records, seconds = lag.records(self.per), lag.seconds
         at_most = [
             limit is None or (value is not None and value <= limit)
@@ -184,7 +185,7 @@ class Threshold:
         return given[0][1].join(text for text, _ in given) if given else "nothing"
 
 
-# --- is a consumer at work? ------------------------------------------------------------------------------------------------
+# --- status of a consumer --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -192,11 +193,11 @@ class Observation:
     """A consumer's offset and lag in one partition at one moment.
 
     :param time: seconds since the epoch.
-    :param committed: its offset, None without one.
-    :param records: its lag, None where that is not known any more.
-    :param seconds: age of the first unread record then, None where that is not known.
-    :param active: a sign of life other than an offset that moves: a window was completed, the group had members.
-    :param tells: whether its offset is known; else it is a sign of life, and nothing more.
+    :param committed: committed offset of the consumer; None without one.
+    :param records: its lag in records; None if unknown.
+    :param seconds: age of the first unread record at that time; None if unknown.
+    :param active: True for a sign of life other than a moved offset: a window was completed, or the group had members.
+    :param has_offset: False if ``committed`` is unknown, so that the observation is only a sign of life.
     """
 
     time: float
@@ -204,7 +205,7 @@ class Observation:
     records: int | None = None
     seconds: float | None = None
     active: bool = False
-    tells: bool = True
+    has_offset: bool = True
 
 
 @dataclass(frozen=True)
@@ -218,22 +219,23 @@ class Verdict:
 def judge(history: Sequence[Observation], cadence: Cadence | None = None) -> Verdict:
     """Return a partition's status by Burrow's rules, adapted to consumers that run by a schedule.
 
-    In this order, the first that holds:
+    The first rule that applies decides:
 
-    - no lag now, or none at any time that is looked back on: ``OK``, there was nothing to do;
-    - no committed offset, but records: ``STOP``, since that is what an expired or deleted group looks like;
+    - no lag now, or in one of the last :data:`OBSERVATIONS` observations, and no run is late since then: ``OK``;
+    - unread records, but no committed offset, as after a group has expired or was deleted: ``STOP``;
     - the committed offset went back: ``REWIND``;
     - no sign of life for longer than the schedule allows: ``STOP``;
     - signs of life, but the offset does not move although a record is waiting: ``STALL``;
     - the lag never decreases: ``WARN``;
-    - else ``OK``.
+    - otherwise ``OK``.
 
-    With a ``cadence`` a consumer may be silent until a run is late that was due after its last sign of life; while it is, a lag
-    that grows is no warning either: it is compared at commits only. A record is a reproach only since it came: silence is never
-    longer than its age. Without a cadence, Burrow's own rule holds: silent for longer than all the commits that were seen took.
+    With a ``cadence`` a consumer may be silent until the first run after its last sign of life is late. A growing lag is no
+    warning in that time, since lags are compared at commits only. Silence is counted from the arrival of the first unread record
+    at the earliest. Without a cadence, Burrow's rule applies: ``STOP`` if the silence is longer than the time that all observed
+    commits took.
 
-    :param history: what was seen, oldest first, at least one; the last one is now.
-    :param cadence: when the consumer is expected to run, None for one that runs all the time, or if it is not known.
+    :param history: at least one observation, the oldest first; the last one is the present state.
+    :param cadence: the schedule of the consumer; None if it runs all the time, or if the schedule is unknown.
     """
     now = history[-1]
     if now.records == 0:
@@ -250,7 +252,7 @@ def judge(history: Sequence[Observation], cadence: Cadence | None = None) -> Ver
 
 
 def _is_late(cadence: Cadence | None, since: float, now: float) -> bool:
-    """Return True if a run is late that was due after ``since``."""
+    """Return True if the first run that was due after ``since`` is late."""
     deadline = cadence.deadline(since) if cadence is not None else None
     return deadline is not None and now > deadline
 
@@ -262,19 +264,19 @@ def _went_back(recent: Sequence[Observation]) -> tuple[int, int] | None:
 
 def _signs(history: Sequence[Observation]) -> list[float]:
     """Return the times at which the consumer was active."""
-    moved = [after.time for before, after in _told(history) if after.committed != before.committed]
+    moved = [after.time for before, after in _with_offsets(history) if after.committed != before.committed]
     return sorted({*moved, *(seen.time for seen in history if seen.active)})
 
 
-def _told(history: Sequence[Observation]) -> pairwise[tuple[Observation, Observation]]:
-    """Return pairs of successive observations that know the consumer's offset."""
-    return pairwise(seen for seen in history if seen.tells)
+def _with_offsets(history: Sequence[Observation]) -> pairwise[tuple[Observation, Observation]]:
+    """Return pairs of successive observations whose offsets are known."""
+    return pairwise(seen for seen in history if seen.has_offset)
 
 
 def _silent(history: Sequence[Observation], cadence: Cadence | None) -> Verdict | None:
     now, signs = history[-1], _signs(history)
     waiting = [now.seconds] if now.seconds is not None else []
-    # Nothing seen yet: then the record at the committed offset tells for how long it has waited.
+    # Without any sign of life the consumer is silent at least since the first unread record has arrived.
     silence = min([now.time - signs[-1], *waiting]) if signs else max([now.time - history[0].time, *waiting])
     if cadence is not None:
         since = now.time - silence
@@ -282,7 +284,7 @@ def _silent(history: Sequence[Observation], cadence: Cadence | None) -> Verdict 
             return None
         due = cadence.due_after(since) or now.time
         return Verdict(Status.STOP, f"no sign of life for {silence:,.0f} s; a run was due {now.time - due:,.0f} s ago")
-    if len(signs) < ENOUGH or silence <= (usual := signs[-1] - signs[0]):
+    if len(signs) < MIN_OBSERVATIONS or silence <= (usual := signs[-1] - signs[0]):
         return None
     return Verdict(Status.STOP, f"no sign of life for {silence:,.0f} s, {usual:,.0f} s are usual")
 
@@ -291,8 +293,8 @@ def _stalled(history: Sequence[Observation]) -> Verdict | None:
     now = history[-1]
     since = now.time - now.seconds if now.seconds is not None else history[0].time
     waiting = [seen for seen in history if seen.time >= since]
-    moved = any(seen.tells and seen.committed != now.committed for seen in waiting)
-    if moved or sum(seen.active for seen in waiting) < ENOUGH:
+    moved = any(seen.has_offset and seen.committed != now.committed for seen in waiting)
+    if moved or sum(seen.active for seen in waiting) < MIN_OBSERVATIONS:
         return None
     return Verdict(Status.STALL, f"the consumer is at work, but stays at offset {now.committed}")
 
@@ -301,20 +303,20 @@ def _growing(recent: Sequence[Observation], cadence: Cadence | None) -> Verdict 
     if cadence is None:
         lags = [seen.records for seen in recent if seen.records is not None]
     else:
-        commits = [after for before, after in _told(recent) if after.committed != before.committed]
+        commits = [after for before, after in _with_offsets(recent) if after.committed != before.committed]
         lags = [seen.records for seen in commits if seen.records is not None]
-    # Who was caught up in between has begun anew.
+    # Lags from before the consumer was last caught up do not count.
     lags = lags[max((n + 1 for n, lag in enumerate(lags) if lag == 0), default=0) :]
-    if len(lags) < ENOUGH or any(after < before for before, after in pairwise(lags)):
+    if len(lags) < MIN_OBSERVATIONS or any(after < before for before, after in pairwise(lags)):
         return None
     return Verdict(Status.WARN, f"the lag never decreases: {lags[0]:,} to {lags[-1]:,} records")
 
 
 @dataclass
 class History:
-    """The observations of a consumer so far. Observations that no verdict needs are dropped.
+    """The observations of a consumer, at most :data:`OBSERVATIONS` for each partition.
 
-    :param cadence: when the consumer is expected to run, None where that is not known.
+    :param cadence: the schedule of the consumer; None if unknown.
     """
 
     cadence: Cadence | None = None
@@ -326,9 +328,9 @@ class History:
         del seen[:-OBSERVATIONS]
 
     def judge(self, lag: Lag, past: Mapping[TopicPartition, Sequence[Observation]]) -> dict[TopicPartition, Verdict]:
-        """Take what is there now in, and the status of every partition.
+        """Add a lag that was just measured, and return the status of every partition.
 
-        :param past: what is known from elsewhere (a ledger) of the time before.
+        :param past: earlier observations from another place, as a ledger.
         """
         verdicts = {}
         for tp, state in lag.partitions.items():
@@ -339,7 +341,7 @@ class History:
 
 
 def worst(verdicts: Mapping[TopicPartition, Verdict]) -> Verdict:
-    """Return the worst of several verdicts, with the partition in its reason; ``OK`` without any."""
+    """Return the most severe of several verdicts, with the partition in its reason; ``OK`` without any."""
     tp, verdict = max(verdicts.items(), key=lambda item: item[1].status.rank, default=(None, Verdict(Status.OK)))
     if tp is None or verdict.status is Status.OK:
         return Verdict(verdict.status)

@@ -1,7 +1,7 @@
 """Latency of a window's records, and their counts by time, from histograms of their timestamps.
 
-Each task counts its records into buckets of time, and the driver adds the counts up. Buckets become wider the more time the
-records span, so that a task's result stays small.
+Each task counts its records in buckets of time, and the driver adds the counts up. Buckets grow with the span of the timestamps,
+so that a task's result stays small.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from airflow_kafka_spark.windows.instants import instant_ms
+from airflow_kafka_spark.windows.instants import instant_ms, parse_iso
 
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 WIDTHS = (100, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 6 * HOUR, DAY, 30 * DAY, 360 * DAY)
-"""Milliseconds; each a multiple of those before it."""
-MOST = 500
-"""Buckets: so percentiles are as exact as a five hundredth of the span of the window's timestamps, or better."""
+"""Widths of buckets in milliseconds. Each is a multiple of the ones before it."""
+MAX_BUCKETS = 500
+"""Maximum number of buckets. Percentiles are exact to about one five-hundredth of the span of the timestamps."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Counts of records by the time of their timestamps, in buckets of equal width.
+    """Numbers of records by timestamp, in buckets of equal width.
 
-    :param width: of a bucket, in milliseconds; one of :data:`WIDTHS`.
-    :param counts: records by bucket: bucket ``n`` is ``[n * width, (n + 1) * width)`` since the epoch.
+    :param width: width of a bucket in milliseconds; one of :data:`WIDTHS`.
+    :param counts: number of records by bucket: bucket ``n`` is ``[n * width, (n + 1) * width)`` since the epoch.
     """
 
     width: int = WIDTHS[0]
@@ -36,14 +36,14 @@ class Times:
         return sum(self.counts.values())
 
     def at(self, width: int) -> Times:
-        """Return the same counts in wider buckets."""
+        """Return these counts in buckets of another width, a multiple of the present one."""
         counts: dict[int, int] = {}
         for bucket, count in self.counts.items():
             counts[bucket * self.width // width] = counts.get(bucket * self.width // width, 0) + count
         return Times(width, counts)
 
     def plus(self, other: Times) -> Times:
-        """Return the sum of two counts, in at most :data:`MOST` buckets."""
+        """Return the sum of two counts, in at most :data:`MAX_BUCKETS` buckets."""
         width = max(self.width, other.width)
         one, two = (self.at(width) if self.width < width else self), (other.at(width) if other.width < width else other)
         counts = dict(one.counts)
@@ -51,13 +51,17 @@ class Times:
             counts[bucket] = counts.get(bucket, 0) + count
         both = Times(width, counts)
         for wider in (w for w in WIDTHS if w > width):
-            if len(both.counts) <= MOST:
+            if len(both.counts) <= MAX_BUCKETS:
                 break
             both = both.at(wider)
         return both
 
     def percentile(self, share: float) -> int:
-        """Return the timestamp that the given share of the records is not later than: the middle of its bucket."""
+        """Return a percentile of the timestamps, as the middle of its bucket.
+
+        :param share: the share of records that are not later, from 0 to 1.
+        :raises ValueError: there are no records.
+        """
         left = share * self.records
         for bucket in sorted(self.counts):
             left -= self.counts[bucket]
@@ -67,10 +71,8 @@ class Times:
 
 
 def fitting_width(oldest: int, newest: int, width: int) -> int:
-    """Return the smallest width, at least the one given, with which at most :data:`MOST` buckets reach from one instant to the
-    other.
-    """
-    return next((w for w in WIDTHS if w >= width and (newest - oldest) // w < MOST), WIDTHS[-1])
+    """Return the smallest width, at least ``width``, with which at most :data:`MAX_BUCKETS` buckets span two instants."""
+    return next((w for w in WIDTHS if w >= width and (newest - oldest) // w < MAX_BUCKETS), WIDTHS[-1])
 
 
 def total(parts: Iterable[Times]) -> Times:
@@ -83,11 +85,11 @@ def total(parts: Iterable[Times]) -> Times:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds from the timestamp of a record to the flush of its window. Negative if clocks disagree.
+    """Seconds from the timestamps of records to the commit of their window in the sink. Negative if clocks disagree.
 
-    :param min: exact.
-    :param max: exact.
-    :param p50: to the width of a bucket, as ``p95``.
+    :param min: the smallest latency, exact.
+    :param max: the largest latency, exact.
+    :param p50: the median, to the width of a bucket; likewise ``p95``.
     """
 
     min: float
@@ -97,27 +99,27 @@ class Latency:
 
 
 def latency(times: Times, oldest: int | None, newest: int | None, flushed: int) -> Latency | None:
-    """Return the end-to-end latency of a window's records, or None without any.
+    """Return the end-to-end latency of a window's records; None without records.
 
     :param oldest: smallest timestamp, in milliseconds since the epoch.
-    :param newest: largest.
-    :param flushed: when the sink had committed the window.
+    :param newest: largest timestamp.
+    :param flushed: time of the sink's commit, in milliseconds since the epoch.
     """
     if oldest is None or newest is None or not times.counts:
         return None
     low, high = (flushed - newest) / 1000, (flushed - oldest) / 1000
-    # The latest records have the smallest latency. A bucket's middle may lie outside of what there is.
+    # The latest records have the smallest latency. The middle of a bucket may lie outside of [oldest, newest].
     p50, p95 = (min(max((flushed - times.percentile(share)) / 1000, low), high) for share in (0.5, 0.05))
     return Latency(low, p50, p95, high)
 
 
 @dataclass(frozen=True)
 class Consumption:
-    """Records read by time, beside the counts of an upstream system.
+    """Numbers of records by time, as they were read, and as an upstream system has counted them.
 
-    :param width: of a bucket, in milliseconds.
-    :param read: records by the beginning of their bucket, in milliseconds since the epoch.
-    :param upstream: the same as counted upstream; None if they were not counted.
+    :param width: width of a bucket in milliseconds.
+    :param read: number of records that were read, by the start of their bucket in milliseconds since the epoch.
+    :param upstream: number of records that were counted upstream, by the start of their bucket; None if they were not counted.
     """
 
     width: int
@@ -126,18 +128,18 @@ class Consumption:
 
     @property
     def under(self) -> int:
-        """Records that were counted upstream and not read, bucket by bucket (under-consumption)."""
+        """Number of records that were counted upstream and not read, summed over the buckets (under-consumption)."""
         return sum(max(count - self.read.get(start, 0), 0) for start, count in (self.upstream or {}).items())
 
     @property
     def over(self) -> int:
-        """Records that were read and not counted upstream, bucket by bucket (over-consumption)."""
+        """Number of records that were read and not counted upstream, summed over the buckets (over-consumption)."""
         if self.upstream is None:
             return 0
         return sum(max(count - self.upstream.get(start, 0), 0) for start, count in self.read.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON: ``buckets`` are ``[start, read]`` or ``[start, read, upstream]``, oldest first."""
+        """Return the counts as JSON: ``buckets`` are ``[start, read]`` or ``[start, read, upstream]``, the oldest first."""
         starts = sorted({*self.read, *(self.upstream or {})})
         if self.upstream is None:
             return {"bucket_seconds": self.width / 1000, "buckets": [[s, self.read[s]] for s in starts]}
@@ -146,10 +148,10 @@ class Consumption:
 
 
 def consumption(times: Times, bucket: int = MINUTE, upstream: Mapping[int, int] | None = None) -> Consumption:
-    """Put what was read beside an upstream count, in buckets of the wider of both.
+    """Return the records that were read beside an upstream count, in buckets of at least the wider of both widths.
 
-    :param bucket: milliseconds.
-    :param upstream: records by an instant of their bucket, in milliseconds since the epoch.
+    :param bucket: width of the upstream's buckets in milliseconds.
+    :param upstream: number of records by any instant of their bucket, in milliseconds since the epoch.
     """
     wide = times.at(next(w for w in WIDTHS if w >= max(times.width, bucket)))
     counted: dict[int, int] | None = None
@@ -162,10 +164,10 @@ def consumption(times: Times, bucket: int = MINUTE, upstream: Mapping[int, int] 
 
 
 def parse_counts(given: Mapping[Any, Any]) -> dict[int, int]:
-    """Return an upstream count by milliseconds. Users give it by ISO 8601 instants with a zone, datetimes, or milliseconds since
-    the epoch.
+    """Return an upstream count by milliseconds since the epoch.
 
-    :raises ValueError: naming what cannot be understood.
+    :param given: counts by ISO 8601 instants with a zone, by datetimes, or by milliseconds since the epoch.
+    :raises ValueError: a key or a count is of another form; the message names it.
     """
     counts = {}
     for instant, count in given.items():
@@ -175,12 +177,12 @@ def parse_counts(given: Mapping[Any, Any]) -> dict[int, int]:
     return counts
 
 
-def _instant(given: Any) -> int:
+def _instant(given: object) -> int:
     text = str(given).strip()
     if isinstance(given, int) or text.isdecimal():
         return int(text)
     try:
-        instant = given if isinstance(given, datetime) else datetime.fromisoformat(text.replace("Z", "+00:00"))
+        instant = given if isinstance(given, datetime) else parse_iso(text)
     except ValueError:
         raise ValueError(f"`{given}` is neither an ISO 8601 instant nor milliseconds since the epoch") from None
     if instant.tzinfo is None:

@@ -3,29 +3,29 @@
 Kinds of record, all keyed by pipeline so that compaction keeps the newest of each:
 
 ``["<pipeline>", "position"]``
-    where the pipeline stands, and the number of its last complete window.
+    the position of the pipeline, and the number of its last complete window.
 ``["<pipeline>", "window", <number>]``
-    one window: PLANNED with the attempt that works on it, later COMPLETE with its report; finally a tombstone.
+    a window: PLANNED with the attempt that works on it, later COMPLETE with its report; finally a tombstone.
 ``["<pipeline>", "interval", "<name>"]``
-    one of its data intervals: which offsets it stands for and whether it is complete; its window has a ledger name of its own
+    a data interval: its offsets and its state. The window of the interval has a ledger name of its own
     (:mod:`~airflow_kafka_spark.windows.interval`).
-``["<pipeline>", "intervals", "<name of all as one>"]``
-    many of its old intervals, which continue each other (:mod:`~airflow_kafka_spark.windows.interval_archive`).
+``["<pipeline>", "intervals", "<name of the span>"]``
+    an archive of old intervals (:mod:`~airflow_kafka_spark.windows.interval_archive`).
 ``["<pipeline>", "split", <number>, <index>]``
-    a split of the open window that is published: written in the transaction of its records, a tombstone once the window is
-    complete.
+    the marker of a published split of the open window, written in the transaction of the split's records; a tombstone once the
+    window is complete.
 ``["<pipeline>", "dead", <number>]``
-    which records of a window went to the dead letter topic (:mod:`~airflow_kafka_spark.windows.dead_letters`).
+    the dead letters and routed records of a window (:mod:`~airflow_kafka_spark.windows.dead_letters`).
 ``["<pipeline>", "change", <number>]``
-    manual changes of its offsets (:mod:`~airflow_kafka_spark.windows.changes`).
+    a manual change of its offsets (:mod:`~airflow_kafka_spark.windows.changes`).
 ``["<pipeline>", "control", <number>]``
-    control requests that may come while an attempt is running: pause, resume, replay a window. No attempt writes under these
+    a control request that may come while an attempt is running: pause, resume, replay a window. No attempt writes under these
     keys.
 ``["<pipeline>", "binding"]``
-    who moves its windows, and where they go and come from, as its newest window was planned
-    (:mod:`~airflow_kafka_spark.windows.binding`).
+    the task, the destination and the origin of its newest window (:mod:`~airflow_kafka_spark.windows.binding`).
 ``[null, "group", "<group>"]``
-    which pipeline has planned its first window for a consumer group: until that is complete, the group itself does not say so.
+    the pipeline that has planned its first window for a consumer group. The metadata of the group's offsets name it only once
+    that window is complete.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from airflow_kafka_spark.windows.changes import Change, change_from_json, change
 from airflow_kafka_spark.windows.codec import (
     interval_from_json,
     interval_to_json,
+    json_bytes,
     marker_from_json,
     marker_to_json,
     position_from_json,
@@ -65,10 +66,9 @@ from airflow_kafka_spark.windows.model import (
 from airflow_kafka_spark.windows.plan import Position, next_position
 
 VERSION = 1
-"""Of the records. A record of a newer version is refused, never guessed at."""
+"""Version of the records' format. A record of a newer version is refused."""
 PAUSE_VERSION = 2
-"""Of a pause in force: a release that knows of no pauses must not go on as if there were none."""
-
+"""Version of the record of a pause, so that releases without pauses refuse it instead of ignoring it."""
 
 CONTROL = "control"
 ARCHIVE = "intervals"
@@ -81,9 +81,9 @@ class NewerVersion(ValueError):
 
 
 class LedgerRecord(NamedTuple):
-    """A record of the ledger topic: ``value`` is None for a tombstone, ``epoch`` the leader epoch in which it was written.
+    """A record of the ledger topic. ``value`` is None for a tombstone. ``epoch`` is the leader epoch in which it was written.
 
-    Offset and epoch are -1 where the record was not read from there.
+    Offset and epoch are -1 if the record was not read from the topic.
     """
 
     key: bytes
@@ -96,9 +96,9 @@ class LedgerRecord(NamedTuple):
 class Attempt:
     """One attempt at a window.
 
-    :param number: from 1.
-    :param token: unguessable; whose token is in the ledger owns the window.
-    :param run: the run it belongs to.
+    :param number: number of the attempt at this window, from 1.
+    :param token: random token. The attempt whose token is in the ledger owns the window.
+    :param run: the run that the attempt belongs to.
     :param started_at: UTC instant, ISO 8601.
     """
 
@@ -112,10 +112,10 @@ class Attempt:
 class Entry:
     """The ledger's record of a window.
 
-    :param report: the report of a COMPLETE window, as JSON; while it is replayed, that of the time before.
-    :param offset: where its newest record lies in the ledger partition; -1 when not read from there.
-    :param first: where its first one lay: of two that want the same offsets, the one that was planned first counts. -1 where
-        that is not known.
+    :param report: the report of a COMPLETE window, as JSON; during a replay, the previous report.
+    :param offset: offset of its newest record in the ledger partition; -1 if it was not read from there.
+    :param first: offset of its first record; -1 if unknown. If two windows have some of the same offsets, the one that was
+        planned first is valid.
     :param tries: Airflow's counters at the newest attempt of each run that has worked on the window, as far as they are kept.
     """
 
@@ -130,19 +130,19 @@ class Entry:
 
 @dataclass(frozen=True)
 class Memory:
-    """All that the ledger holds of one pipeline.
+    """The state of one pipeline, folded from its records in the ledger.
 
-    :param position: where it stands; empty for a pipeline without a past.
+    :param position: its position; empty for a new pipeline.
     :param last_number: number of its last COMPLETE window, 0 without one.
-    :param entries: its recent windows by number.
-    :param exists: False when the ledger has never heard of it.
-    :param markers: splits that are published, by window number and split index.
+    :param entries: its recent windows, by number.
+    :param exists: False if the ledger holds no record of it.
+    :param markers: published splits, by window number and split index.
     :param intervals: its data intervals, by name.
-    :param changes: what was done to its offsets by hand, by number.
-    :param controls: pauses, resumes, replays and the like that were asked for, by number.
-    :param dead: which records went to the dead letter topic, by window number.
-    :param binding: who moves it, and where it goes, as its newest window was planned; None where that is not known.
-    :param seen: the offset of its newest record that was read from the ledger partition; -1 without one.
+    :param changes: manual changes of its offsets, by number.
+    :param controls: control requests (pause, resume, replay ...), by number.
+    :param dead: dead letters and routed records, by window number.
+    :param binding: the binding of its newest window; None if unknown.
+    :param seen: offset of the newest of these records in the ledger partition; -1 without one.
     """
 
     pipeline: str
@@ -160,26 +160,26 @@ class Memory:
 
     @property
     def is_blank(self) -> bool:
-        """True if the ledger has no position for the pipeline: it has never moved a window, or was reset by ``forget``."""
+        """True if the ledger has no position of the pipeline: it has never moved a window, or was removed by ``forget``."""
         return not (self.position.offsets or self.position.source or self.last_number or self.entries)
 
     @property
     def forgotten(self) -> Change | None:
-        """The newest ``forget`` of the pipeline; None without one."""
+        """The newest ``forget`` of the pipeline; None if it was never forgotten."""
         found = [c for c in self.changes.values() if c.action == "forget"]
         return max(found, key=lambda c: c.number, default=None)
 
     @property
     def last_used(self) -> int:
         """The highest number of a window that is complete, was given up or was forgotten. Numbers up to it are never used again,
-        so that followers can tell new windows by their number.
+        so that followers can recognise new windows by their number.
         """
         return max(self.last_number, self.forgotten.window if self.forgotten else 0)
 
     @property
     def published(self) -> Mapping[TopicPartition, Published] | None:
-        """The records that the pipeline has published in all, including windows that were given up or forgotten; None if it
-        publishes nothing, or if that is unknown.
+        """Totals of what the pipeline has published, including windows that were given up or forgotten; None if it publishes
+        nothing, or if they are unknown.
         """
         if self.position.published is not None:
             return self.position.published
@@ -193,9 +193,7 @@ class Memory:
 
     @property
     def landed(self) -> dict[int, tuple[Landed, ...]]:
-        """The places of the records of windows in their topics, by number: of complete windows, and of those that were given
-        up.
-        """
+        """The offsets of published records in their topics, by window number, of complete windows and of those given up."""
         found = {number: landed_of(e) for number, e in self.entries.items() if e.state is State.COMPLETE}
         for change in self.changes.values():
             given_up = sorted(set(change.discarded) - found.keys())
@@ -205,42 +203,40 @@ class Memory:
 
     @property
     def renamed_to(self) -> Change | None:
-        """The change that gave the pipeline another name (``name``); None while it has this one."""
+        """The change that gave the pipeline another name (``name``); None if it still has this one."""
         last = max(self.changes.values(), key=lambda c: c.number, default=None)
         return last if last is not None and last.action == "rename" and self.is_blank else None
 
     @property
     def open_entry(self) -> Entry | None:
-        """The window that is PLANNED and not COMPLETE. It is finished before another one is planned."""
+        """The window that is PLANNED and not COMPLETE; None without one. It is finished before another one is planned."""
         return next((e for e in self.entries.values() if e.state is State.PLANNED), None)
 
     def completed_by(self, run: str) -> Entry | None:
-        """Return the COMPLETE window that this run planned, if the ledger still remembers it."""
+        """Return the COMPLETE window that this run planned; None if the ledger holds no such window."""
         return next((e for e in self.entries.values() if e.window.run == run and e.state is State.COMPLETE), None)
 
     def owned(self, number: int, token: str) -> Entry | None:
-        """Return the window ``number`` if the attempt with this token works on it, or has completed it; else None."""
+        """Return the window ``number`` if its newest attempt has this token, whether complete or not; otherwise None."""
         entry = self.entries.get(number)
         return entry if entry is not None and entry.attempt.token == token else None
 
     @property
     def oldest_offset(self) -> int:
-        """The offset of the ledger partition from which a reader sees every remembered window and every control record that
-        counts.
-        """
+        """The offset of the ledger partition from which a reader sees every stored window and every control request in force."""
         offsets = [*(e.offset for e in self.entries.values()), *(d.offset for d in self.dead.values())]
         asked = [c for e in self.entries.values() if e.state is State.COMPLETE and (c := self.replay_asked(e.window))]
         offsets += [c.offset for c in (self.pause, self.rebound_after(self.binding), *asked, *self.counted_resends) if c]
-        # A reader that begins behind one would take the pipeline for one without intervals.
+        # A reader that begins after the records of intervals would take the pipeline for one without intervals.
         offsets += [state.offset for state in self.intervals.recent.values()]
         offsets += [archive.offset for archive in self.intervals.archives]
-        # Control requests are written beside running attempts: there may be one behind the last look.
+        # Control requests are written while attempts are running: there may be one after the last read.
         known = [offset for offset in offsets if offset >= 0]
         return min(known if self.seen < 0 else [*known, self.seen]) if known else -1
 
     @property
     def pause(self) -> Change | None:
-        """The pause that is in force, with its author, time and reason; None while the pipeline is not paused."""
+        """The pause in force, with its author, time and reason; None if the pipeline is not paused."""
         found = [c for c in self.controls.values() if c.action in ("pause", "resume")]
         last = max(found, key=lambda c: c.number, default=None)
         return last if last is not None and last.action == "pause" else None
@@ -251,20 +247,20 @@ class Memory:
         return self.pause is not None
 
     def replay_asked(self, window: Window) -> Change | None:
-        """Return the request to move a complete window once more, until that has happened; then None."""
+        """Return the request to move a complete window once more; None if there is none, or if it was carried out."""
         name = Interval.of_ms(*window.interval).name if window.interval else ""
         mine = (window.number, name, window.replay)
         return next((c for c in self.controls.values() if c.action == "replay" and (c.window, c.name, c.replay) == mine), None)
 
     @property
     def counted_resends(self) -> tuple[Change, ...]:
-        """The changes that have sent dead letters again, of windows that are remembered. Those of others count no more: their
-        dead letters cannot be sent again."""
+        """The changes that have sent dead letters again, for windows that the ledger still holds. Dead letters of other windows
+        cannot be sent again."""
         found = [c for c in self.controls.values() if c.action == "resend"]
         return tuple(c for c in found if (c.name in self.intervals.recent if c.name else c.window in self.entries))
 
     def resends(self, window: int, name: str) -> tuple[Change, ...]:
-        """Return the changes that have sent dead letters of a window again, the oldest first.
+        """Return the changes that have sent the dead letters of a window again, the oldest first.
 
         :param window: number of the window.
         :param name: name of its data interval; empty without one.
@@ -273,10 +269,9 @@ class Memory:
         return tuple(sorted(found, key=lambda c: c.number))
 
     def rebound_after(self, binding: Binding | None, window: int | None = None) -> Change | None:
-        """Return the newest decision that allows another destination or another task and is younger than a binding; None without
-        one.
+        """Return the newest ``rebind`` after a binding was recorded, which allows another destination or task; None without one.
 
-        :param window: number of an open window that is to go there; None asks for windows yet to be planned.
+        :param window: number of an open window whose binding is to change; None for windows that are not planned yet.
         """
         since = binding.decided if binding else 0
         younger = [c for c in self.controls.values() if c.action == "rebind" and c.number > since]
@@ -296,7 +291,7 @@ class Memory:
 
     @property
     def claimed_position(self) -> Position:
-        """The pipeline's position once its open window is complete. No other attempt moves the offsets before it."""
+        """The pipeline's position after its open window. Offsets before it belong to windows that are planned already."""
         entry = self.open_entry
         return self.position if entry is None or entry.window.replay else next_position(self.position, entry.window)
 
@@ -307,13 +302,13 @@ class Memory:
 
 
 def landed_of(entry: Entry) -> tuple[Landed, ...]:
-    """Return where the records lie that a window has published, as its report says."""
+    """Return the offsets of the records that a window has published, from its report."""
     return tuple(Landed(**part) for part in (entry.report or {}).get("published", ()))
 
 
 def known_topic_ids(memory: Memory) -> dict[str, tuple[str, ...]]:
-    """Return all ids under which a pipeline has read each topic: the id of its position, and those of its data intervals in the
-    order in which they were planned. Kafka never uses an id again, so a topic with another id was created since.
+    """Return all ids under which a pipeline has read each topic: that of its position, and those of its data intervals in the
+    order of planning. Kafka never reuses an id, so a topic with another id was created later.
     """
     in_order = sorted(memory.intervals.spans, key=lambda state: state.offset)
     found: dict[str, dict[str, None]] = {}
@@ -326,27 +321,27 @@ def known_topic_ids(memory: Memory) -> dict[str, tuple[str, ...]]:
 
 def position_record(pipeline: str, position: Position, last_number: int) -> LedgerRecord:
     value = {"v": VERSION, "position": position_to_json(position), "last_number": last_number}
-    return LedgerRecord(position_key(pipeline), _dump(value))
+    return LedgerRecord(position_key(pipeline), json_bytes(value))
 
 
 def position_key(pipeline: str) -> bytes:
-    return _dump([pipeline, "position"])
+    return json_bytes([pipeline, "position"])
 
 
 def binding_record(pipeline: str, binding: Binding) -> LedgerRecord:
-    return LedgerRecord(_dump([pipeline, BINDING]), _dump({"v": VERSION, "binding": binding_to_json(binding)}))
+    return LedgerRecord(json_bytes([pipeline, BINDING]), json_bytes({"v": VERSION, "binding": binding_to_json(binding)}))
 
 
 def group_record(group_id: str, pipeline: str, by: str) -> LedgerRecord:
-    """Return the record that says which pipeline commits for a consumer group.
+    """Return the record of the pipeline that commits offsets for a consumer group.
 
-    :param by: the name under which it is written: the pipeline's, or that of one of its intervals.
+    :param by: ledger name that the record is written for: that of the pipeline, or of one of its intervals.
     """
-    return LedgerRecord(group_key(group_id), _dump({"v": VERSION, "pipeline": pipeline, "by": by}))
+    return LedgerRecord(group_key(group_id), json_bytes({"v": VERSION, "pipeline": pipeline, "by": by}))
 
 
 def group_key(group_id: str) -> bytes:
-    return _dump([None, GROUP, group_id])
+    return json_bytes([None, GROUP, group_id])
 
 
 def owner_of_group(record: LedgerRecord) -> str | None:
@@ -368,79 +363,80 @@ def window_record(entry: Entry) -> LedgerRecord:
         **({"first": entry.first} if entry.first >= 0 else {}),
         **({"tries": tries_to_json(entry.tries)} if entry.tries else {}),
     }
-    return LedgerRecord(window_key(entry.window.pipeline, entry.window.number), _dump(value))
+    return LedgerRecord(window_key(entry.window.pipeline, entry.window.number), json_bytes(value))
 
 
 def marker_record(pipeline: str, marker: Marker) -> LedgerRecord:
     return LedgerRecord(
-        marker_key(pipeline, marker.window, marker.split), _dump({"v": VERSION, "marker": marker_to_json(marker)})
+        marker_key(pipeline, marker.window, marker.split), json_bytes({"v": VERSION, "marker": marker_to_json(marker)})
     )
 
 
 def interval_record(pipeline: str, state: IntervalState) -> LedgerRecord:
-    return LedgerRecord(interval_key(pipeline, state.interval), _dump({"v": VERSION, **interval_to_json(state)}))
+    return LedgerRecord(interval_key(pipeline, state.interval), json_bytes({"v": VERSION, **interval_to_json(state)}))
 
 
 def archive_record(pipeline: str, archive: IntervalArchive) -> LedgerRecord:
-    key = _dump([pipeline, ARCHIVE, archive.span.interval.name])
-    return LedgerRecord(key, _dump({"v": VERSION, **archive_to_json(archive)}))
+    key = json_bytes([pipeline, ARCHIVE, archive.span.interval.name])
+    return LedgerRecord(key, json_bytes({"v": VERSION, **archive_to_json(archive)}))
 
 
 def interval_key(pipeline: str, interval: Interval) -> bytes:
-    return _dump([pipeline, "interval", interval.name])
+    return json_bytes([pipeline, "interval", interval.name])
 
 
 def change_record(pipeline: str, change: Change) -> LedgerRecord:
-    return LedgerRecord(change_key(pipeline, change.number), _dump({"v": VERSION, "change": change_to_json(change)}))
+    return LedgerRecord(change_key(pipeline, change.number), json_bytes({"v": VERSION, "change": change_to_json(change)}))
 
 
 def change_key(pipeline: str, number: int) -> bytes:
-    return _dump([pipeline, "change", number])
+    return json_bytes([pipeline, "change", number])
 
 
 def control_record(pipeline: str, change: Change, version: int = VERSION) -> LedgerRecord:
-    return LedgerRecord(control_key(pipeline, change.number), _dump({"v": version, "change": change_to_json(change)}))
+    return LedgerRecord(control_key(pipeline, change.number), json_bytes({"v": version, "change": change_to_json(change)}))
 
 
 def control_key(pipeline: str, number: int) -> bytes:
-    return _dump([pipeline, CONTROL, number])
+    return json_bytes([pipeline, CONTROL, number])
 
 
 def control_prefix(pipeline: str) -> bytes:
-    """Return the bytes that the keys of a pipeline's control records begin with."""
-    return _dump([pipeline, CONTROL])[:-1] + b","
+    """Return the prefix of the keys of a pipeline's control requests."""
+    return json_bytes([pipeline, CONTROL])[:-1] + b","
 
 
 def dead_record(pipeline: str, dead: DeadLetters) -> LedgerRecord:
-    return LedgerRecord(dead_key(pipeline, dead.window), _dump({"v": VERSION, "dead": dead_letters_to_json(dead)}))
+    return LedgerRecord(dead_key(pipeline, dead.window), json_bytes({"v": VERSION, "dead": dead_letters_to_json(dead)}))
 
 
 def dead_key(pipeline: str, number: int) -> bytes:
-    return _dump([pipeline, "dead", number])
+    return json_bytes([pipeline, "dead", number])
 
 
 def marker_key(pipeline: str, number: int, split: int) -> bytes:
-    return _dump([pipeline, "split", number, split])
+    return json_bytes([pipeline, "split", number, split])
 
 
 def split_prefix(pipeline: str, number: int) -> bytes:
-    """Return the bytes that the keys of a window's markers begin with."""
-    return _dump([pipeline, "split", number])[:-1] + b","
+    """Return the prefix of the keys of a window's markers."""
+    return json_bytes([pipeline, "split", number])[:-1] + b","
 
 
 def window_key(pipeline: str, number: int) -> bytes:
-    return _dump([pipeline, "window", number])
+    return json_bytes([pipeline, "window", number])
 
 
 def remember(
     pipeline: str, records: Iterable[LedgerRecord], archives: dict[LedgerRecord, IntervalArchive] | None = None
 ) -> Memory:
-    """Fold the records of a ledger partition, oldest first, into what they say of one pipeline.
+    """Return the state of one pipeline, folded from the records of a ledger partition.
 
-    :param archives: the archives of records that were folded before. They are used again, and those of other records are added:
-        a reader that looks several times then holds each of them once. Default None: nothing is kept.
-    :raises NewerVersion: for a record of this pipeline that a later release wrote.
-    :raises ValueError: for a record of this pipeline that cannot be read.
+    :param records: the records, the oldest first.
+    :param archives: cache of archives by record, which is read and extended, so that a reader that folds repeatedly decodes each
+        archive once. Default None: no cache.
+    :raises NewerVersion: a later release wrote a record of this pipeline.
+    :raises ValueError: a record of this pipeline cannot be decoded.
     """
     newest: dict[tuple[Any, ...], tuple[dict[str, Any], int]] = {}
     archived: dict[tuple[Any, ...], LedgerRecord] = {}
@@ -497,20 +493,16 @@ def _entry(value: Mapping[str, Any], offset: int) -> Entry:
     return Entry(
         window=window_from_json(value["window"]),
         state=State(value["state"]),
-        # A fact that this release does not know is passed over.
+        # Fields that this release does not know are ignored.
         attempt=Attempt(**{f.name: value["attempt"][f.name] for f in fields(Attempt)}),
         report=value.get("report"),
         offset=offset,
-        # The first attempt's first record does not know where it lies.
+        # The first record of a window cannot contain its own offset.
         first=value.get("first", offset if value["attempt"]["number"] == 1 else -1),
         tries=tries_from_json(value.get("tries", {})),
     )
 
 
 def key_prefix(pipeline: str) -> bytes:
-    """Return the bytes that all keys of a pipeline begin with, and no key of another pipeline."""
-    return _dump([pipeline])[:-1] + b","
-
-
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    """Return the prefix that all keys of a pipeline have, and no key of another pipeline."""
+    return json_bytes([pipeline])[:-1] + b","

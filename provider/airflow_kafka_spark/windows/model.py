@@ -1,7 +1,7 @@
 """The basic values: topic partitions, offset ranges, windows, splits and their results.
 
-A *window* is a frozen set of half-open offset ranges ``[start, end)``, one per topic partition, decided once and never decided
-again: every retry, clear and zombie sees the same window. Nothing here does any work or knows Kafka, Spark or Airflow.
+A *window* is a frozen set of half-open offset ranges ``[start, end)``, one per topic partition. It is planned once: every retry,
+cleared task and zombie process works on equal ranges. This module imports neither Kafka nor Spark nor Airflow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_kafka_spark.windows.latency import Times
 ArrowStream: TypeAlias = bytes
 
 TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
-"""A name that Kafka lets a topic have."""
+"""Pattern of the topic names that Kafka accepts."""
 
 
 class TopicPartition(NamedTuple):
@@ -41,9 +41,9 @@ class OffsetRange:
 
     :param topic: the topic's name.
     :param partition: the partition's number, from 0.
-    :param start: the first offset that belongs to the range.
-    :param end: the first offset that does not; what a consumer group commits once the range is done.
-    :raises ValueError: when ``start`` is negative or lies beyond ``end``.
+    :param start: the first offset of the range.
+    :param end: the first offset after the range, which a consumer group commits once the range is done.
+    :raises ValueError: ``start`` is negative, or greater than ``end``.
     """
 
     topic: str
@@ -63,7 +63,7 @@ class OffsetRange:
 
     @property
     def span(self) -> int:
-        """Offsets covered: an upper bound of the records, never their count."""
+        """Number of offsets in the range: an upper bound of its records."""
         return self.end - self.start
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class OffsetRange:
 
 
 def share_offsets(one: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> bool:
-    """Return True if both have an offset of the same topic, by name."""
+    """Return True if some ranges of both overlap. Topics are compared by name."""
     known: dict[TopicPartition, list[OffsetRange]] = {}
     for r in one:
         known.setdefault(r.topic_partition, []).append(r)
@@ -89,8 +89,8 @@ class Gap:
 
 
 class State(str, Enum):
-    """The state of a window. PLANNED is written before any work, COMPLETE together with the group's offsets once the sink has
-    flushed.
+    """The state of a window. PLANNED is written before any work; COMPLETE together with the group's offsets, after the sink has
+    committed.
     """
 
     PLANNED = "PLANNED"
@@ -101,11 +101,11 @@ class State(str, Enum):
 class SourcePlan:
     """The part of a source of rows that a window takes, frozen with the window (source -> Kafka).
 
-    :param splits: per split, what it covers, in the source's own words (JSON).
-    :param position: where the source stands once the window is published (JSON).
-    :param rows: the number of rows; None if they were not counted.
+    :param splits: description of each split, in a form that the source defines (JSON).
+    :param position: position of the source after the window (JSON).
+    :param rows: number of rows; None if they were not counted.
     :param remaining: True if the source held more rows than this window takes.
-    :param partitions: the number of partitions of each target topic, by which keys are placed.
+    :param partitions: number of partitions of each target topic, from which the partition of a key follows.
     """
 
     splits: tuple[Mapping[str, Any], ...]
@@ -117,11 +117,11 @@ class SourcePlan:
 
 @dataclass(frozen=True)
 class TargetTopic:
-    """The topic a window is published to, as it was when the window was planned.
+    """The topic that a window is published to, as it was when the window was planned.
 
     :param topic: its name.
-    :param topic_id: its id, "" where brokers have none.
-    :param partitions: how many partitions it had: what places keys.
+    :param topic_id: its id; "" from brokers without ids.
+    :param partitions: number of its partitions, from which the partition of a key follows.
     """
 
     topic: str
@@ -136,9 +136,9 @@ class Followed:
     :param pipeline: the pipeline that published them.
     :param first: number of the first one.
     :param last: number of the last one; below ``first`` when there was nothing new.
-    :param records: what they published to the topics that are read; None where that is not known, because the window begins
-        where no window of that pipeline does: then it is not compared.
-    :param totals: per topic that is read, how many records that pipeline has published to it in all, up to ``last``.
+    :param records: number of records that they published to the topics that are read; None if unknown, because the window does
+        not begin where a window of that pipeline does. An unknown number is not compared.
+    :param totals: for each topic that is read, the number of all records that that pipeline has published up to ``last``.
     """
 
     pipeline: str
@@ -152,8 +152,8 @@ class Followed:
 class Reached:
     """The window up to which another pipeline was followed.
 
-    :param number: of its last window that was read.
-    :param totals: as in :class:`Followed`; empty where that is not known.
+    :param number: number of the last window that was read.
+    :param totals: as in :class:`Followed`; empty if unknown.
     """
 
     number: int
@@ -164,8 +164,8 @@ class Reached:
 class Published:
     """The total of what a pipeline has published to one partition, by windows that are complete or were given up.
 
-    :param end: the offset behind the last record.
-    :param records: how many in all. Followers count by the difference, so that windows which the ledger no
+    :param end: the offset after the last record.
+    :param records: number of all records. Followers compare differences of this number, so that windows which the ledger no
         longer holds count as well.
     """
 
@@ -178,24 +178,25 @@ class Window:
     """The frozen work of one run. It is written to the ledger as PLANNED before any work, and never planned again.
 
     :param pipeline: the pipeline's name.
-    :param number: windows of a pipeline are numbered from 1, without holes, in the order in which they apply.
-    :param ranges: one half-open range per topic partition, ordered; an empty range is kept, it says where the pipeline stands.
+    :param number: number of the window within its pipeline, from 1, without holes, in the order in which windows apply.
+    :param ranges: one half-open range per topic partition, ordered. Empty ranges are kept, since they show the position.
     :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``; another run may finish it.
     :param planned_at: UTC instant, ISO 8601.
-    :param cluster_id: the Kafka cluster whose offsets these are.
-    :param topic_ids: each topic's id, so that a topic deleted and created again is not mistaken for the old one.
-    :param gaps: offsets that retention deleted before they could be read and that the data loss policy let pass.
-    :param held_back: offsets between the last stable offset and the high watermark when the end was frozen: an open transaction.
+    :param cluster_id: id of the Kafka cluster that the offsets refer to.
+    :param topic_ids: id of each topic, so that a recreated topic is recognised.
+    :param gaps: offsets that retention deleted before they could be read, and that the data loss policy skipped.
+    :param held_back: number of offsets between the last stable offset and the high watermark when the end was frozen. They belong
+        to open transactions.
     :param source: the splits of a source of rows; None for a window that is read from Kafka.
-    :param follows: the windows of another pipeline that it reads, None where it reads whatever there is.
+    :param follows: the windows of another pipeline that it reads; None if it follows no pipeline.
     :param target: the topic that a window read from Kafka is published to; None for every other sink.
-    :param interval: start and end, in milliseconds since the epoch, of the data interval whose records it moves; None otherwise.
-    :param replay: how often it is moved again, its rows replacing those of the time before; 0 is the first time.
-    :param moved: the number of the change (offset control) that put the pipeline where this window begins; 0 where it begins at
-        the end of the one before.
-    :param binding: who planned it, where its rows go and where they come from; None where that is not known.
-    :param epochs: the leader epoch of each partition when its end was frozen: the log below the end was that leader's. A
-        partition that is missing is not known.
+    :param interval: start and end of the data interval whose records it moves, in milliseconds since the epoch; None without one.
+    :param replay: number of the replay, whose rows replace those of the previous one; 0 for the first move of the window.
+    :param moved: number of the manual change that set the position at which the window begins; 0 if it begins at the end of the
+        previous window.
+    :param binding: the task that planned it, its destination and its origin; None if unknown.
+    :param epochs: leader epoch of each partition when its end was frozen. The log below the end was that leader's. A missing
+        partition is unknown.
     """
 
     pipeline: str
@@ -228,21 +229,21 @@ class Window:
 
     @property
     def publishes(self) -> bool:
-        """Return True if its records go to Kafka."""
+        """True if its records go to Kafka."""
         return self.source is not None or self.target is not None
 
     @property
     def span(self) -> int:
-        """Offsets covered by all ranges: an upper bound of the records."""
+        """Number of offsets in all ranges: an upper bound of the records."""
         return sum(r.span for r in self.ranges)
 
     @property
     def ends(self) -> dict[TopicPartition, int]:
-        """The offsets that the consumer group commits when the window is done: the frozen ``end`` of each partition."""
+        """The offsets that the consumer group commits once the window is complete: the frozen ``end`` of each partition."""
         return {r.topic_partition: r.end for r in self.ranges}
 
     def __str__(self) -> str:
-        """Return its name, which is the same each time it is replayed. Rows carry it to say where they came from."""
+        """Return the name of the window, equal for all of its replays. Rows carry it as their origin."""
         return f"{self.pipeline}#{self.number}"
 
 
@@ -250,10 +251,10 @@ class Window:
 class Split:
     """The share of one Spark task in a window: a part of one partition's range, read in offset order.
 
-    :param index: position among the window's splits, from 0; the same at every attempt.
+    :param index: index among the window's splits, from 0; equal at every attempt.
     :param range: the offsets to read.
-    :param epoch: the leader epoch of the partition when the window's end was frozen: a record of the range that has a later one
-        was written after the log had been cut off. -1 where it is not known.
+    :param epoch: leader epoch of the partition when the window's end was frozen; -1 if unknown. A record of the range with a
+        later epoch was written after the log had been truncated.
     :param interval: the window's data interval, in milliseconds since the epoch; None without one.
     """
 
@@ -268,12 +269,14 @@ _PACKED = struct.Struct("<iiiqqi")
 
 @dataclass(frozen=True)
 class PackedSplits:
-    """Splits as the tasks of a Spark job get them: each task unpickles them all and works on one, so that they are bytes (32 for
-    each split), of which only that one becomes an object.
+    """The splits of a window in the form in which they are pickled for the tasks of a Spark job.
 
-    :param topics: the topics' names.
-    :param packed: per split its index, the topic's place among these, the partition, start, end and epoch.
-    :param interval: the window's data interval, which all splits share.
+    Every task unpickles all splits and works on one. So they are stored as bytes (32 for each split), and only that one becomes
+    an object.
+
+    :param topics: names of the topics.
+    :param packed: for each split its index, the index of its topic in ``topics``, the partition, start, end and epoch.
+    :param interval: the window's data interval; None without one.
     """
 
     topics: tuple[str, ...]
@@ -294,9 +297,9 @@ class PackedSplits:
         return len(self.packed) // _PACKED.size
 
     def __getitem__(self, at: int) -> Split:
-        """Return a split by its index.
+        """Return the split at a position of the sequence.
 
-        :raises IndexError: there are fewer.
+        :raises IndexError: there are not so many splits.
         """
         if not 0 <= at < len(self):
             raise IndexError(at)
@@ -309,7 +312,7 @@ class PackedSplits:
 
 @dataclass(frozen=True)
 class Landed:
-    """The offsets of one transaction's records in one partition: all lie between ``first`` and ``last``, both included."""
+    """The range of offsets of one transaction's records in one partition, from ``first`` to ``last``, both included."""
 
     topic: str
     partition: int
@@ -323,7 +326,7 @@ class Landed:
 
 
 def merge_landed(parts: Iterable[Landed]) -> tuple[Landed, ...]:
-    """Return where all of them lie, with one entry for each partition."""
+    """Return the ranges merged into one for each partition."""
     by_place: dict[TopicPartition, list[Landed]] = {}
     for part in parts:
         by_place.setdefault(part.topic_partition, []).append(part)
@@ -334,7 +337,7 @@ def merge_landed(parts: Iterable[Landed]) -> tuple[Landed, ...]:
 
 
 def add_landed(known: Mapping[TopicPartition, Published], parts: Iterable[Landed]) -> dict[TopicPartition, Published]:
-    """Return what is published once these records are, too: those of a pipeline's next window."""
+    """Return the totals of a pipeline after its next window has published these records."""
     found = dict(known)
     for part in merge_landed(parts):
         before = found.get(part.topic_partition)
@@ -349,11 +352,11 @@ class Marker:
 
     :param window: the window's number.
     :param split: the split's index.
-    :param landed: where its records lie, ordered by topic and partition; empty for a split without rows.
-    :param bytes: of keys and values.
-    :param result: the account of what was read for it, with the time that its task took; None in markers of earlier releases.
-    :param dead_letters: where those of its records lie that went to a dead letter topic.
-    :param routed: where those lie that a transform sent to another topic instead.
+    :param landed: offsets of its records, ordered by topic and partition; empty for a split without rows.
+    :param bytes: size of its keys and values.
+    :param result: counts and times of the task; None in markers of earlier releases.
+    :param dead_letters: offsets of the records that were sent to a dead letter topic.
+    :param routed: offsets of the records that a transform sent to another topic.
     """
 
     window: int
@@ -371,23 +374,22 @@ class Marker:
 
 
 VALUE_CONVERTER, KEY_CONVERTER, TRANSFORMATION = "VALUE_CONVERTER", "KEY_CONVERTER", "TRANSFORMATION"
-"""Stages at which a record turns out to be bad, in Connect's words."""
+"""Names of the stages at which a record may turn out to be bad, as in Kafka Connect."""
 TASK_PUT = "TASK_PUT"
-"""Stage of a record that the sink refuses."""
+"""Name of the stage of a record that the sink refuses."""
 OUTPUT = "/output"
-"""Behind a converter's stage: of a record between two topics it is not the format that it was read in which it does not fit, but
-the one that it is written in."""
+"""Suffix of a converter's stage for a record between two topics that could be read, but does not fit the output format."""
 SAMPLES = 10
-"""Bad records that are shown, per window."""
+"""Maximum number of bad records that a report shows."""
 
 
 @dataclass(frozen=True)
 class BadRecord:
     """A record that could not be decoded or transformed, or that the sink refused.
 
-    :param topic: empty for a row of a source that does not fit its format: then ``partition`` is its split, and ``offset`` its
-        place there, from 1.
-    :param stage: where on its way.
+    :param topic: topic of the record; empty for a row of a source that does not fit its format. ``partition`` is then the index
+        of its split, and ``offset`` the number of the row in that split, from 1.
+    :param stage: the stage at which it failed.
     """
 
     topic: str
@@ -405,25 +407,25 @@ class BadRecord:
 class SplitResult:
     """The result of a task that has read a split and handed it to the sink.
 
-    :param index: the split's.
-    :param records: records read, in offset order, tombstones and bad ones included.
-    :param bytes: bytes of their values, and of their keys where those are read.
-    :param ignored: tombstones passed over because the user said so.
-    :param rejected: bad records; ``samples`` holds the first few of them.
-    :param filtered: records that a transform left out.
-    :param gaps: offsets found deleted while reading (data loss policy ``skip``).
+    :param index: index of the split.
+    :param records: number of records that were read, tombstones and bad ones included.
+    :param bytes: size of their values, and of their keys if those are read.
+    :param ignored: number of tombstones that were ignored, as the user has configured.
+    :param rejected: number of bad records; ``samples`` holds the first few of them.
+    :param filtered: number of records that a transform left out.
+    :param gaps: offsets that were found deleted while reading (data loss policy ``skip``).
     :param min_timestamp: smallest record timestamp, milliseconds since the epoch; None without records.
-    :param max_timestamp: largest one.
-    :param times: how many records there are of each span of time.
-    :param token: what the sink's writer wants to tell the sink (a file, a stage); JSON.
-    :param letters: the bad records themselves, if they are sent as dead letters, as an Arrow stream.
-    :param routed: records that go to another topic instead of the sink.
+    :param max_timestamp: largest record timestamp.
+    :param times: number of records by time.
+    :param token: facts that the sink's writer passes to the sink (a file, a stage); JSON.
+    :param letters: the bad records that are to be sent as dead letters, as an Arrow stream.
+    :param routed: number of records that go to another topic instead of the sink.
     :param routes: those of them that were not sent yet, as an Arrow stream.
     :param interval: the data interval in which its records are expected, in milliseconds since the epoch; None without one.
-    :param out_of_interval: records whose timestamps lie outside of it.
+    :param out_of_interval: number of records whose timestamps lie outside of the interval.
     :param farthest: the largest distance of such a timestamp from the interval, in milliseconds.
-    :param began: when its task began with it, seconds since the epoch; 0 where that is not known.
-    :param seconds: the seconds that its task took for reading (``read``), for decoding and transforming (``decode``), for writing
+    :param began: time at which the task began, seconds since the epoch; 0 if unknown.
+    :param seconds: seconds that the task took for reading (``read``), for decoding and transforming (``decode``), for writing
         (``write``), and for waiting for Spark (``wait``), as far as they are known.
     """
 
@@ -450,12 +452,15 @@ class SplitResult:
 
     @property
     def handed_over(self) -> int:
-        """The number of records that the sink was given."""
+        """Number of records that were handed to the sink."""
         return self.records - self.ignored - self.rejected - self.filtered - self.routed
 
 
 def first_bad(results: Iterable[SplitResult], most: int) -> list[BadRecord]:
-    """Return the first few bad records, in the order of topic, partition and offset."""
+    """Return the first bad records, in the order of topic, partition and offset.
+
+    :param most: maximum number of records.
+    """
     return sorted((s for r in results for s in r.samples), key=lambda s: (s.topic, s.partition, s.offset))[:most]
 
 
@@ -466,12 +471,12 @@ class Applied:
     :param pipeline: the pipeline's name.
     :param number: the window's number.
     :param ranges: the window's ranges.
-    :param written: rows written (inserted or updated).
-    :param deleted: rows deleted by tombstones.
-    :param replay: which of its replays this was; 0 is the first time.
-    :param cluster_id: the Kafka cluster whose offsets these are; "" where the record does not say.
-    :param topic_ids: the id of each topic; a topic that is missing, or whose id is "", is not known. Offsets mean the same
-        records only where cluster and topic ids are the same (:func:`~airflow_kafka_spark.windows.continuity.refuse_foreign`).
+    :param written: number of rows written (inserted or updated).
+    :param deleted: number of rows deleted by tombstones.
+    :param replay: number of the replay; 0 for the first move of the window.
+    :param cluster_id: id of the Kafka cluster that the offsets refer to; "" if unknown.
+    :param topic_ids: id of each topic; unknown if missing or "". Offsets can be compared only if the ids of cluster and topic are
+        equal (:func:`~airflow_kafka_spark.windows.continuity.refuse_foreign`).
     """
 
     pipeline: str
@@ -486,18 +491,18 @@ class Applied:
 
 # --- tries of a task ----------------------------------------------------------------------------------------------------
 
-MOST_RUNS = 8
-"""Runs of one window whose counters are kept."""
+MAX_RUNS = 8
+"""Maximum number of runs of one window whose counters are kept."""
 
 
 @dataclass(frozen=True)
 class Tries:
-    """Airflow's counters of a task instance, as one of its tries found them.
+    """Airflow's counters of a task instance, as they were during one of its tries.
 
-    :param number: number of the try (``try_number``), from 1; 0 where it is not known.
+    :param number: number of the try (``try_number``), from 1; 0 if unknown.
     :param allowed: number of the last try that is followed by a retry if it fails (``max_tries``). A retry leaves it unchanged;
         clearing the task sets it to the number of the last try plus the task's ``retries``.
-    :param clears: how often tasks of the DAG run were cleared (``clear_number``); -1 where that is not known.
+    :param clears: number of times that tasks of the DAG run were cleared (``clear_number``); -1 if unknown.
     """
 
     number: int = 0
@@ -507,12 +512,12 @@ class Tries:
     def cleared_since(self, known: Tries, retries: int) -> bool:
         """Return True if the task was cleared after an earlier try of it.
 
-        Another ``max_tries`` than before means that it was. An equal one means a retry, with one exception: ``retries`` was
-        lowered before the clear, by as much as the clear added. Then the DAG run has counted a clear, and the tries that are
-        allowed now began after the earlier try. A task that is cleared while it runs keeps its ``max_tries``: that is a retry.
+        A changed ``max_tries`` means that it was. An unchanged one means a retry, with one exception: ``retries`` was lowered
+        before the clear, by as much as the clear added. Then the DAG run has counted a clear, and the tries that are allowed now
+        began after the earlier try. A task that is cleared while it runs keeps its ``max_tries``: that counts as a retry.
 
         :param known: the earlier try.
-        :param retries: of the task, as it is now.
+        :param retries: the present ``retries`` of the task.
         """
         if self.allowed != known.allowed:
             return True
@@ -521,15 +526,15 @@ class Tries:
 
 
 def with_tries(known: Mapping[str, Tries], run: str, tries: Tries, *, keep: str) -> dict[str, Tries]:
-    """Return the counters of the runs that have worked on a window, the newest last: those of the last :data:`MOST_RUNS`.
+    """Return the counters of the last :data:`MAX_RUNS` runs that have worked on a window, the newest last.
 
-    :param known: those of its earlier attempts.
-    :param run: the run that works on it now.
+    :param known: the counters from earlier attempts.
+    :param run: the run that works on the window now.
     :param tries: Airflow's counters of that run's task.
-    :param keep: the run that planned it, which is kept beside them.
+    :param keep: the run that planned the window, whose counters are always kept.
     """
     others = {name: seen for name, seen in known.items() if name != run}
-    newest = list(others)[1 - MOST_RUNS :]
+    newest = list(others)[1 - MAX_RUNS :]
     return {**{name: seen for name, seen in others.items() if name == keep or name in newest}, run: tries}
 
 

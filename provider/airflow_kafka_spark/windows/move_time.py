@@ -1,6 +1,6 @@
-"""The parts of the time that moving a window takes: what its tasks measure, and how the driver adds it up.
+"""The parts of the time that moving a window takes, as its tasks measure them and the driver adds them up.
 
-Used in Spark's tasks, too.
+This module is used in Spark's tasks, too.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 WORK = ("read", "decode", "write", "wait")
-"""Parts of the work of tasks."""
+"""Names of the parts of a task's time."""
 
 
 class Timed(Generic[T]):
-    """Iterates over items, and measures how long they were waited for.
+    """Iterates over items, and measures the time spent waiting for them.
 
     :param items: the items.
     """
@@ -41,11 +41,12 @@ def split_seconds(
 ) -> dict[str, float]:
     """Return the seconds of the task that writes a split: ``read``, ``decode``, ``write`` and ``wait``.
 
-    :param total: seconds that it took for the split.
-    :param arriving: those until its rows had arrived.
-    :param writing: those of the sink's writer.
-    :param read: ``read`` and ``decode``, as far as they were measured where the split was read.
-    :param is_one_stage: True if the same task has read the split; False if Spark computes in between, which is waited for.
+    :param total: all seconds that the task took for the split.
+    :param arriving: seconds spent waiting for its rows.
+    :param writing: seconds spent in the sink's writer.
+    :param read: ``read`` and ``decode``, as far as the reader of the split has measured them.
+    :param is_one_stage: True if this task has read the split itself; False if Spark computes between reader and writer, so that
+        this task waits.
     """
     reading, decoding = read.get("read", 0.0), read.get("decode", 0.0)
     own = max(0.0, total - arriving - writing)
@@ -62,16 +63,16 @@ def parts_of_move(
 ) -> dict[str, float]:
     """Return the seconds of the parts of ``move``, which add up to it.
 
-    ``session``: until Spark's session was there and its first job began; ``workers``: until the first task of that job worked;
-    ``read``, ``decode`` (transforms included) and ``write``: the time of the jobs, divided as their tasks divide theirs;
-    ``wait``: everything else, as waiting for Spark and the sink's commit. Where tasks do not tell,
-    as those of an earlier release, ``write`` is the whole time of the jobs.
+    ``session``: from the start to the first job, while Spark's session starts; ``workers``: from there to the start of the first
+    task; ``read``, ``decode`` (transforms included) and ``write``: the time of the jobs, in the proportions that their tasks have
+    measured; ``wait``: everything else, as waiting for Spark and the sink's commit. If tasks have measured nothing, like those of
+    an earlier release, ``write`` is the whole time of the jobs.
 
-    :param move: seconds of the step.
-    :param jobs: beginning and end of each Spark job of the window, seconds since the epoch. Empty: nothing was moved.
-    :param move_began: when the step began, seconds since the epoch.
+    :param move: seconds of the step ``move``.
+    :param jobs: start and end of each Spark job of the window, seconds since the epoch; empty if nothing was moved.
+    :param move_began: start of the step, seconds since the epoch.
     :param work: seconds of all tasks together, by part.
-    :param work_began: when the first task began; 0 where that is not known. Its clock may be another machine's.
+    :param work_began: start of the first task, by the clock of its machine; 0 if unknown.
     """
     if not jobs:
         return {}
@@ -80,7 +81,8 @@ def parts_of_move(
     left = min(running, move - session)
     workers = min(max(0.0, work_began - first), left) if work_began else 0.0
     left -= workers
-    told = sum(work.values())
-    shares = {part: left * seconds / told for part, seconds in work.items()} if told > 0 and "write" in work else {"write": left}
+    total = sum(work.values())
+    is_measured = total > 0 and "write" in work
+    shares = {part: left * seconds / total for part, seconds in work.items()} if is_measured else {"write": left}
     parts = {"session": session, "workers": workers, **{part: shares.get(part, 0.0) for part in ("read", "decode", "write")}}
     return {**parts, "wait": max(0.0, move - sum(parts.values()))}

@@ -1,4 +1,4 @@
-"""Sets of offsets of one partition that are small in memory and in messages, however scattered the offsets are."""
+"""Compact sets of offsets of one partition, for memory and for messages, even if the offsets are scattered."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NUMBER = 8
 
 
 class OffsetSet(Set[int]):
-    """A set of offsets with one bit for each, in blocks of 4096 offsets (512 bytes a block).
+    """A set of offsets that takes one bit for each, in blocks of 4096 offsets (512 bytes).
 
-    :param offsets: the first ones.
+    :param offsets: the initial elements.
     """
 
     def __init__(self, offsets: Iterable[int] = ()) -> None:
@@ -26,7 +26,7 @@ class OffsetSet(Set[int]):
         self.add(offsets)
 
     def add(self, offsets: Iterable[int]) -> None:
-        """Add offsets. They may come more than once, and in any order; another set is added block by block."""
+        """Add offsets, in any order, duplicates allowed. Another :class:`OffsetSet` is added block by block."""
         if isinstance(offsets, OffsetSet):
             return self._join(offsets)
         blocks = self._blocks
@@ -65,7 +65,7 @@ class OffsetSet(Set[int]):
     def __bool__(self) -> bool:
         return any(map(any, self._blocks.values()))
 
-    # --- on the way ---
+    # --- serialization ---
 
     def to_text(self) -> str:
         """Return the set as compressed, printable text; empty without offsets."""
@@ -73,7 +73,7 @@ class OffsetSet(Set[int]):
 
     @classmethod
     def from_text(cls, text: str) -> OffsetSet:
-        """Return the set that :meth:`to_text` has written."""
+        """Return the set from the text that :meth:`to_text` has returned."""
         made = cls()
         data = zlib.decompress(base64.b64decode(text)) if text else b""
         for at in range(0, len(data), _NUMBER + _SIZE):

@@ -1,6 +1,6 @@
-"""Start and stop positions in Flink's terms, and the forms in which users write them.
+"""Start and stop positions as in Flink, and the forms in which users write them.
 
-These are descriptions only. :mod:`airflow_kafka_spark.hooks.kafka.resolve_offsets` looks up the offsets that they stand for.
+These are descriptions only; :mod:`airflow_kafka_spark.hooks.kafka.resolve_offsets` resolves them to offsets.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from airflow_kafka_spark.windows.interval import instant_ms
 from airflow_kafka_spark.windows.model import TopicPartition
 
 EARLIEST = -2
-"""In place of an offset, as in Spark: the first one that is still there."""
+"""Placeholder for the first offset that is left in the log, as in Spark."""
 LATEST = -1
-"""In place of an offset, as in Spark: the last stable offset."""
+"""Placeholder for the last stable offset, as in Spark."""
 
 Fallback = Literal["earliest", "latest", "none"]
 FALLBACKS = ("earliest", "latest", "none")
@@ -30,8 +30,8 @@ class CommittedOffsets:
     or keeps up with.
 
     :param group_id: the group (``connect-<name>`` for a Kafka Connect sink); None is the pipeline's own. Default None.
-    :param fallback: where to begin in partitions without a committed offset: ``earliest``, ``latest``, or ``none``, which
-        refuses. A stop does not look at it: of such a partition nothing is read. Default ``earliest``.
+    :param fallback: start in partitions without a committed offset: ``earliest``, ``latest``, or ``none``, which is an error. It
+        has no effect on a stop: nothing is read from such a partition. Default ``earliest``.
     :raises ValueError: an unknown fallback, or an empty name.
     """
 
@@ -47,19 +47,19 @@ class CommittedOffsets:
 
 @dataclass(frozen=True)
 class Earliest:
-    """The first record of each partition that is still there."""
+    """The first offset that is left in the log of each partition."""
 
 
 @dataclass(frozen=True)
 class Latest:
-    """The last stable offset of each partition: where a reader of committed records has to stop."""
+    """The last stable offset of each partition, at which a reader of committed records has to stop."""
 
 
 @dataclass(frozen=True)
 class Timestamp:
-    """The first record of each partition whose timestamp is at or after an instant; the end where there is none.
+    """The first record of each partition whose timestamp is at or after an instant; the end of the log if there is none.
 
-    Records behind it may be older: timestamps need not ascend.
+    Later records may have older timestamps, because timestamps need not ascend.
 
     :param ms: milliseconds since 1970-01-01 UTC.
     :raises ValueError: it is negative.
@@ -87,8 +87,8 @@ class SpecificOffsets:
     """One offset per partition, as Spark writes them: ``SpecificOffsets({"orders": {0: 23, 1: LATEST}})``.
 
     :param offsets: topic -> partition -> offset, or topic partition -> offset; :data:`EARLIEST` (-2) and :data:`LATEST` (-1)
-        stand for the ends of the log. Held as topic partition -> offset.
-    :raises ValueError: it is something else.
+        stand for the ends of the log. The attribute is always topic partition -> offset.
+    :raises ValueError: the value has another form.
     """
 
     offsets: Mapping[TopicPartition, int]
@@ -101,7 +101,7 @@ class SpecificOffsets:
 class ShiftBy:
     """A move from the pipeline's position, within the log.
 
-    :param offsets: by how many offsets: forward, or back if negative.
+    :param offsets: number of offsets to move by; negative to move back.
     """
 
     offsets: int
@@ -115,7 +115,7 @@ Start: TypeAlias = CommittedOffsets | Earliest | Latest | Timestamp | SpecificOf
 Stop: TypeAlias = Latest | Timestamp | SpecificOffsets | CommittedOffsets
 MoveTarget: TypeAlias = Start | ShiftBy
 Written: TypeAlias = Start | str | datetime | Mapping[Any, Any] | None
-"""The values that users give for one of these, templates included."""
+"""Type of the values that users may give for a start or a stop, templates included."""
 
 _START = (
     '"committed" (the default), "committed:<group>", "earliest", "latest", "none", a datetime or ISO 8601 text with a zone, or '
@@ -127,10 +127,11 @@ _STOP = '"latest" (the default), a datetime or ISO 8601 text with a zone, "commi
 def parse_start(value: Any) -> Start:
     """Return the start mode of a pipeline without a ledger.
 
-    :param value: one of the values above; "committed" (its group's committed offsets, else earliest), "none" (those, or it
-        refuses), "committed:<group>" (another group's), "earliest", "latest"; a datetime, or a text of ISO 8601, with a zone;
-        Spark's offsets, ``{"orders": {"0": 23, "1": -2}}``, as a mapping or as JSON. None is "committed".
-    :raises ValueError: any other value; the message says what was found and what is expected.
+    :param value: an instance of one of the classes above; "committed" (the committed offsets of the pipeline's group, or else
+        earliest), "none" (those offsets, or else an error), "committed:<group>" (those of another group), "earliest", "latest"; a
+        datetime, or a text of ISO 8601, with a zone; offsets as in Spark, ``{"orders": {"0": 23, "1": -2}}``, as a mapping or as
+        JSON. None is "committed".
+    :raises ValueError: any other value; the message names it and the expected forms.
     """
     if value is None:
         return CommittedOffsets()
@@ -149,8 +150,8 @@ def parse_start(value: Any) -> Start:
 def parse_stop(value: Any) -> Stop:
     """Return the latest end of a window.
 
-    :param value: as for :func:`parse_start`, but not "earliest", nor the pipeline's own committed offsets, at which it never
-        gets on. None is "latest".
+    :param value: as for :func:`parse_start`, except "earliest" and the pipeline's own committed offsets, with which it would
+        never advance. None is "latest".
     :raises ValueError: any other value.
     """
     if value is None:
@@ -199,7 +200,7 @@ def _parse(value: Any, words: Mapping[str, Any], expected: str) -> Any:
 
 
 def _instant(text: str) -> datetime | None:
-    # Python 3.10 knows no "Z"; Python 3.11 takes "20260101" for a date.
+    # Python 3.10 does not accept "Z"; Python 3.11 parses "20260101" as a date.
     if len(text) < len("2026-01-01") or text[4] != "-":
         return None
     try:

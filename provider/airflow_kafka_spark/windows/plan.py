@@ -1,7 +1,7 @@
 """Planning of the next window: pure functions from the log and the pipeline's position to frozen offset ranges.
 
-Nothing here asks Kafka anything: :class:`Log` is what was found there, :class:`Position` what is remembered, and the same input
-always gives the same plan.
+The functions send no requests: :class:`Log` is the state that was read from Kafka, :class:`Position` the state in the ledger.
+Equal arguments always give equal plans.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ DataLossPolicy = Literal["fail", "skip"]
 class PartitionLog:
     """The log of one partition as the brokers describe it: ``low <= lso <= high``.
 
-    :param low: the first offset still in the log.
-    :param lso: last stable offset: where a read_committed reader has to stop.
+    :param low: the first offset that is left in the log.
+    :param lso: last stable offset, at which a read_committed reader has to stop.
     :param high: high watermark.
-    :param epoch: the leader epoch of the one who said so; -1 where it is not known.
+    :param epoch: epoch of the leader that returned these offsets; -1 if unknown.
     """
 
     low: int
@@ -45,11 +45,11 @@ class PartitionLog:
 class Log:
     """The log of all partitions at one moment.
 
-    :param cluster_id: the cluster.
-    :param topic_ids: the id of each subscribed topic that exists.
-    :param partitions: every partition of these topics.
-    :param diverged: where a partition that was read further was cut off and has grown again: what lies at and behind this
-        offset are other records than those that were read. Partitions whose log is the one that was read are missing.
+    :param cluster_id: id of the cluster.
+    :param topic_ids: id of each subscribed topic that exists.
+    :param partitions: all partitions of these topics.
+    :param diverged: for partitions that were truncated below an offset that was read, and have grown again: the offset from which
+        on the records differ from those that were read. Other partitions are missing.
     """
 
     cluster_id: str
@@ -66,15 +66,14 @@ class Log:
 class Position:
     """The position of a pipeline: the end of its last window.
 
-    :param offsets: the next offset to read, for every partition the pipeline has ever read.
-    :param topic_ids: the ids of their topics.
-    :param cluster_id: the cluster these offsets belong to; empty when unknown.
-    :param source: where its source of rows stands, in the source's own words (JSON); None without one.
-    :param followed: the pipeline that is followed, and up to where; empty where the last window, or a change by hand, has led
-        here without following one.
-    :param moved: the number of the manual change that set it (offset control); 0 if the pipeline's windows led to it.
-    :param published: what it has published itself; None where it publishes nothing, or that is not known.
-    :param epochs: the leader epoch of each partition when its offset was reached; a partition that is missing is not known.
+    :param offsets: the next offset to read, for every partition that the pipeline has ever read.
+    :param topic_ids: ids of their topics.
+    :param cluster_id: id of the cluster that the offsets refer to; empty if unknown.
+    :param source: position of its source of rows, in a form that the source defines (JSON); None without one.
+    :param followed: the last window that was followed, by pipeline; empty if the position was not reached by following one.
+    :param moved: number of the manual change that set the position; 0 if it was reached by windows.
+    :param published: totals of what the pipeline has published itself; None if it publishes nothing, or if they are unknown.
+    :param epochs: leader epoch of each partition when its offset was reached; unknown for missing partitions.
     """
 
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -89,7 +88,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Ranges:
-    """The offsets of a plan, before the window gets a number and a name."""
+    """The offsets of a window that is being planned."""
 
     ranges: tuple[OffsetRange, ...]
     gaps: tuple[Gap, ...]
@@ -106,19 +105,19 @@ def plan_ranges(
     data_loss: DataLossPolicy = "fail",
     max_records: int | None = None,
 ) -> Ranges:
-    """Decide what the next window covers: from where the pipeline stands to the last stable offsets, or to where it has to stop.
+    """Return the offsets of the next window: from the pipeline's position to the last stable offsets, or to the given stops.
 
-    Windows tile the log: each starts where the one before ended, a partition seen for the first time at its earliest record.
-    A stop before the start gives an empty range there, never an inverted one.
+    Windows tile the log: each starts at the end of the previous one. A new partition starts at its earliest record. If the stop
+    of a partition lies before its start, its range is empty.
 
-    :param log: what Kafka holds now.
-    :param position: where the pipeline stands; empty for a pipeline without a past.
+    :param log: the present log.
+    :param position: position of the pipeline; empty for a new pipeline.
     :param topics: the subscribed topics, each in ``log``.
-    :param starts: where a pipeline without a past begins; its earliest record in partitions that are missing here.
-    :param stops: where the window ends at the latest; the last stable offset in partitions that are missing here.
-    :param data_loss: ``fail`` refuses to pass over deleted records; ``skip`` records them as gaps.
-    :param max_records: at most so many offsets in all, shared among the partitions by their backlog; None = no limit.
-    :raises PlanError: one of its subclasses, when log and position do not fit together.
+    :param starts: start of a new pipeline, by partition; the earliest record in partitions that are missing.
+    :param stops: upper bound of the window's end, by partition; the last stable offset in partitions that are missing.
+    :param data_loss: ``fail`` refuses to skip deleted records; ``skip`` records them as gaps.
+    :param max_records: maximum number of offsets in all, distributed over the partitions by their backlogs; None for no limit.
+    :raises PlanError: log and position contradict each other; one of its subclasses.
     """
     if position.cluster_id and position.cluster_id != log.cluster_id:
         raise ClusterChanged(position.cluster_id, log.cluster_id)
@@ -155,10 +154,10 @@ def plan_ranges(
 
 
 def _lost(tp: TopicPartition, start: int, partition: PartitionLog, cut: int | None) -> Gap | None:
-    """Return offsets that will not be read without a decision of a user: deleted ones, and those below a start at which there
-    are other records now.
+    """Return the offsets that are lost: deleted ones, and those below a start at which the log has other records now. None if
+    there are none.
 
-    :param cut: where the log ends that was read up to the start; None where it is the log that there is.
+    :param cut: offset at which the log was truncated, if that is below an offset that was read; otherwise None.
     """
     if start < partition.low:
         return Gap(*tp, start, partition.low)
@@ -172,7 +171,7 @@ def _loss(lost: Gap, start: int, partition: PartitionLog, epoch: int) -> PlanErr
 
 
 def epochs_of(log: Log, ranges: Iterable[OffsetRange]) -> dict[TopicPartition, int]:
-    """Return the leader epochs under which the log reaches the ends of these ranges, as far as they are known."""
+    """Return the known leader epochs under which the log reaches the ends of these ranges, by partition."""
     found = {r.topic_partition: log.partitions[r.topic_partition].epoch for r in ranges if r.topic_partition in log.partitions}
     return {tp: epoch for tp, epoch in found.items() if epoch >= 0}
 
@@ -180,13 +179,13 @@ def epochs_of(log: Log, ranges: Iterable[OffsetRange]) -> dict[TopicPartition, i
 def refuse_recreated(
     known: Mapping[str, Sequence[str]], topic_ids: Mapping[str, str], topics: Iterable[str], data_loss: DataLossPolicy
 ) -> None:
-    """Refuse topics that were created since the pipeline has read a topic of this name: what it had not read is lost.
+    """Refuse topics that were recreated since the pipeline has read them: records that it had not read are lost.
 
-    :param known: per topic, every id under which the pipeline has read it, the last one last.
-    :param topic_ids: the ids that the topics have now.
-    :param topics: what is read.
-    :param data_loss: ``skip`` lets them pass.
-    :raises TopicRecreated: naming the first of them.
+    :param known: by topic, every id under which the pipeline has read it, the latest one last.
+    :param topic_ids: the present ids of the topics.
+    :param topics: the topics that are read.
+    :param data_loss: ``skip`` accepts recreated topics.
+    :raises TopicRecreated: a topic was recreated; the error names the first one.
     """
     for topic in sorted(topics):
         ids, found = known.get(topic), topic_ids.get(topic)
@@ -195,14 +194,14 @@ def refuse_recreated(
 
 
 def is_recreated(topic: str, log: Log, position: Position) -> bool:
-    """Return True if a topic was deleted and created again since the pipeline has read it."""
+    """Return True if a topic was deleted and recreated since the pipeline has read it."""
     known, found = position.topic_ids.get(topic), log.topic_ids.get(topic)
     return bool(known and found and known != found)
 
 
 def _check_partitions(log: Log, position: Position, topics: Iterable[str]) -> None:
-    """Refuse a log with fewer partitions than before. Kafka never removes partitions, so the metadata are incomplete, and the
-    missing ones would look new once they are back.
+    """Refuse a log with fewer partitions than before. Kafka never removes partitions, so the metadata are incomplete, and missing
+    partitions would be taken for new ones later.
     """
     for topic in sorted(topics):
         known = sum(1 for tp in position.offsets if tp.topic == topic)
@@ -212,18 +211,18 @@ def _check_partitions(log: Log, position: Position, topics: Iterable[str]) -> No
 
 
 def cap(ranges: Sequence[OffsetRange], max_records: int | None) -> list[OffsetRange]:
-    """Shorten ranges so that together they cover at most ``max_records`` offsets, each in proportion to its backlog.
+    """Return ranges shortened to at most ``max_records`` offsets in all, each in proportion to its backlog.
 
-    Starts stay, ends only come nearer, and where there is a backlog the window makes progress.
+    Starts are unchanged. If there is a backlog, at least one range is not empty.
 
-    :param max_records: at least 1; None leaves the ranges as they are.
+    :param max_records: at least 1; None returns the ranges unchanged.
     """
     backlog = sum(r.span for r in ranges)
     if max_records is None or backlog <= max_records:
         return list(ranges)
     shares = [r.span * max_records // backlog for r in ranges]
     rest = max_records - sum(shares)
-    # What rounding left over goes to the largest remainders, so that even max_records=1 moves something.
+    # The offsets lost by rounding down go to the largest remainders, so that even max_records=1 makes progress.
     for i in sorted(range(len(ranges)), key=lambda i: (-(ranges[i].span * max_records % backlog), i))[:rest]:
         shares[i] += 1
     return [
@@ -232,8 +231,8 @@ def cap(ranges: Sequence[OffsetRange], max_records: int | None) -> list[OffsetRa
 
 
 def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
-    """Refuse a planned window that can no longer be read: another cluster, other topics, deleted records, or a log that went back
-    or was replaced.
+    """Refuse a planned window that can no longer be read: another cluster, recreated topics, deleted records, or a log that is
+    shorter than before or was replaced.
 
     :raises PlanError: one of its subclasses. With ``data_loss="skip"`` deleted records and recreated topics pass: the reader
         records them as gaps.
@@ -262,19 +261,17 @@ def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
 
 
 def lost_topics(window: Window, log: Log) -> tuple[str, ...]:
-    """Return the topics of the window that were deleted, and perhaps created again. Their offsets no longer mean the records that
-    were planned.
-    """
+    """Return the topics of the window that were deleted, and perhaps recreated, so that the planned records no longer exist."""
     return tuple(topic for topic, known in sorted(window.topic_ids.items()) if known and log.topic_ids.get(topic, "") != known)
 
 
 def make_splits(window: Window, split_span: int, *, without: Iterable[str] = ()) -> tuple[Split, ...]:
-    """Cut a window into what single tasks read; the same splits at every attempt, together exactly the window.
+    """Return the splits of a window, one for each task. They cover the window exactly, and are equal at every attempt.
 
-    A partition's range is cut into equal pieces of about ``split_span`` offsets, at most half as many again. Splits are numbered
-    so that the first pieces of all partitions come first: tasks that run side by side then read from different partitions.
+    The range of a partition is divided into equal parts of about ``split_span`` offsets, at most 1.5 times as many. The first
+    parts of all partitions are numbered first, so that concurrent tasks read from different partitions.
 
-    :param split_span: offsets per split, at least 1.
+    :param split_span: number of offsets per split, at least 1.
     :param without: topics that can no longer be read.
     """
     skipped = set(without)
@@ -291,8 +288,8 @@ def make_splits(window: Window, split_span: int, *, without: Iterable[str] = ())
 
 
 def whole_splits(window: Window, *, without: Iterable[str] = ()) -> tuple[Split, ...]:
-    """Return one split per partition that has something to read, so that the order within the partition is kept. The index of a
-    split is the place of its partition among the window's ranges, whichever others are left out.
+    """Return one split for each partition with offsets to read, so that the order within the partition is kept. The index of a
+    split is the index of its range in the window, whether or not other ranges are left out.
 
     :param without: topics that can no longer be read.
     """
@@ -305,7 +302,7 @@ def whole_splits(window: Window, *, without: Iterable[str] = ()) -> tuple[Split,
 
 
 def next_position(position: Position, window: Window) -> Position:
-    """Return the pipeline's position once ``window`` is complete."""
+    """Return the pipeline's position after ``window``."""
     moved = {t for t, known in window.topic_ids.items() if position.topic_ids.get(t, known) != known}
     kept = {tp: offset for tp, offset in position.offsets.items() if tp.topic not in moved}
     return Position(
@@ -314,7 +311,7 @@ def next_position(position: Position, window: Window) -> Position:
         cluster_id=window.cluster_id or position.cluster_id,
         source=window.source.position if window.source else position.source,
         followed=_followed_after(position, window),
-        # An empty window never reaches a sink: the next one is still the first that the sink sees after the change.
+        # An empty window never reaches a sink, so the next window is still the sink's first one after the manual change.
         moved=position.moved if window.is_empty else 0,
         published=position.published,
         epochs={**{tp: epoch for tp, epoch in position.epochs.items() if tp in kept and tp not in window.ends}, **window.epochs},
@@ -322,8 +319,8 @@ def next_position(position: Position, window: Window) -> Position:
 
 
 def _followed_after(position: Position, window: Window) -> Mapping[str, Reached]:
-    """Return how far other pipelines are followed after a window. A window that read on without following removes the entry: the
-    next one that follows has to find its beginning.
+    """Return the last window that was followed, by pipeline, after a window. A window that does not follow removes the entries,
+    so that the next one that follows has to find its start again.
     """
     if window.follows is not None:
         return {window.follows.pipeline: Reached(window.follows.last, window.follows.totals)}

@@ -29,40 +29,40 @@ class Report:
     """The report of one complete window.
 
     :param window: the window.
-    :param records_read: records found in its ranges (tombstones, ignored and rejected ones included).
-    :param records_written: rows the sink wrote; fewer than read where an upsert kept the last of several.
-    :param records_deleted: rows the sink deleted because of tombstones.
-    :param records_ignored: tombstones passed over because the user said so.
-    :param records_rejected: bad records that were tolerated: they are not in the sink.
-    :param records_filtered: records that transforms left out.
-    :param bytes: bytes of values, and of keys where those are read.
-    :param records: records read per ``topic-partition``.
+    :param records_read: number of records in its ranges (tombstones, ignored and rejected ones included).
+    :param records_written: number of rows that the sink wrote; fewer than read if an upsert kept the last of several.
+    :param records_deleted: number of rows that the sink deleted because of tombstones.
+    :param records_ignored: number of tombstones that were ignored, as the user has configured.
+    :param records_rejected: number of bad records that were tolerated. They are not in the sink.
+    :param records_filtered: number of records that transforms left out.
+    :param bytes: size of the values, and of the keys if those are read.
+    :param records: number of records that were read, by ``topic-partition``.
     :param gaps: offsets that were deleted before they could be read.
     :param min_timestamp: smallest record timestamp, milliseconds since the epoch; None without records.
-    :param max_timestamp: largest one.
-    :param latency: seconds from the timestamps of its records to the moment at which the sink had committed them; None without
-        records, and where an earlier attempt had brought them there.
-    :param consumption: records by the time they were written, beside what was counted upstream; None likewise.
-    :param timings: seconds per step: ``fence``, ``plan``, ``move``, ``close``, ``total``; and the parts of ``move``
+    :param max_timestamp: largest record timestamp.
+    :param latency: seconds from the timestamps of its records to the sink's commit; None without records, or if an earlier
+        attempt has committed them.
+    :param consumption: number of records by time, beside the counts of an upstream system; None likewise.
+    :param timings: seconds of each step: ``fence``, ``plan``, ``move``, ``close``, ``total``; and of the parts of ``move``
         (:func:`parts_of_move`).
-    :param committed: offsets the consumer group was set to, per ``topic-partition``.
-    :param group_id: that group.
+    :param committed: offsets that the consumer group was set to, by ``topic-partition``.
+    :param group_id: the consumer group.
     :param sink: the sink's asset URI.
-    :param guarantee: what the sink promises.
-    :param attempts: attempts that worked on this window.
+    :param guarantee: delivery guarantee of the sink.
+    :param attempts: number of attempts that worked on this window.
     :param completed_at: UTC instant, ISO 8601.
     :param source: URI of the source of rows; empty for a window that was read from Kafka.
-    :param published: where its records lie, for a window that was published to Kafka.
-    :param dead_letters: where those of its records lie that went to a dead letter topic.
-    :param records_routed: records that a transform sent to another topic, or another sink, instead of the sink.
-    :param routed: where those lie that went to topics.
-    :param captured: the number of records by other sink.
-    :param records_out_of_interval: records whose timestamps lie outside of the window's data interval.
+    :param published: offsets of its records in the target topics, for a window that was published to Kafka.
+    :param dead_letters: offsets of the records that were sent to a dead letter topic.
+    :param records_routed: number of records that a transform sent to another topic or sink instead of the sink.
+    :param routed: offsets of the records that were routed to topics.
+    :param captured: number of records that were routed to other sinks, by sink.
+    :param records_out_of_interval: number of records whose timestamps lie outside of the window's data interval.
     :param out_of_interval_seconds: the largest distance of such a timestamp from the interval.
     :param work: seconds that tasks took for reading, decoding, writing and waiting, added up over all splits.
-    :param work_began: when the first of them began, seconds since the epoch; 0 where that is not known.
-    :param records_removed: of the records read, those of splits that an earlier attempt has committed, and which compaction or
-        retention has removed from the topic since.
+    :param work_began: start of the first task, seconds since the epoch; 0 if unknown.
+    :param records_removed: number of records in ``records_read`` from splits that an earlier attempt has committed, and which
+        compaction or retention has removed from the topic since.
     """
 
     window: Window
@@ -104,13 +104,13 @@ class Report:
 
     @property
     def rate(self) -> float:
-        """Records per second over the window's whole life."""
+        """Records per second over the total time of the window."""
         total = self.timings.get("total", 0.0)
         return self.records_read / total if total else 0.0
 
     @property
     def records_captured(self) -> int:
-        """Records that went to other sinks."""
+        """Number of records that were routed to other sinks."""
         return sum(found.records for found in self.captured)
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class Report:
 
     @property
     def line(self) -> str:
-        """The report as one readable line."""
+        """The report as one line for a log."""
         extra = [
             f"{count:,} {what}"
             for count, what in (
@@ -204,12 +204,12 @@ class Report:
 
 
 def _follows(followed: Followed) -> dict[str, Any]:
-    """Return what was followed as JSON; ``records`` is None where counts are not compared."""
+    """Return the followed windows as JSON; ``records`` is None if counts are not compared."""
     return {"pipeline": followed.pipeline, "first": followed.first, "last": followed.last, "records": followed.records}
 
 
 def widest(window: Window, group_id: str = "") -> Report:
-    """Return a report that takes as many bytes as the window's report may, apart from bad records and gaps that are not known
+    """Return a report of the largest size that the window's report may have, without bad records and gaps, which are not known
     yet. It is used to check, before anything is moved, that the report will fit into a record.
     """
     records = {str(r.topic_partition): r.span for r in window.ranges}
@@ -218,7 +218,7 @@ def widest(window: Window, group_id: str = "") -> Report:
     if window.target:
         topics[window.target.topic] = window.target.partitions
     places = [(topic, partition) for topic, count in topics.items() for partition in range(count)]
-    # Numbers that nothing makes shorter.
+    # Numbers that do not compress, as offsets of real reports.
     numbers = [n * 2_654_435_761 % 10**10 for n in range(1, len(places) + 1)]
     landed = tuple(Landed(*place, at, at, at % 10**6) for place, at in zip(places, numbers, strict=True))
     return Report(window, records=records, committed=committed, group_id=group_id, gaps=window.gaps, published=landed)
@@ -235,14 +235,14 @@ def describe(window: Window) -> str:
 
 
 def describe_landed(landed: Sequence[Landed], limit: int = 8) -> str:
-    """Return where records lie for a log line; beyond ``limit`` partitions only their number."""
+    """Return offsets of records for a log line; for more than ``limit`` partitions only their number."""
     if len(landed) > limit:
         return f"in {len(landed)} partitions"
     return ", ".join(f"{p.topic}-{p.partition}[{p.first},{p.last}]: {p.records:,}" for p in landed) or "no records"
 
 
 def describe_ranges(ranges: Sequence[OffsetRange], limit: int = 8) -> str:
-    """Return ranges for a log line; beyond ``limit`` partitions only their number and sum."""
+    """Return ranges for a log line; for more than ``limit`` partitions only their number and the sum of offsets."""
     if len(ranges) > limit:
         return f"{len(ranges)} partitions, {sum(r.span for r in ranges):,} offsets"
     return ", ".join(map(str, ranges)) or "no partitions"
@@ -258,13 +258,13 @@ def sum_up(
     upstream: Mapping[int, int] | None = None,
     **facts: Any,
 ) -> Report:
-    """Add up what the tasks and the sink tell.
+    """Return the report of a window from the results of its tasks and the record of its sink.
 
-    :param results: one per split; empty where the sink had committed the window before this attempt.
-    :param applied: the sink's own record; None for a window without offsets, which no sink sees.
-    :param splits: which offsets each split read.
-    :param flushed: when the sink had committed it, in milliseconds since the epoch.
-    :param upstream: records counted upstream, by instant in milliseconds since the epoch.
+    :param results: one result for each split; empty if the sink had committed the window before this attempt.
+    :param applied: the sink's record of the window; None for a window without offsets, which no sink sees.
+    :param splits: offsets of each split, by its index.
+    :param flushed: time of the sink's commit, in milliseconds since the epoch.
+    :param upstream: number of records that were counted upstream, by instant in milliseconds since the epoch.
     :param facts: further fields of :class:`Report`.
     """
     records: dict[str, int] = {}
@@ -299,15 +299,15 @@ def sum_up(
 
 
 def _work_of(results: Sequence[SplitResult]) -> dict[str, Any]:
-    """Return the fields of a report that say how long its tasks have worked."""
+    """Return the fields of a report that hold the times of its tasks."""
     work = {name: sum(r.seconds.get(name, 0.0) for r in results) for name in WORK if any(name in r.seconds for r in results)}
     return {"work": work, "work_began": min((r.began for r in results if r.began), default=0.0)}
 
 
 def sum_up_applied(window: Window, applied: Applied, dead: DeadLetters | None) -> Report:
-    """Return the report of a window that an earlier attempt has brought to the sink, as far as it is known.
+    """Return the report of a window that an earlier attempt has committed to the sink, with the facts that are known.
 
-    :param dead: what the ledger knows of its bad records.
+    :param dead: the ledger's record of its bad records.
     """
     rejected = dead.rejected(window.replay) if dead else 0
     report = sum_up(window, (), applied, {}, dead_letters=dead.landed if dead else ())
@@ -315,7 +315,7 @@ def sum_up_applied(window: Window, applied: Applied, dead: DeadLetters | None) -
 
 
 def sum_up_published(window: Window, markers: Sequence[Marker], **facts: Any) -> Report:
-    """Add up what the markers of a window of rows say: one for each of its splits."""
+    """Return the report of a window of rows from the markers of its splits."""
     count = sum(marker.records for marker in markers)
     results = [marker.result for marker in markers if marker.result]
     rejected, filtered = sum(result.rejected for result in results), sum(result.filtered for result in results)
@@ -339,7 +339,9 @@ def sum_up_published(window: Window, markers: Sequence[Marker], **facts: Any) ->
 
 
 def sum_up_relayed(window: Window, markers: Sequence[Marker], splits: Mapping[int, OffsetRange], **facts: Any) -> Report:
-    """Add up what the markers of a window from Kafka to Kafka say: read as its tasks counted, written as they landed."""
+    """Return the report of a window from Kafka to Kafka from the markers of its splits: records read as counted by the tasks, and
+    records written as counted in the target topics.
+    """
     results = [marker.result for marker in markers if marker.result]
     report = sum_up(window, results, None, splits, **facts)
     published = merge_landed(part for marker in markers for part in marker.landed)

@@ -1,6 +1,6 @@
-"""Asking a cluster: answers within a time, and errors that say why.
+"""Requests to a cluster, with a timeout, and with errors that name the cause.
 
-librdkafka retries in the background for ever, and a call itself just times out. ``KafkaCalls`` adds the reason that
+librdkafka retries in the background without end, so a call by itself only times out. ``KafkaCalls`` adds the reason that
 :class:`~airflow_kafka_spark.hooks.kafka.events.ClientEvents` has collected.
 """
 
@@ -32,8 +32,8 @@ V = TypeVar("V")
 
 log = logging.getLogger(__name__)
 
-# How long a first contact may go on once a connection failed and no other broker answered, or a broker refused the client.
-# Somebody who was already connected waits for the whole timeout instead: then it is a restart, not a wrong setting.
+# Seconds after which a first contact is given up once a connection has failed and no other broker has answered, or once a broker
+# has refused the client. A client that was connected before waits for the whole timeout, since brokers may be restarting.
 DOWN_PATIENCE_SECONDS = 5.0
 REFUSED_PATIENCE_SECONDS = 1.0
 
@@ -46,7 +46,7 @@ _BACKOFF_SECONDS = (0.1, 0.2, 0.4, 0.8)
 
 _UNANSWERED = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_TIMED_OUT_QUEUE", "_DESTROY", "_NOENT"})
 _MISSING = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
-# Passing states of a healthy cluster: elections, restarts, a topic not yet known everywhere, a transaction about to end.
+# Errors of temporary states: elections, restarts, a topic that some brokers do not know yet, a transaction that is ending.
 _TRANSIENT = frozenset(
     {
         "BROKER_NOT_AVAILABLE",
@@ -75,13 +75,13 @@ _TRANSIENT = frozenset(
         "_RETRY",
     }
 )
-# The client's idea of a partition's leader is older than the brokers': asking again helps a new client only.
+# Errors of a client whose metadata are older than an election. Only a new client reads them again at once.
 _OUTDATED = frozenset({"FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"})
 
 
 @dataclass
 class _Batch(Generic[K, V]):
-    """Keys on their way to an answer or an error; ``again`` holds those still open, with the reason."""
+    """The keys of one call, sorted into answers, errors, and keys to request again with the reason (``again``)."""
 
     doing: str
     wait_for: Collection[str]
@@ -100,12 +100,11 @@ class _Batch(Generic[K, V]):
 
     @property
     def outdated(self) -> bool:
-        """Return True if the client uses metadata from before an election. It keeps that for minutes, however often it is
-        refused."""
+        """Return True if the client uses metadata from before an election. It keeps these for minutes, even if it is refused."""
         return any(not isinstance(error, str) and error.name() in _OUTDATED for error in self.again.values())
 
     def file(self, key: K, future: Future[V]) -> bool:
-        """Sort one result in. Return True if a broker answered, False if librdkafka gave up by itself."""
+        """Add the result for one key. Return True if a broker has answered, False if librdkafka has given up by itself."""
         from confluent_kafka import KafkaException
 
         try:
@@ -116,7 +115,7 @@ class _Batch(Generic[K, V]):
                 self.again[key] = error
             else:
                 self.errors[key] = error
-            # librdkafka's own names begin with an underscore.
+            # Names of errors that librdkafka itself raises begin with an underscore.
             return not error.name().startswith("_")
         reason = self.check(answer)
         if reason:
@@ -129,11 +128,11 @@ class _Batch(Generic[K, V]):
 class KafkaCalls:
     """Requests to one cluster through one ``AdminClient``, made when it is needed.
 
-    :param make_client: makes the client, which reports to the given events.
-    :param events: what the client reports beside its answers.
+    :param make_client: returns a client that reports to the given events.
+    :param events: collector of the errors that the client reports beside its answers.
     :param conn_id: the Airflow connection, for errors.
-    :param identity: how the client introduces itself (user, mechanism, protocol), for errors; no secrets.
-    :param timeout: seconds that any one call may take.
+    :param identity: identity of the client (user, mechanism, protocol) without secrets, for errors.
+    :param timeout: maximum seconds that a call may take.
     """
 
     def __init__(
@@ -161,19 +160,19 @@ class KafkaCalls:
         return self._client
 
     def discard_client(self) -> None:
-        """Let go of the client with all that is still open in it; the next call makes a new one."""
+        """Release the client with its pending requests; the next call makes a new one."""
         if self._client is not None:
             self._client = None
             self._let_go()
 
     def connect(self) -> str:
-        """Ask for the cluster's id and return it.
+        """Return the cluster's id.
 
-        On a first contact a refused login or a failed TLS handshake is an error after about a second, and brokers that are all
-        unreachable after about five, not after the whole timeout. That holds for every other call too.
+        On a first contact, by this or any other call, a refused login or a failed TLS handshake is reported after about a second,
+        and brokers that are all unreachable after about five, not after the whole timeout.
 
-        :raises ConnectionInvalid: when the brokers refuse the login, or TLS fails.
-        :raises KafkaUnavailable: when no broker answers.
+        :raises ConnectionInvalid: the brokers refuse the login, or TLS fails.
+        :raises KafkaUnavailable: no broker answers.
         """
         return self.one("connecting", lambda client, timeout: client.describe_cluster(request_timeout=timeout)).cluster_id
 
@@ -186,7 +185,7 @@ class KafkaCalls:
         coordinator: bool = False,
         rights: Sequence[Right] = (),
     ) -> V:
-        """Return one answer to one request. Parameters and errors are those of :meth:`each`."""
+        """Return the answer to one request. Parameters and errors are those of :meth:`each`."""
         answers, _ = self.each(
             doing,
             [""],
@@ -209,24 +208,24 @@ class KafkaCalls:
         coordinator: bool = False,
         rights: Sequence[Right] = (),
     ) -> tuple[dict[K, V], dict[K, KafkaError]]:
-        """Return an answer for every key. Passing errors are asked again until the timeout.
+        """Return an answer for every key. Requests with temporary errors are repeated until the timeout.
 
-        :param doing: what is being done, for errors ("reading offsets").
-        :param keys: what to ask about.
+        :param doing: the action, for errors ("reading offsets").
+        :param keys: the keys to request: topics, partitions or groups.
         :param submit: sends one batch for the given keys, with a timeout in seconds.
-        :param tolerate: Kafka's names of errors to return rather than raise.
-        :param wait_for: Kafka's names of errors that will pass here, beside those that always may.
-        :param check: says what is not yet right about an answer, "" if nothing; such an answer is asked for again.
-        :param coordinator: whether the request goes to a group's coordinator. Should librdkafka give up such a request, it aborts
-            the process once the coordinator is back (librdkafka issue 4605, pull request 5397); so it is not allowed to: when the
-            time of an attempt is over, the client is thrown away instead.
-        :param rights: what the request needs on each key, for :class:`RightMissing`.
+        :param tolerate: Kafka's names of errors to return instead of raising them.
+        :param wait_for: Kafka's names of further errors that are temporary for this request.
+        :param check: returns why an answer is not final yet, or "". Such an answer is requested again.
+        :param coordinator: True if the request goes to a group's coordinator. If such a request times out in librdkafka, the
+            process is aborted once the coordinator is back (librdkafka issue 4605, pull request 5397). So the client is discarded
+            before.
+        :param rights: rights on each key that the request needs, for :class:`RightMissing`.
         :return: the answers, and the tolerated errors.
-        :raises KafkaUnavailable: when no answer came in time.
-        :raises ConnectionInvalid: when the brokers refuse the login, or TLS fails.
-        :raises TopicMissing: when the error is an unknown topic or partition; it names all of them.
-        :raises RightMissing: when the user lacks a right.
-        :raises KafkaRefused: for every other error.
+        :raises KafkaUnavailable: no answer came in time.
+        :raises ConnectionInvalid: the brokers refuse the login, or TLS fails.
+        :raises TopicMissing: topics or partitions are unknown; the error names all of them.
+        :raises RightMissing: the user lacks a right.
+        :raises KafkaRefused: any other error.
         """
         batch: _Batch[K, V] = _Batch(
             doing, wait_for, check, coordinator, rights, time.monotonic(), self._timeout, again=dict.fromkeys(keys, "")
@@ -236,7 +235,7 @@ class KafkaCalls:
             began = time.monotonic()
             self._ask(batch, submit, seconds)
             if time.monotonic() - began > 0.9 * seconds:
-                seconds *= 2  # nobody is down, they are slow
+                seconds *= 2  # the brokers are slow, not down
             self._raise_for(batch, {key: error for key, error in batch.errors.items() if error.name() not in tolerate})
             if not batch.again:
                 break
@@ -256,7 +255,7 @@ class KafkaCalls:
     ) -> None:
         if not batch.again:
             return
-        # An attempt takes a part of the time only: librdkafka leaves a request that waits for a dead broker there.
+        # An attempt may use only a part of the time, because librdkafka never redirects a request that waits for a dead broker.
         seconds = min(seconds, batch.left)
         futures = submit(self.client, list(batch.again), NEVER_SECONDS if batch.coordinator else seconds)
         answered = False
@@ -287,13 +286,13 @@ class KafkaCalls:
         return self.translate(batch.doing, reason, key, batch.started, batch.rights)
 
     def _wait(self, futures: Collection[Future[Any]], batch: _Batch[K, V], seconds: float) -> bool:
-        """Return False if not all are done when the time is over."""
+        """Wait for the futures. Return False if some are not done in time."""
         pending: Collection[Future[Any]] = futures
-        # librdkafka keeps the time, but for a coordinator's answer.
+        # librdkafka enforces the timeout of all requests except those to a coordinator.
         over_at = time.monotonic() + seconds + (0 if batch.coordinator else 1)
         nudge_at = time.monotonic() + _NUDGE_SECONDS
         while True:
-            # poll() serves error_cb, the log and token refreshes; results arrive on librdkafka's own thread.
+            # poll() serves error_cb, the log and token refreshes. Results arrive on librdkafka's own thread.
             self.client.poll(0)
             pending = wait(pending, timeout=_SLICE_SECONDS).not_done
             if not pending:
@@ -308,7 +307,7 @@ class KafkaCalls:
                 nudge_at = time.monotonic() + _NUDGE_SECONDS
 
     def _refresh_metadata(self) -> None:
-        """Make librdkafka look for a living controller: it waits for the one it knows of, even when that broker is gone."""
+        """Make librdkafka look up the controller again; otherwise it waits for the known one, even if that broker is down."""
         from confluent_kafka import KafkaException
 
         with suppress(KafkaException):
@@ -318,7 +317,7 @@ class KafkaCalls:
         refused_at = self.events.first(REFUSED_LOGIN, started)
         if refused_at is not None and now - refused_at > REFUSED_PATIENCE_SECONDS:
             raise self.refused_login(self.events.reason(started)[1])
-        # Any failed connection counts: librdkafka does not always add that all of them failed.
+        # One failed connection is enough, because librdkafka does not always report that all of them failed.
         down_at = self.events.first({"_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE", CONNECTION_LOG}, started)
         if down_at is not None and now - down_at > DOWN_PATIENCE_SECONDS:
             raise self.unavailable(doing, self.reason(started))
@@ -326,7 +325,7 @@ class KafkaCalls:
     def translate(
         self, doing: str, error: KafkaError, what: Any = "", since: float = 0.0, rights: Sequence[Right] = ()
     ) -> KafkaSparkError:
-        """Return this package's error for one of Kafka's, with what the client has reported besides."""
+        """Return this package's error for an error of Kafka, with the reason that the client has reported."""
         name, text = error.name(), error.str()
         if name in _UNANSWERED:
             self.client.poll(0)
@@ -344,7 +343,7 @@ class KafkaCalls:
         return KafkaRefused(self.conn_id, doing, name, f"{what}: {text}" if what else text)
 
     def reason(self, since: float) -> str:
-        """Return in words why nothing was answered."""
+        """Return the reason for a missing answer, as text."""
         self.client.poll(0)
         return self.events.reason(since)[1] or f"no answer within {self._timeout:g} s"
 
@@ -362,10 +361,10 @@ class KafkaCalls:
 
 
 def passing(error: KafkaError | None, wait_for: Collection[str] = ()) -> str:
-    """Return the error in words if it passes by itself, else "".
+    """Return the text of an error if it is temporary; otherwise "".
 
     :param error: an error, or None.
-    :param wait_for: names of errors that will pass here, beside those that always may.
+    :param wait_for: names of further errors that are temporary for this request.
     """
     return (
         f"{error.str()} ({error.name()})"
@@ -374,7 +373,7 @@ def passing(error: KafkaError | None, wait_for: Collection[str] = ()) -> str:
     )
 
 
-# --- where a client ends ------------------------------------------------------------------------------------------------
+# --- release of clients -------------------------------------------------------------------------------------------------
 
 _released: SimpleQueue[Any] = SimpleQueue()
 _reaper: threading.Thread | None = None
@@ -384,11 +383,11 @@ _POLL_SECONDS = (0.1, 0.2, 0.5, 1.0, 5.0)
 
 
 def keep(client: Any, owner: object) -> weakref.finalize:
-    """Keep a client as long as its owner lives, or until the returned function is called; then until nothing else refers to it.
+    """Keep a client alive until its owner is collected or the returned function is called, and no other reference to it is left.
 
-    :param client: of confluent-kafka.
-    :param owner: the object that uses it; must not be reachable from it.
-    :return: to be called to let go of the client; on any thread.
+    :param client: a client of confluent-kafka.
+    :param owner: the object that uses the client, and that is not reachable from it.
+    :return: a function that releases the client; it may be called on any thread.
     """
     _start()
     letting_go = weakref.finalize(owner, _released.put, client)
@@ -399,7 +398,7 @@ def keep(client: Any, owner: object) -> weakref.finalize:
 def _start() -> None:
     global _reaper
     with _starting:
-        # Not alive, too, in a process that was forked from the one in which it was started.
+        # In a process that was forked from the one that started the thread, the thread is not alive.
         if _reaper is None or not _reaper.is_alive():
             _reaper = threading.Thread(target=_reap, name="airflow-kafka-spark-clients", daemon=True)
             _reaper.start()
@@ -415,6 +414,6 @@ def _reap() -> None:
         except Empty:
             looks += 1
         for at in reversed(range(len(waiting))):
-            # This list's reference and that of the call itself: nothing else can come to refer to it any more.
+            # Two references are left, that of this list and that of the call itself, so no other one can be made.
             if sys.getrefcount(waiting[at]) <= 2:
                 del waiting[at]

@@ -1,8 +1,8 @@
 """Client settings of a Kafka connection. No other module translates or filters them.
 
-The extra of Airflow's ``kafka`` connection is a librdkafka configuration. The clients of confluent-kafka take it nearly as it
-is; Spark's Kafka source runs the Java client, which names many things differently and wants keys and passwords in other forms.
-Everything here is pure: no Airflow, no Kafka client, no network. Certificate files are read.
+The extra of Airflow's ``kafka`` connection is a librdkafka configuration. The clients of confluent-kafka accept it nearly
+unchanged. Spark's Kafka source runs the Java client, which has other names for many settings, and other forms of keys and
+passwords. The functions use neither Airflow nor a Kafka client nor the network; they read certificate files.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# What a connection may say for other users of it, but must not decide here: the window decides what is read, nobody joins the
-# group, and a reader never creates a topic (librdkafka's default; the Java client's is the opposite).
+# Settings that a connection may hold for its other users, and that are ignored here: the window fixes the offsets, no consumer
+# joins a group, and a reader never creates a topic (librdkafka's default; the Java client's is the opposite).
 WINDOW_DECIDES = _names("""
     allow.auto.create.topics auto.commit.enable auto.commit.interval.ms auto.offset.reset enable.auto.commit
     enable.auto.offset.store group.id group.instance.id group.protocol group.protocol.type group.remote.assignor
@@ -32,14 +32,14 @@ WINDOW_DECIDES = _names("""
     partition.assignment.strategy
 """)
 
-# The C column of librdkafka's table of properties: a producer warns about them.
+# Properties of consumers only (column C of librdkafka's table), about which a producer warns.
 CONSUMER_ONLY = WINDOW_DECIDES - {"allow.auto.create.topics"} | _names("""
     check.crcs consume.callback.max.messages coordinator.query.interval.ms enable.partition.eof fetch.error.backoff.ms
     fetch.max.bytes fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms fetch.wait.max.ms heartbeat.interval.ms
     max.partition.fetch.bytes max.poll.interval.ms queued.max.messages.kbytes queued.min.messages session.timeout.ms
 """)
 
-# The P column: a consumer warns about them.
+# Properties of producers only (column P), about which a consumer warns.
 PRODUCER_ONLY = _names("""
     acks batch.num.messages batch.size compression.codec compression.level compression.type delivery.report.only.error
     delivery.timeout.ms enable.gapless.guarantee enable.idempotence linger.ms message.send.max.retries message.timeout.ms
@@ -48,7 +48,7 @@ PRODUCER_ONLY = _names("""
     sticky.partitioning.linger.ms transaction.timeout.ms transactional.id
 """)
 
-# Properties of librdkafka's own machinery, without a counterpart in the Java client: they are left out silently.
+# Properties of librdkafka's internals, without a counterpart in the Java client, which are left out without a warning.
 LIBRDKAFKA_ONLY = _names("""
     api.version.fallback.ms api.version.request api.version.request.timeout.ms broker.address.family broker.address.ttl
     broker.version.fallback builtin.features consume.callback.max.messages coordinator.query.interval.ms debug
@@ -62,7 +62,7 @@ LIBRDKAFKA_ONLY = _names("""
     topic.metadata.refresh.sparse
 """)
 
-# librdkafka's name -> the Java client's. Where two names lead to one, the later line wins.
+# Name in librdkafka -> name in the Java client. If two names have one counterpart, the later line takes precedence.
 JAVA_NAMES = {
     "check.crcs": "check.crcs",
     "client.dns.lookup": "client.dns.lookup",
@@ -92,7 +92,7 @@ JAVA_NAMES = {
     "socket.timeout.ms": "request.timeout.ms",
 }
 
-# Where librdkafka says "off" or "the system's own" with another number than the Java client.
+# Values for "off" and "the system's default" in librdkafka -> those of the Java client.
 _OFF_IN_JAVA = {
     ("connections.max.idle.ms", "0"): "-1",
     ("receive.buffer.bytes", "0"): "-1",
@@ -120,10 +120,10 @@ _PROTOCOL_PREFIX = re.compile(r"^[A-Za-z_]+://")
 
 @dataclass(frozen=True)
 class JavaConfig:
-    """The Java client's settings for a connection, without the ``kafka.`` that Spark wants in front of them.
+    """The Java client's settings for a connection, without the prefix ``kafka.`` of Spark's options.
 
-    :param options: name -> value. May hold passwords and keys: not for logs; ``repr`` hides them.
-    :param ignored: properties of the connection that the Java client has no counterpart for and that someone may miss, sorted.
+    :param options: name -> value. It may contain passwords and keys, so it must not be logged; ``repr`` hides it.
+    :param ignored: properties of the connection without a counterpart in the Java client, sorted, for a warning.
     """
 
     options: Mapping[str, str] = field(repr=False)
@@ -134,19 +134,21 @@ class JavaConfig:
 
 
 def java_options(config: Mapping[str, Any], *, conn_id: str = "kafka_default", inline_files: bool = False) -> JavaConfig:
-    """Translate a librdkafka configuration into the Java client's settings for Spark's Kafka source.
+    """Return the Java client's settings for Spark's Kafka source, translated from a librdkafka configuration.
 
     Covered: brokers, PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512, TLS with PEM files or texts or a PKCS#12 keystore, client id and
-    rack, timeouts, backoffs, buffer and fetch sizes. Keys that begin with ``java.`` are the Java client's own settings: they are
-    passed on without the prefix and win over the translation, which is how OAUTHBEARER and GSSAPI are configured. What the window
-    decides (``group.id``, ``auto.offset.reset``, ``isolation.level`` ...) is never passed on, not even with the prefix.
+    rack, timeouts, backoffs, buffer and fetch sizes. Keys that begin with ``java.`` are the Java client's own settings. They are
+    passed on without the prefix, and take precedence over the translation; OAUTHBEARER and GSSAPI are configured in this way.
+    Settings that the window decides (``group.id``, ``auto.offset.reset``, ``isolation.level`` ...) are never passed on, not even
+    with the prefix.
 
     :param config: the extra of the ``kafka`` connection.
     :param conn_id: the connection's name, for the error message.
-    :param inline_files: put the text of ``ssl.ca.location`` into the options instead of its path, for executors on machines
-        without that file. The client's certificate and key always go in as text: the Java client wants both in one store.
-    :raises ConnectionInvalid: when the Java client cannot do what the connection asks: verification of certificates switched
-        off, a mechanism that is not listed above, half a key pair, an unreadable file.
+    :param inline_files: True to put the text of ``ssl.ca.location`` into the options instead of its path, for executors on
+        machines without that file. The client's certificate and key are always passed as text, because the Java client needs
+        both in one store.
+    :raises ConnectionInvalid: the Java client does not support the configuration: verification of certificates is switched off,
+        the mechanism is not listed above, one half of a key pair is missing, or a file is unreadable.
     """
     by_hand = {key[len(JAVA_PREFIX) :]: _text(value) for key, value in config.items() if key.startswith(JAVA_PREFIX)}
     source = _Source(config, by_hand, conn_id)
@@ -162,13 +164,13 @@ def java_options(config: Mapping[str, Any], *, conn_id: str = "kafka_default", i
 def consumer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
     """Return the settings of a confluent-kafka ``Consumer`` that reads frozen offset ranges.
 
-    Always: no auto commit, ``auto.offset.reset=error``, read_committed, partition EOF events. Settings of producers, of groups
-    and of the Java client are left out, so that librdkafka has nothing to warn about.
+    Four settings are fixed: no auto commit, ``auto.offset.reset=error``, read_committed, and partition EOF events. Settings of
+    producers, of groups and of the Java client are left out, so that librdkafka logs no warnings about them.
 
     :param config: the extra of the ``kafka`` connection.
-    :param overrides: settings that win over the connection's, as ``**{"group.id": "x"}``. Without one, ``group.id`` is a name
-        that is never joined nor committed to.
-    :raises ValueError: when an override contradicts one of the four.
+    :param overrides: settings that take precedence over the connection's, as ``**{"group.id": "x"}``. By default, ``group.id`` is
+        a group that no consumer joins or commits to.
+    :raises ValueError: an override contradicts one of the fixed settings.
     """
     forced = {
         "enable.auto.commit": False,
@@ -186,8 +188,9 @@ def producer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, An
     """Return the settings of a confluent-kafka ``Producer``: those of the connection without those of consumers and of the Java
     client.
 
-    :param config: the extra of the ``kafka`` connection. Its ``transactional.id`` is left out: sharing one would fence strangers.
-    :param overrides: settings that win over the connection's, as ``**{"transactional.id": "x"}``.
+    :param config: the extra of the ``kafka`` connection. Its ``transactional.id`` is left out, because producers that share an id
+        fence each other.
+    :param overrides: settings that take precedence over the connection's, as ``**{"transactional.id": "x"}``.
     """
     return _without(config, CONSUMER_ONLY | {"transactional.id"}) | overrides
 
@@ -197,13 +200,13 @@ def admin_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
     Java.
 
     :param config: the extra of the ``kafka`` connection.
-    :param overrides: settings that win over the connection's.
+    :param overrides: settings that take precedence over the connection's.
     """
     return _without(config, CONSUMER_ONLY | PRODUCER_ONLY | {"allow.auto.create.topics"}) | overrides
 
 
 def redact(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy for people to read: passwords, private keys, tokens and JAAS texts are ``***``.
+    """Return a copy for display: passwords, private keys, tokens and JAAS texts are replaced by ``***``.
 
     :param config: settings of either client, with or without ``java.`` or ``kafka.`` prefixes.
     """
@@ -211,7 +214,7 @@ def redact(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """Return how a client introduces itself to the brokers, for error messages: user, mechanism and protocol, no secrets."""
+    """Return user, mechanism and protocol of a client, for error messages. They contain no secrets."""
     protocol = str(config.get("security.protocol", "plaintext")).upper()
     if protocol.startswith("SASL"):
         mechanism = config.get("sasl.mechanism") or config.get("sasl.mechanisms") or "GSSAPI"
@@ -229,7 +232,7 @@ class _Source:
         """Return the first of these properties that is set, as text."""
         return next((_text(self.config[name]) for name in names if self.config.get(name) not in (None, "")), "")
 
-    def says_by_hand(self, prefix: str) -> bool:
+    def is_set_in_java(self, prefix: str) -> bool:
         return any(name.startswith(prefix) for name in self.by_hand)
 
     def invalid(self, detail: str, action: str) -> ConnectionInvalid:
@@ -265,7 +268,7 @@ def _bootstrap_servers(source: _Source) -> str:
 
 
 def _host_port(server: str) -> str:
-    # librdkafka allows a protocol in front and adds the port; the Java client allows neither to be that way.
+    # librdkafka accepts an address with a protocol, or without a port. The Java client does not.
     server = _PROTOCOL_PREFIX.sub("", server)
     has_port = server.rpartition("]")[2].startswith(":") if server.startswith("[") else ":" in server
     return server if has_port else f"{server}:9092"
@@ -305,7 +308,7 @@ def _sasl_options(source: _Source) -> dict[str, str]:
             f"SASL mechanism `{mechanism}` needs {' and '.join(f'`{m}`' for m in missing)}",
             f"Set it in the extra of `{source.conn_id}`",
         )
-    # Not through _text: a blank at either end belongs to the password.
+    # Not by _text, because blanks at both ends belong to the password.
     user, password = (_jaas_quoted(str(source.config[name])) for name in ("sasl.username", "sasl.password"))
     return {
         "sasl.mechanism": mechanism,
@@ -314,7 +317,7 @@ def _sasl_options(source: _Source) -> dict[str, str]:
 
 
 def _jaas_quoted(value: str) -> str:
-    # The Java client reads JAAS texts with a StreamTokenizer: backslashes escape, and a line end would close the quotes.
+    # The Java client parses JAAS texts with a StreamTokenizer: backslashes escape, and a line end would close the quotes.
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'
 
@@ -328,7 +331,7 @@ def _truststore(source: _Source, inline_files: bool) -> dict[str, str]:
             "`ssl.endpoint.identification.algorithm` to `none`",
         )
     location, pem = source.get("ssl.ca.location"), source.get("ssl.ca.pem")
-    if source.says_by_hand("ssl.truststore.") or location.lower() == "probe" or not (location or pem):
+    if source.is_set_in_java("ssl.truststore.") or location.lower() == "probe" or not (location or pem):
         return {}  # the user's own store, or the JVM's default one
     if pem or inline_files:
         return {
@@ -340,7 +343,7 @@ def _truststore(source: _Source, inline_files: bool) -> dict[str, str]:
 
 
 def _keystore(source: _Source) -> dict[str, str]:
-    if source.says_by_hand("ssl.keystore."):
+    if source.is_set_in_java("ssl.keystore."):
         return {}
     chain = source.get("ssl.certificate.pem") or read_pem(
         source.get("ssl.certificate.location"), "ssl.certificate.location", source.invalid
@@ -366,18 +369,18 @@ def _keystore(source: _Source) -> dict[str, str]:
     return {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": location, "ssl.keystore.password": password}
 
 
-# --- PEM texts in the form the Java client accepts ----------------------------------------------------------------------
+# --- PEM texts for the Java client --------------------------------------------------------------------------------------
 
 Invalid = Callable[[str, str], ConnectionInvalid]
 
 
 def read_pem(path: str, name: str, invalid: Invalid) -> str:
-    """Return the text of a PEM file; nothing for no path.
+    """Return the text of a PEM file; "" for an empty path.
 
     :param path: the file, or "".
-    :param name: the property that named it.
-    :param invalid: makes the error to raise from what was found and what to do.
-    :raises ConnectionInvalid: when the file cannot be read or holds no PEM text.
+    :param name: the property that contains the path.
+    :param invalid: returns the error to raise, from a description of the problem and its remedy.
+    :raises ConnectionInvalid: the file cannot be read, or contains no PEM text.
     """
     if not path:
         return ""
@@ -395,15 +398,15 @@ def read_pem(path: str, name: str, invalid: Invalid) -> str:
 
 
 def pkcs8_key(pem: str, password: str, invalid: Invalid) -> str:
-    """Return a private key as unencrypted PKCS#8, the one form that the Java client reads on every Java version.
+    """Return a private key as unencrypted PKCS#8, the only form that the Java client reads with every version of Java.
 
-    OpenSSL, and so librdkafka, also takes the traditional forms (``BEGIN RSA PRIVATE KEY``) and encrypted keys. The result is as
-    secret as the key and its password together, which is what would be passed on otherwise.
+    OpenSSL, and so librdkafka, also reads the traditional forms (``BEGIN RSA PRIVATE KEY``) and encrypted keys. The result is as
+    secret as the encrypted key together with its password, which would be passed on otherwise.
 
-    :param pem: the key's text.
+    :param pem: the text of the key.
     :param password: its password, or "".
-    :param invalid: makes the error to raise from what was found and what to do.
-    :raises ConnectionInvalid: when the key cannot be read with this password.
+    :param invalid: returns the error to raise, from a description of the problem and its remedy.
+    :raises ConnectionInvalid: the key cannot be decrypted with this password.
     """
     if "-----BEGIN PRIVATE KEY-----" in pem:
         return pem

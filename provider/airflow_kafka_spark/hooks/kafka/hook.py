@@ -33,7 +33,7 @@ IsolationLevel = Literal["read_committed", "read_uncommitted"]
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
 
-# Errors by which a broker says that a group's offsets belong to its members.
+# Errors of a broker that refuses offsets because the group has members.
 _MEMBERS_ARE_LIVE = (
     "NON_EMPTY_GROUP",
     "UNKNOWN_MEMBER_ID",
@@ -44,32 +44,32 @@ _MEMBERS_ARE_LIVE = (
 
 
 DEFAULT_LARGEST = 1_048_588
-"""The brokers' default of ``max.message.bytes``."""
+"""Default of the brokers' ``max.message.bytes``."""
 
 TEST_SECONDS = 10.0
-"""For a test of a connection."""
+"""Timeout in seconds for a test of a connection."""
 
 
 class KafkaHook(KafkaBaseHook):
-    """Reads and changes metadata and offsets of a Kafka cluster. Records are read and written elsewhere.
+    """Reads and changes metadata and offsets of a Kafka cluster. It neither reads nor writes records.
 
-    Every call asks the brokers: nothing is cached. Nothing is created or changed but by ``create_topic``, ``alter_committed``,
-    ``delete_group`` and ``delete_records``. All calls raise :class:`KafkaUnavailable` when no answer comes in time,
-    :class:`ConnectionInvalid` when the connection does not exist or the brokers do not accept it, :class:`RightMissing` where the
-    user lacks a right, and :class:`KafkaRefused` for all else that the brokers do not allow; a call never returns less than it
-    was asked for. On a first contact a wrong password is reported after about a second, unreachable brokers after about five.
+    Every call sends requests to the brokers; nothing is cached. Only ``create_topic``, ``alter_committed``, ``delete_group`` and
+    ``delete_records`` create or change anything. All calls raise :class:`KafkaUnavailable` if no answer comes in time,
+    :class:`ConnectionInvalid` if the connection does not exist or the brokers do not accept it, :class:`RightMissing` if the user
+    lacks a right, and :class:`KafkaRefused` for all other refusals. No call returns a partial answer. On a first contact a wrong
+    password is reported after about a second, unreachable brokers after about five.
 
     Use it as a context manager, or call :meth:`close`.
 
     :param kafka_conn_id: the Airflow connection of type ``kafka``, whose extra is a librdkafka configuration; default
         ``kafka_default``.
-    :param timeout: seconds that any request may take, retries of passing errors included; default 30.
+    :param timeout: maximum seconds of a request, including retries of temporary errors; default 30.
     :param reading_group: the group whose coordinator librdkafka looks up for consumers of :meth:`consumer_config`. They neither
         join it nor commit to it, and need no right on it; with the right Describe the brokers log no refused look-ups.
         Default ``airflow-kafka-spark``.
     """
 
-    # As the argument is called: Airflow makes hooks of connections by it.
+    # Name of the constructor's argument for the connection, by which Airflow makes hooks.
     conn_name_attr = "kafka_conn_id"
 
     def __init__(
@@ -91,9 +91,9 @@ class KafkaHook(KafkaBaseHook):
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The librdkafka configuration of the connection with its callbacks resolved; holds secrets.
+        """The librdkafka configuration of the connection with its callbacks resolved. It contains secrets.
 
-        :raises ConnectionInvalid: when there is no such connection or it names no brokers.
+        :raises ConnectionInvalid: there is no such connection, or it names no brokers.
         """
         try:
             with defined(self.conn_id, "`kafka`", option="kafka_conn_id"):
@@ -126,7 +126,7 @@ class KafkaHook(KafkaBaseHook):
 
     @property
     def get_conn(self) -> AdminClient:  # type: ignore[override]
-        """The client of confluent-kafka, the same one until :meth:`close` or until it had to be thrown away."""
+        """The client of confluent-kafka. It is kept until :meth:`close`, or until it has to be discarded."""
         return self._calls.client
 
     @cached_property
@@ -149,7 +149,7 @@ class KafkaHook(KafkaBaseHook):
             raise ConnectionInvalid(self.conn_id, f"librdkafka does not accept its extra: {reason}") from None
 
     def close(self) -> None:
-        """Let go of the client; the next call makes a new one."""
+        """Release the client; the next call makes a new one."""
         if "_calls" in self.__dict__:
             self._calls.discard_client()
         for name in ("_calls", "config"):
@@ -162,10 +162,11 @@ class KafkaHook(KafkaBaseHook):
         self.close()
 
     def test_connection(self) -> tuple[bool, str]:
-        """Return whether the cluster answers, and its brokers, for Airflow's UI. The answer takes ten seconds at most.
+        """Return True and the brokers if the cluster answers, otherwise False and the reason, for Airflow's UI. It takes ten
+        seconds at most.
 
-        A wrong password, a certificate that is not trusted, a listener of another protocol and brokers that cannot be reached
-        each have a message of their own.
+        A wrong password, a certificate that is not trusted, a listener of another protocol and unreachable brokers each have a
+        message of their own.
         """
         try:
             with KafkaHook(self.conn_id, min(self.timeout, TEST_SECONDS)) as hook:
@@ -179,7 +180,7 @@ class KafkaHook(KafkaBaseHook):
     # --- the cluster and its topics ---
 
     def cluster_id(self) -> str:
-        """Return the cluster's id. Offsets mean nothing on another cluster."""
+        """Return the cluster's id. Offsets are valid for one cluster only."""
         return self._calls.connect()
 
     def broker_count(self) -> int:
@@ -192,7 +193,7 @@ class KafkaHook(KafkaBaseHook):
     def list_topics(self, *, internal: bool = False) -> frozenset[str]:
         """Return the names of all topics that this connection may see.
 
-        :param internal: whether Kafka's own topics are listed too.
+        :param internal: True to include Kafka's own topics.
         """
         from confluent_kafka import KafkaException
 
@@ -209,12 +210,11 @@ class KafkaHook(KafkaBaseHook):
     ) -> dict[str, TopicDescription]:
         """Return ids and partitions of topics.
 
-        A topic has at least one partition: an answer without any is asked for again. Also a topic counts as missing only when it
-        is still unknown after a second, since brokers learn of a new one one after the other.
+        A topic has at least one partition: an answer without any is requested again. A topic counts as missing only if it is
+        still unknown after a second, because brokers learn of a new topic at different times.
 
         :param names: the topics.
-        :param missing: ``raise`` names all topics that do not exist in one error; ``omit`` leaves them out of the answer, for a
-            caller who collects problems.
+        :param missing: ``raise`` names all topics that do not exist in one error; ``omit`` leaves them out of the answer.
         :raises TopicMissing: with ``missing="raise"``.
         """
         wanted = set(names)
@@ -224,27 +224,27 @@ class KafkaHook(KafkaBaseHook):
         return found
 
     def may_read(self, topic: str) -> bool:
-        """Return True if the user has the right to read a topic, which committing an offset of it takes, too."""
+        """Return True if the user has the right to read a topic, which is also needed to commit its offsets."""
         return kafka_requests.may_read(self._calls, topic)
 
     def topic_config(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return the settings of topics, defaults included (``cleanup.policy``, ``retention.ms``, ``max.message.bytes`` ...).
 
         :param names: the topics.
-        :raises TopicMissing: when one does not exist.
+        :raises TopicMissing: a topic does not exist.
         """
         return kafka_requests.topic_configs(self._calls, self.describe_topics(names))
 
     def largest_record(self, topic: str) -> int:
-        """Return how many bytes a record of a topic may have (``max.message.bytes``); the brokers' default where the user may not
-        see it."""
+        """Return the maximum size of a topic's batches in bytes (``max.message.bytes``); the brokers' default if the user may not
+        see the topic's settings."""
         try:
             return int(self.topic_config([topic])[topic].get("max.message.bytes") or DEFAULT_LARGEST)
         except KafkaRefused:
             return DEFAULT_LARGEST
 
     def broker_config(self) -> dict[str, str]:
-        """Return the settings of one broker (``transaction.max.timeout.ms`` ...); empty where the user may not see them."""
+        """Return the settings of one broker (``transaction.max.timeout.ms`` ...); empty if the user may not see them."""
         return kafka_requests.broker_config(self._calls)
 
     def create_topic(
@@ -256,25 +256,25 @@ class KafkaHook(KafkaBaseHook):
         *,
         exist_ok: bool = True,
     ) -> bool:
-        """Create a topic and wait until it can be used. An existing one is left as it is.
+        """Create a topic and wait until it can be used. An existing topic is not changed.
 
         :param name: the topic.
-        :param partitions: how many; -1 is the brokers' default.
-        :param replication_factor: how many; -1 is the brokers' default.
+        :param partitions: number of partitions; -1 is the brokers' default.
+        :param replication_factor: number of replicas; -1 is the brokers' default.
         :param config: its settings.
-        :param exist_ok: whether it may exist already.
-        :return: whether it was created now.
-        :raises KafkaRefused: when the brokers do not accept it, or with ``exist_ok=False`` when it exists.
+        :param exist_ok: False to refuse a topic that exists already.
+        :return: True if it was created by this call.
+        :raises KafkaRefused: the brokers do not accept it, or it exists and ``exist_ok`` is false.
         """
         return kafka_requests.create_topic(self._calls, name, partitions, replication_factor, config or {}, exist_ok=exist_ok)
 
     # --- offsets of the log ---
 
     def offsets(self, topics: Iterable[str | TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
-        """Return low watermark, last stable offset and high watermark. One request asks for all partitions of a broker.
+        """Return low watermark, last stable offset and high watermark. One request covers all partitions of a broker.
 
-        A broker answers a producer's commit before it has written the markers: a transaction that has just ended may still hold
-        the last stable offset back for some milliseconds.
+        A broker confirms a producer's commit before it has written the markers. So the last stable offset may lie before a
+        transaction that has just ended, for some milliseconds.
 
         :param topics: topics, for all their partitions, or single partitions.
         :raises TopicMissing: when a topic or a partition does not exist.
@@ -284,7 +284,7 @@ class KafkaHook(KafkaBaseHook):
     def _offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
         from confluent_kafka.admin import OffsetSpec
 
-        # In this order, since all three only grow: so low <= lso <= high also while others write, delete and commit.
+        # All three only grow. Read in this order, low <= lso <= high holds while others write, delete and commit.
         low = kafka_requests.list_offsets(self._calls, partitions, OffsetSpec.earliest(), "read_uncommitted")
         stable = kafka_requests.list_records(self._calls, partitions, OffsetSpec.latest(), "read_committed")
         high = kafka_requests.list_offsets(self._calls, partitions, OffsetSpec.latest(), "read_uncommitted")
@@ -297,9 +297,9 @@ class KafkaHook(KafkaBaseHook):
         *,
         isolation_level: IsolationLevel = "read_committed",
     ) -> dict[TopicPartition, int | None]:
-        """Return the first offset whose record's timestamp is at or after an instant; None where there is no such record.
+        """Return the first offset whose record's timestamp is at or after an instant; None if there is no such record.
 
-        Records behind it may be older: timestamps need not ascend.
+        Later records may have older timestamps, because timestamps need not ascend.
 
         :param partitions: topics, for all their partitions, or single partitions.
         :param timestamp_ms: the instant, in milliseconds since 1970-01-01 UTC.
@@ -329,7 +329,7 @@ class KafkaHook(KafkaBaseHook):
         return {partition: there if there.offset >= 0 else None for partition, there in found.items()}
 
     def _partitions(self, topics: Iterable[str | TopicPartition]) -> list[TopicPartition]:
-        """Return all partitions in order. Check that they exist: an unknown partition may pass for one without a leader."""
+        """Return all partitions in order, after a check that they exist: brokers may report unknown partitions as leaderless."""
         wanted = list(topics)
         whole = {topic for topic in wanted if isinstance(topic, str)}
         single = {TopicPartition(*topic) for topic in wanted if not isinstance(topic, str)}
@@ -340,10 +340,10 @@ class KafkaHook(KafkaBaseHook):
         return sorted(single.union(*(existing[name].topic_partitions for name in whole)))
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Delete the records below an offset of each partition, for good.
+        """Delete the records below an offset of each partition. This cannot be undone.
 
         :param before: the new low watermark of each partition; -1 is its high watermark.
-        :return: the low watermarks now.
+        :return: the new low watermarks.
         :raises TopicMissing: when a topic or a partition does not exist.
         """
         return kafka_requests.delete_records(self._calls, {p: before[p] for p in self._partitions(before)})
@@ -353,12 +353,12 @@ class KafkaHook(KafkaBaseHook):
     def committed(
         self, group_id: str, partitions: Iterable[TopicPartition], *, stable: bool = True
     ) -> dict[TopicPartition, CommittedOffset | None]:
-        """Return what a group has committed; None where it has committed nothing, or where that has expired.
+        """Return the committed offsets of a group; None for partitions without one, or with an expired one.
 
         :param group_id: the group; it need not exist.
         :param partitions: the partitions.
-        :param stable: an offset that is part of an open transaction is waited for, up to the timeout, so that the answer does not
-            change by itself (KIP-447); False answers with the one before.
+        :param stable: True to wait for the end of open transactions with offsets of the group, up to the timeout (KIP-447); False
+            to return the offsets from before these transactions.
         """
         wanted = sorted({TopicPartition(*p) for p in partitions})
         return kafka_requests.committed(self._calls, self.config, group_id, wanted, stable=stable) if wanted else {}
@@ -371,14 +371,14 @@ class KafkaHook(KafkaBaseHook):
         return kafka_requests.group_state(self._calls, group_id)
 
     def alter_committed(self, group_id: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
-        """Set a group's committed offsets, forwards or backwards. The group is created by it.
+        """Set a group's committed offsets, forwards or backwards. A missing group is created.
 
-        This is a plain commit: nothing stops two callers from overwriting each other.
+        This is a plain commit: two callers may overwrite each other's offsets.
 
         :param group_id: the group, without live members.
-        :param offsets: the next offset to read of each partition, with or without a text.
-        :raises GroupHasMembers: when the group has members.
-        :raises TopicMissing: when a topic or a partition does not exist.
+        :param offsets: the next offset to read of each partition, with or without metadata.
+        :raises GroupHasMembers: the group has members.
+        :raises TopicMissing: a topic or a partition does not exist.
         """
         commits = {p: c if isinstance(c, CommittedOffset) else CommittedOffset(c) for p, c in offsets.items()}
         partitions = self._partitions(commits)
@@ -389,11 +389,11 @@ class KafkaHook(KafkaBaseHook):
             raise self._members_or(error, group_id) from None
 
     def delete_group(self, group_id: str) -> bool:
-        """Delete a group with all that it has committed.
+        """Delete a group with its committed offsets.
 
         :param group_id: the group, without live members.
-        :return: whether there was one.
-        :raises GroupHasMembers: when the group has members.
+        :return: True if the group existed.
+        :raises GroupHasMembers: the group has members.
         """
         try:
             return kafka_requests.delete_group(self._calls, group_id)
@@ -401,7 +401,7 @@ class KafkaHook(KafkaBaseHook):
             raise self._members_or(error, group_id) from None
 
     def _members_or(self, error: KafkaRefused, group_id: str) -> KafkaSparkError:
-        """Return the error that the brokers mean: the group has live members, or what they say."""
+        """Return :class:`GroupHasMembers` if the group has live members, otherwise the given error."""
         if error.code not in _MEMBERS_ARE_LIVE:
             return error
         return GroupHasMembers(group_id, [str(m) for m in self.group_state(group_id).members])

@@ -1,4 +1,4 @@
-"""Read what Kafka holds of topics, and compare leader epochs to find out whether it is still the log that was read (KIP-320)."""
+"""Read the logs of topics, and compare leader epochs to detect logs that were truncated since they were read (KIP-320)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from airflow_kafka_spark.windows.plan import Log, PartitionLog
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
-AT_ONCE = 200
-"""Partitions per consumer: each of them may be sent a batch of records, which is not needed."""
+PARTITIONS_PER_CONSUMER = 200
+"""Maximum number of partitions per consumer. Brokers may send a batch of records for each of them, which is not needed."""
 SETTINGS: Mapping[str, Any] = {
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
@@ -32,10 +32,9 @@ _END = re.compile(r"broker end offset is (\d+)")
 
 
 def read_log(hook: KafkaHook, topics: Iterable[str]) -> Log:
-    """Return what Kafka holds of these topics now: ids, and low watermark, last stable offset and high watermark of every
-    partition.
+    """Return the present log of topics: their ids, and low watermark, last stable offset and high watermark of every partition.
 
-    :param topics: names; those that do not exist are left out of the answer.
+    :param topics: names of topics; those that do not exist are left out of the answer.
     """
     described = hook.describe_topics(sorted(topics), missing="omit")
     offsets = hook.offsets([tp for topic in described.values() for tp in topic.topic_partitions])
@@ -53,14 +52,14 @@ def compare_epochs(
     epochs: Mapping[TopicPartition, int],
     topic_ids: Mapping[str, str],
 ) -> Log:
-    """Return the log with the partitions marked that were cut off below an offset and have grown again (``Log.diverged``).
+    """Return the log with ``Log.diverged`` set for partitions that were truncated below an offset and have grown again.
 
-    Only partitions are asked for whose leader epoch is not the known one: without an election nothing is cut off.
+    Only partitions whose leader epoch has changed are requested, because a log is truncated only by an election.
 
-    :param log: what Kafka holds now.
-    :param offsets: up to where it was read, or planned.
-    :param epochs: the leader epochs then; a partition that is missing is not compared.
-    :param topic_ids: the ids of the topics then; one that was created anew is not compared.
+    :param log: the present log.
+    :param offsets: the offsets up to which the log was read, or planned.
+    :param epochs: the leader epochs at that time; a missing partition is not compared.
+    :param topic_ids: the ids of the topics at that time; a recreated topic is not compared.
     :raises KafkaUnavailable: the brokers do not answer in time.
     """
     wanted = [
@@ -73,24 +72,24 @@ def compare_epochs(
         and topic_ids.get(tp.topic, log.topic_ids.get(tp.topic)) == log.topic_ids.get(tp.topic)
     ]
     found: dict[TopicPartition, int] = {}
-    for first in range(0, len(wanted), AT_ONCE):
-        found |= cut_below(hook.consumer_config(), wanted[first : first + AT_ONCE], hook.timeout, hook.conn_id)
+    for first in range(0, len(wanted), PARTITIONS_PER_CONSUMER):
+        found |= cut_below(hook.consumer_config(), wanted[first : first + PARTITIONS_PER_CONSUMER], hook.timeout, hook.conn_id)
     return replace(log, diverged={**log.diverged, **found})
 
 
 def cut_below(
     config: Mapping[str, Any], wanted: Sequence[tuple[TopicPartition, int, int]], seconds: float, where: str
 ) -> dict[TopicPartition, int]:
-    """Return where the logs that were read end now, for those that end before the offset.
+    """Return the offsets at which logs were truncated, for partitions in which that is before the wanted offset.
+
+    confluent-kafka has no call for this request. But a consumer that is assigned an offset with its leader epoch sends it before
+    it reads, and returns an error about the truncation instead of a record.
 
     :param config: a consumer's configuration.
-    :param wanted: offsets, each with the leader epoch under which the log reached to it.
-    :param seconds: after which the brokers are given up.
-    :param where: names them in an error.
+    :param wanted: offsets, each with the leader epoch under which the log reached it.
+    :param seconds: timeout.
+    :param where: name of the cluster, for an error.
     :raises KafkaUnavailable: the brokers do not answer in time.
-
-    There is no request of its own in confluent-kafka: a consumer that is assigned an offset with its leader epoch asks for it
-    before it reads, and says that the log was truncated in place of a record.
     """
     import confluent_kafka
 

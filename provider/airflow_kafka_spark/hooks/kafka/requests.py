@@ -1,4 +1,4 @@
-"""The requests of the Kafka hook, and the values that they return. Requests are batched and repeated after passing errors."""
+"""The requests of the Kafka hook, and the values that they return. Requests are batched, and repeated after temporary errors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from confluent_kafka import TopicPartition as KafkaTopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
-# A broker learns of a new topic a little after another one: "unknown" is believed when it stays for so long, and not at all
-# where the topic is known to exist. Without any leader known, librdkafka says "no entry".
+# Brokers learn of a new topic at different times. So "unknown" counts only if it lasts for so many seconds, and never if the
+# topic is known to exist. If no leader is known, librdkafka reports "no entry".
 SPREAD_SECONDS = 1.0
 _UNKNOWN = ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID")
 _NOT_YET = (*_UNKNOWN, "_NOENT")
@@ -37,7 +37,7 @@ _STATES = {
 }
 
 
-# --- what is answered ---------------------------------------------------------------------------------------------------
+# --- answers ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,10 @@ class TopicDescription:
     """A topic as the cluster describes it.
 
     :param name: its name.
-    :param topic_id: Kafka's id as its tools write it, which a topic recreated under the same name does not share; "" from
-        brokers without ids.
+    :param topic_id: its id in the form of Kafka's tools; a recreated topic has another one. "" from brokers without ids.
     :param partitions: the numbers of its partitions, ascending, at least one.
-    :param replication_factor: replicas of the partition that has the fewest.
-    :param internal: whether it belongs to Kafka itself.
+    :param replication_factor: number of replicas of the partition that has the fewest.
+    :param internal: True if it is one of Kafka's own topics.
     """
 
     name: str
@@ -60,7 +59,7 @@ class TopicDescription:
 
     @classmethod
     def of(cls, topic: Any) -> TopicDescription:
-        """Return the description made from confluent-kafka's ``TopicDescription``."""
+        """Return the description from confluent-kafka's ``TopicDescription``."""
         topic_id = topic.topic_id
         known = topic_id is not None and (topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()) != (0, 0)
         return cls(
@@ -77,7 +76,7 @@ class TopicDescription:
 
 
 def _kafkas_form(topic_id: Any) -> str:
-    # librdkafka writes ids in plain base64, Kafka and its tools in the URL-safe one.
+    # librdkafka writes ids in standard base64, Kafka and its tools in the URL-safe variant.
     return str(topic_id).translate(str.maketrans("+/", "-_"))
 
 
@@ -86,7 +85,7 @@ class RecordAt:
     """The place of a record in its partition, and its timestamp.
 
     :param timestamp: its timestamp, milliseconds since the epoch.
-    :param epoch: the leader epoch that the broker names with it; -1 where it names none.
+    :param epoch: its leader epoch; -1 if the broker returns none.
     """
 
     offset: int
@@ -98,11 +97,11 @@ class RecordAt:
 class PartitionOffsets:
     """The bounds of a partition's log; ``low <= lso <= high``.
 
-    :param low: low watermark: the first offset that is still there.
-    :param lso: last stable offset: the first offset of the oldest open transaction, else ``high``. A reader of committed
-        records gets no further, so windows end here.
-    :param high: high watermark: the offset that the next replicated record gets.
-    :param epoch: the leader epoch under which they hold; -1 from brokers that do not tell.
+    :param low: low watermark: the first offset that is left in the log.
+    :param lso: last stable offset: the first offset of the oldest open transaction, or else ``high``. Readers of committed
+        records, and so windows, stop here.
+    :param high: high watermark: the offset after the last replicated record.
+    :param epoch: epoch of the leader that has returned the offsets; -1 from brokers that return none.
     """
 
     low: int
@@ -112,7 +111,7 @@ class PartitionOffsets:
 
     @property
     def held_back(self) -> int:
-        """The number of offsets behind an open transaction, which read_committed readers do not get yet."""
+        """Number of offsets after the start of an open transaction, which read_committed readers do not get yet."""
         return self.high - self.lso
 
 
@@ -132,9 +131,9 @@ class CommittedOffset:
 class GroupMember:
     """A live member of a consumer group.
 
-    :param client_id: the ``client.id`` it gave.
-    :param host: where it connects from, as the broker sees it.
-    :param topics: the topics assigned to it, sorted.
+    :param client_id: its ``client.id``.
+    :param host: its address, as the broker sees it.
+    :param topics: the topics that are assigned to it, sorted.
     """
 
     client_id: str
@@ -148,7 +147,7 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class GroupState:
-    """A consumer group and who is in it.
+    """A consumer group and its live members.
 
     :param group_id: the group.
     :param state: Kafka's name: ``Stable``, ``Empty``, ``PreparingRebalance``, ``CompletingRebalance``, ``Assigning``,
@@ -231,7 +230,7 @@ def _configs(calls: KafkaCalls, kind: str, names: Collection[str]) -> dict[str, 
 def create_topic(
     calls: KafkaCalls, name: str, partitions: int, replication_factor: int, config: Mapping[str, str], *, exist_ok: bool
 ) -> bool:
-    """Create a topic. Return True if it was created now; the leaders of its partitions then serve it."""
+    """Create a topic, and wait until the leaders of its partitions serve it. Return True if it was created by this call."""
     from confluent_kafka.admin import NewTopic, OffsetSpec
 
     topic = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
@@ -244,7 +243,7 @@ def create_topic(
 
     rights = [Right("topic", "Create")]
     _, exists = calls.each("creating a topic", [name], submit, tolerate=("TOPIC_ALREADY_EXISTS",), rights=rights)
-    # After an attempt whose answer was lost, the topic that is there is most likely ours.
+    # If the topic exists after an attempt whose answer was lost, this call has most likely created it.
     created = not exists or asked > 1
     if not (created or exist_ok):
         raise calls.translate("creating a topic", exists[name], name)
@@ -269,14 +268,14 @@ def _collection(names: list[str]) -> Any:
 def list_offsets(
     calls: KafkaCalls, partitions: Collection[TopicPartition], spec: OffsetSpec, isolation_level: str
 ) -> dict[TopicPartition, int]:
-    """Return one offset of every partition. The partitions exist."""
+    """Return one offset of every partition. All partitions exist."""
     return {partition: there.offset for partition, there in list_records(calls, partitions, spec, isolation_level).items()}
 
 
 def list_records(
     calls: KafkaCalls, partitions: Collection[TopicPartition], spec: OffsetSpec, isolation_level: str
 ) -> dict[TopicPartition, RecordAt]:
-    """Return one offset of every partition with the timestamp of its record, where brokers name it; -1 for what there is not."""
+    """Return one offset of every partition, with timestamp and leader epoch of its record; -1 for values that do not exist."""
     import confluent_kafka
 
     level = confluent_kafka.IsolationLevel[isolation_level.upper()]
@@ -310,26 +309,26 @@ def delete_records(calls: KafkaCalls, before: Mapping[TopicPartition, int]) -> d
 def committed(
     calls: KafkaCalls, config: Mapping[str, Any], group_id: str, partitions: Collection[TopicPartition], *, stable: bool
 ) -> dict[TopicPartition, CommittedOffset | None]:
-    """Return what the group has committed, none of it in an open transaction.
+    """Return the committed offsets of a group, without those of open transactions.
 
-    Through a consumer that joins nothing: ``AdminClient.list_consumer_group_offsets`` ends the process with a segmentation fault
-    when the coordinator has moved (librdkafka 2.16: the handler of the answer takes for granted that the client has a group).
+    The request is sent by a consumer that joins no group: ``AdminClient.list_consumer_group_offsets`` ends the process with a
+    segmentation fault if the coordinator has moved (librdkafka 2.16: the handler of the answer assumes a client with a group).
 
     :param config: the connection's librdkafka configuration.
-    :param stable: wait for the end of an open transaction that has offsets of the group in it.
+    :param stable: True to wait for the end of open transactions with offsets of the group.
     """
     import confluent_kafka
 
     doing = f"reading the committed offsets of group {group_id}"
     rights = [Right("group", "Describe", group_id), Right("topic", "Describe")]
-    # A wrong password shows here at once, in the consumer only as silence.
+    # This call reports a wrong password at once; the consumer would only time out.
     calls.connect()
     settings = consumer_config(config, **{"group.id": group_id, "error_cb": calls.events.on_error})
     if not stable:
         settings["isolation.level"] = "read_uncommitted"
     consumer = confluent_kafka.Consumer(settings, logger=calls.events)
 
-    # In pieces, since a signal, or a consumer's error, has to wait for the end of each.
+    # Short calls, because a signal or an error of the consumer is handled only between them.
     pieces = chain((1.0, 2.0, 4.0), repeat(8.0))
 
     def submit(client: AdminClient, timeout: float) -> Future[list[KafkaTopicPartition]]:
@@ -337,7 +336,7 @@ def committed(
         try:
             answer.set_result(_committed_now(consumer, partitions, min(timeout, next(pieces))))
         except confluent_kafka.KafkaException as error:
-            # What is wrong with the group, a missing permission for instance, comes in place of a record.
+            # Errors of the group, as a missing right, are returned instead of a record.
             message = consumer.poll(0)
             reason = message.error() if message is not None else None
             answer.set_exception(confluent_kafka.KafkaException(reason) if reason else error)
@@ -371,7 +370,7 @@ def _committed_now(consumer: Consumer, partitions: Collection[TopicPartition], t
 
 
 def _held_by_a_transaction(settings: Mapping[str, Any], partitions: Collection[TopicPartition], calls: KafkaCalls) -> bool:
-    """Return True if there is an answer as soon as offsets in open transactions do not matter."""
+    """Return True if the group's offsets can be read without waiting for open transactions, so that only these hold them back."""
     import confluent_kafka
 
     consumer = confluent_kafka.Consumer({**settings, "isolation.level": "read_uncommitted"}, logger=calls.events)
@@ -385,7 +384,7 @@ def _held_by_a_transaction(settings: Mapping[str, Any], partitions: Collection[T
 
 
 def alter_committed(calls: KafkaCalls, group_id: str, commits: Mapping[TopicPartition, CommittedOffset]) -> None:
-    """Set the group's offsets; the partitions exist."""
+    """Set the group's offsets. All partitions exist."""
     import confluent_kafka
 
     doing = f"setting the committed offsets of group {group_id}"
@@ -404,7 +403,7 @@ def alter_committed(calls: KafkaCalls, group_id: str, commits: Mapping[TopicPart
 
 
 def delete_group(calls: KafkaCalls, group_id: str) -> bool:
-    """Delete a group. Return True if it was there."""
+    """Delete a group. Return True if it existed."""
     _, absent = calls.each(
         f"deleting group {group_id}",
         [group_id],
@@ -417,7 +416,7 @@ def delete_group(calls: KafkaCalls, group_id: str) -> bool:
 
 
 def group_state(calls: KafkaCalls, group_id: str) -> GroupState:
-    """Return the group and its members."""
+    """Return the state of a group with its members."""
     found, absent = calls.each(
         f"describing group {group_id}",
         [group_id],

@@ -37,22 +37,22 @@ logger = logging.getLogger(__name__)
 ResolvedOffsets = dict[TopicPartition, int]
 
 TOLERANCE_SECONDS = 300.0
-"""How far the clocks of producers may be ahead of the clock of this machine."""
+"""Maximum seconds by which clocks of producers may be ahead of this machine's clock."""
 SCAN_SECONDS = 300.0
-"""How long the records behind a record from the future are read before the search is given up."""
+"""Maximum seconds for reading the records after one with a timestamp in the future."""
 
 
 def resolve_start(hook: KafkaHook, start: Start, log: Log, group_id: str) -> ResolvedOffsets:
-    """Return where a pipeline without a past begins, for every partition of the log.
+    """Return the start of a new pipeline, for every partition of the log.
 
-    Committed offsets come as they are: that their records are still there is for the planner to judge.
+    Committed offsets are returned unchecked; the planner compares them with the log.
 
     :param hook: the cluster.
-    :param start: what the user said.
-    :param log: what Kafka holds of the subscribed topics; every end in the answer is of this reading.
+    :param start: the user's start.
+    :param log: the log of the subscribed topics, from which all ends are taken.
     :param group_id: the pipeline's own group.
-    :raises BoundRefused: a partition that is not named, or an offset that is not in the log.
-    :raises PlanError: no committed offset, and no fallback.
+    :raises BoundRefused: a partition is not named, or an offset is not in the log.
+    :raises PlanError: a partition has neither a committed offset nor a fallback.
     """
     if isinstance(start, CommittedOffsets):
         return _committed(hook, start, log, start.group_id or group_id)
@@ -65,15 +65,16 @@ def resolve_start(hook: KafkaHook, start: Start, log: Log, group_id: str) -> Res
 
 
 def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicPartition, int] | None = None) -> ResolvedOffsets:
-    """Return where a window ends at the latest, for every partition of the log that has a bound. It may lie beyond what can be
-    read, or below the start.
+    """Return the upper bound of a window's end, for every partition of the log that has one. It may lie after the last stable
+    offset, or before the start.
 
     :param hook: the cluster.
-    :param stop: what the user said.
-    :param log: what Kafka holds of the subscribed topics.
-    :param position: where the pipeline stands, as far as it has a position: what lies before does not matter.
-    :raises BoundRefused: a partition that is not named.
-    :raises TimestampsInFuture: a time, and too much lies behind a record from the future.
+    :param stop: the user's stop.
+    :param log: the log of the subscribed topics.
+    :param position: position of the pipeline, if it has one. A search for a timestamp begins there.
+    :raises BoundRefused: a partition is not named.
+    :raises TimestampsInFuture: the stop is a time, and the records after one with a timestamp in the future could not be read in
+        :data:`SCAN_SECONDS`.
     """
     if isinstance(stop, CommittedOffsets):
         assert stop.group_id is not None, "a window does not stop at its own group's offsets"
@@ -84,14 +85,14 @@ def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicP
         return _specific(stop, log)
     if isinstance(stop, Timestamp):
         return _at(hook, stop, log, position)
-    # At the last stable offsets, wherever those are: what lies behind them is held back, not left out.
+    # No bound: the window ends at the last stable offsets anyway, and later records are held back, not left out.
     return {}
 
 
 def within(offsets: Mapping[TopicPartition, int], log: Log) -> ResolvedOffsets:
-    """Return the same offsets after a check that all of them lie in the log or at its end.
+    """Return the offsets after a check that all of them lie in the log or at its end.
 
-    :raises BoundRefused: some are not.
+    :raises BoundRefused: an offset does not.
     """
     outside = [
         f"{tp} at {offset}, not in [{log.partitions[tp].low}, {log.partitions[tp].lso}]"
@@ -132,7 +133,7 @@ def _end(bound: Earliest | Latest, partition: PartitionLog) -> int:
 
 def _at(hook: KafkaHook, bound: Timestamp, log: Log, floors: Mapping[TopicPartition, int] | None = None) -> ResolvedOffsets:
     found = first_offsets(hook, log.partitions, bound.ms, floors=dict(floors or {}))
-    # None is the end, and so is what came after the log was read: the end of that reading is the same for start and stop.
+    # None means the end of the log, and so does an offset after it, so that start and stop use one end.
     return {
         tp: min(max(there, partition.low), partition.lso) if (there := found[tp]) is not None else partition.lso
         for tp, partition in log.partitions.items()
@@ -162,7 +163,7 @@ def _check_all_named(bound: SpecificOffsets, partitions: Collection[TopicPartiti
 
 
 def listed(partitions: Collection[TopicPartition], limit: int = 20) -> str:
-    """Return partitions as text for a sentence."""
+    """Return the names of partitions as text, for a sentence."""
     names = [str(tp) for tp in sorted(partitions)]
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
@@ -178,18 +179,18 @@ def first_offsets(
     floors: MutableMapping[TopicPartition, int] | None = None,
     pause: Callable[[float], object] = time.sleep,
 ) -> dict[TopicPartition, int | None]:
-    """Return the offset of the first committed record at or after an instant, by partition; None where there is no such record.
+    """Return the offset of the first committed record at or after an instant, by partition; None if there is no such record.
 
-    Brokers answer with the first record whose timestamp is large enough. A timestamp that is more than :data:`TOLERANCE_SECONDS`
-    later than now (or than the instant, if that is later) is wrong: a clock was wrong, or its unit. Such a record would be the
-    answer for every instant before its timestamp. So it is passed over, and the records behind it are read until one is found.
+    Brokers return the first record whose timestamp is large enough. A timestamp more than :data:`TOLERANCE_SECONDS` later than
+    now (or than the instant, if that is later) is wrong: a clock was wrong, or its unit. Such a record would be the result for
+    every instant before its timestamp. So it is skipped, and the records after it are read until one is found.
 
     :param partitions: the partitions.
     :param instant: milliseconds since the epoch.
-    :param floors: per partition, the offset at which reading behind a record from the future begins at the earliest. The
-        function raises it to the offset that it has read to, so that no record is read twice for the same instant.
+    :param floors: lower bounds of the offsets to read after such a record, by partition. The function raises them to the offsets
+        that it has read, so that no record is read twice for one instant.
     :param pause: called with 0 seconds while records are read; an exception that it raises ends the reading.
-    :raises TimestampsInFuture: the records behind such a record could not be read in :data:`SCAN_SECONDS`.
+    :raises TimestampsInFuture: the records after such a record could not be read in :data:`SCAN_SECONDS`.
     """
     latest = max(now_ms(), instant) + round(TOLERANCE_SECONDS * 1000)
     answered = hook.records_for_times(partitions, instant)
@@ -214,11 +215,11 @@ def _scan(
     wanted: range,
     pause: Callable[[float], object],
 ) -> dict[TopicPartition, int | None]:
-    """Return the offset of the first record with one of the wanted timestamps, by partition; None if the log ends before.
+    """Return the offset of the first record with one of the wanted timestamps, by partition; None if the log has none.
 
-    :param future: the records that are passed over.
-    :param reached: the offsets at which reading begins; on return, those at which it ended.
-    :param wanted: timestamps, milliseconds since the epoch.
+    :param future: the records that are skipped.
+    :param reached: the offsets at which reading begins; on return, those at which it has ended.
+    :param wanted: timestamps in milliseconds since the epoch.
     """
     import confluent_kafka
 
@@ -247,7 +248,7 @@ def _scan(
 
 
 def _is_end(hook: KafkaHook, tp: TopicPartition, message: Message) -> bool:
-    """Return True if a message says that the partition ends here for a reader of committed records."""
+    """Return True if a message marks the end of the partition for a reader of committed records."""
     from confluent_kafka import KafkaError
 
     error: Any = message.error()

@@ -1,7 +1,7 @@
 """Rights on a cluster with an authorizer: translate a refusal into an error that names the resource and the missing right.
 
-Clients say neither: an error is "Group authorization failed", without the group. The caller knows what it has asked for. Imports
-neither Airflow nor pyspark: Spark's tasks use it, too.
+Clients report neither: an error is "Group authorization failed", without the group. The caller passes both. This module imports
+neither Airflow nor pyspark, because Spark's tasks use it, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CODES: Mapping[str, Resource] = {
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "transactional id",
     "CLUSTER_AUTHORIZATION_FAILED": "cluster",
 }
-"""Kafka's name of an error -> the kind of resource that it is about."""
+"""Kind of the refused resource by Kafka's name of the error."""
 _GROUP = "GROUP_AUTHORIZATION_FAILED"
 
 _JAVA = re.compile(r"Not authorized to access (topics|group): \[?([^\]\s]+)\]?")
@@ -40,7 +40,7 @@ class Right:
 
     :param resource: the kind of resource.
     :param operation: Kafka's name of the right, as ``Describe``.
-    :param name: the resource's name; empty where the request has several, and the caller says which one failed.
+    :param name: the resource's name; empty for a request with several resources, whose caller names the one that failed.
     """
 
     resource: Resource
@@ -57,15 +57,15 @@ def right_missing(
     name: str = "",
     events: ClientEvents | None = None,
 ) -> RightMissing | None:
-    """Return the exception for a client's error; None if that is not about rights.
+    """Return the exception for a client's error; None if it is no refusal because of a missing right.
 
-    :param error: the error; None if only ``events`` are asked.
-    :param conn_id: the connection; "" where it is not known, as in a Spark task.
-    :param user: how the client introduces itself (:func:`~airflow_kafka_spark.hooks.kafka.config.identity`).
-    :param doing: what was requested.
-    :param rights: what the request needs.
-    :param name: the resource that failed, where the right does not name one.
-    :param events: what a producer reports besides: in a transaction that was refused, records fail with other errors.
+    :param error: the error; None to look at ``events`` only.
+    :param conn_id: the connection; "" if unknown, as in a Spark task.
+    :param user: identity of the client (:func:`~airflow_kafka_spark.hooks.kafka.config.identity`).
+    :param doing: the refused action.
+    :param rights: the rights that the request needs.
+    :param name: the resource that failed, if the right does not name one.
+    :param events: further errors of a producer, because records of a refused transaction fail with other errors.
     """
     code = error.name() if error is not None else ""
     if code not in _CODES and events is not None:
@@ -79,7 +79,7 @@ def right_missing(
 
 
 def right_missing_in_java(text: str, doing: str) -> RightMissing | None:
-    """Return the exception for a message of the Java client inside Spark; None if that is not about rights."""
+    """Return the exception for a message of Spark's Java client; None if it is no refusal because of a missing right."""
     found = _JAVA.search(text)
     if found is None:
         return None
@@ -92,13 +92,13 @@ def right_missing_in_java(text: str, doing: str) -> RightMissing | None:
 def named_rights(
     config: Mapping[str, Any], doing: str, *rights: Right, conn_id: str = "", events: ClientEvents | None = None
 ) -> Iterator[None]:
-    """Raise :class:`RightMissing` in place of a client's error that is about rights.
+    """Raise :class:`RightMissing` instead of a client's error if that is a refusal because of a missing right.
 
     :param config: the client's configuration.
-    :param doing: what is requested in here.
-    :param rights: what that needs.
-    :param conn_id: the connection, where it is known.
-    :param events: what the client reports besides: a producer calls some refusals fatal, and says only there why.
+    :param doing: the action in this block.
+    :param rights: the rights that the action needs.
+    :param conn_id: the connection; "" (default) if unknown.
+    :param events: further errors of the client: a producer reports some refusals as fatal errors, and the reason only there.
     """
     from confluent_kafka import KafkaException
 
@@ -117,14 +117,14 @@ def consume(
 ) -> list[Message]:
     """Return the next messages of a consumer that reads assigned partitions.
 
-    Such a consumer needs no right on its group: it neither joins it nor commits to it. librdkafka looks up the coordinator of the
-    group all the same, and reports a refusal of that in place of a record. It is left out.
+    Such a consumer needs no right on its group, because it neither joins it nor commits to it. But librdkafka looks up the
+    coordinator of the group, and returns a refusal of that request instead of a record. Such refusals are left out.
 
-    :param most: at most so many messages.
-    :param timeout: seconds to wait for them.
+    :param most: maximum number of messages.
+    :param timeout: maximum seconds to wait for them.
     :param config: the consumer's configuration, for the error.
-    :param doing: what is read, for the error.
-    :param conn_id: the connection, where it is known.
+    :param doing: the action, for the error.
+    :param conn_id: the connection; "" (default) if unknown.
     :raises RightMissing: the user may not read a topic.
     """
     messages: list[Message] = consumer.consume(most, timeout)

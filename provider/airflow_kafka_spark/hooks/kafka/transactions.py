@@ -16,37 +16,37 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.windows.model import TopicPartition
 
 FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
-"""Names of the errors by which a broker says that a newer producer has taken over."""
+"""Names of the errors of a producer that was fenced by a newer one."""
 
 OFFSETS_BYTES = 400_000
-"""Of a group's offsets in one request, about: brokers write each request as one batch, and ``__consumer_offsets`` takes batches
-of up to 1 MiB by default."""
+"""Approximate maximum size in bytes of a group's offsets in one request. Brokers write each request as one batch, and
+``__consumer_offsets`` accepts batches of up to 1 MiB by default."""
 
 _SETTLE_SECONDS = 0.06
-"""Less, and every third producer still finds the connection that is about to be dropped."""
+"""Seconds to wait after the first metadata. With less, every third producer still uses the connection that is being closed."""
 
 
 def fencing_producer(
     config: Mapping[str, Any], transactional_id: str, known_topic: str, seconds: float, events: ClientEvents
 ) -> Producer:
-    """Return a producer that has just fenced every earlier one of this id (KIP-98), with no transaction begun.
+    """Return a producer that has just fenced every earlier one of this id (KIP-98), without an open transaction.
 
-    Use it for one transaction: librdkafka has no KIP-890, so a late ``EndTxn`` could end the next one of the same producer.
+    Use it for one transaction: librdkafka has no KIP-890, so a late ``EndTxn`` could end the next one of this producer.
 
     :param config: a producer's configuration.
     :param transactional_id: the id.
     :param known_topic: any topic that exists.
-    :param seconds: how long the coordinator may take.
-    :param events: takes what the client reports on the side.
+    :param seconds: timeout for the coordinator.
+    :param events: collector of the errors that the client reports beside its answers.
     :raises RightMissing: the user may not use this id.
     :raises confluent_kafka.KafkaException: the coordinator cannot be reached, or refuses.
     """
     from confluent_kafka import Producer
 
-    # Without an error_cb of its own a client raises fatal errors, fencing among them, out of whatever call comes next.
+    # Without an error_cb a client raises fatal errors, as that of a fence, from any later call.
     producer = Producer({**config, "transactional.id": transactional_id, "error_cb": events.on_error}, logger=events)
-    # The brokers' addresses first: librdkafka would ask its bootstrap connection for the coordinator, drop that connection as
-    # soon as it knows the brokers, and wait half a second before it asks again.
+    # Fetch the brokers' addresses first. Otherwise librdkafka requests the coordinator on its bootstrap connection, closes that
+    # connection as soon as it knows the brokers, and waits half a second before it repeats the request.
     producer.list_topics(known_topic, timeout=seconds)
     producer.poll(_SETTLE_SECONDS)
     right = Right("transactional id", "Write", transactional_id)
@@ -56,9 +56,9 @@ def fencing_producer(
 
 
 def produce_all(producer: Producer, topic: str, partition: int, records: Sequence[LedgerRecord], seconds: float) -> list[int]:
-    """Produce and flush; the offset of each record.
+    """Produce records, wait until all are acknowledged, and return their offsets.
 
-    :raises confluent_kafka.KafkaException: one was not acknowledged in time, or refused.
+    :raises confluent_kafka.KafkaException: a record was refused, or not acknowledged in time.
     """
     offsets: dict[int, int] = {}
     failures: list[KafkaError] = []
@@ -90,11 +90,10 @@ def send_offsets(
     seconds: float,
     epochs: Mapping[TopicPartition, int] | None = None,
 ) -> None:
-    """Let a group's offsets become part of the transaction (KIP-98), in as many requests as it takes: all of them or none.
+    """Add a group's offsets to the transaction (KIP-98), in as many requests as they need. They are committed together.
 
-    :param offsets: per partition the offset, and its metadata.
-    :param epochs: the leader epochs of these offsets, as far as they are known: with one, a consumer of the group notices a log
-        that was cut off (KIP-320).
+    :param offsets: partitions with their offset and its metadata.
+    :param epochs: the known leader epochs of these offsets, by which consumers of the group detect a truncated log (KIP-320).
     :raises RightMissing: the user may not commit offsets of this group, or of a topic.
     :raises confluent_kafka.KafkaException: the brokers refuse, or do not answer in time.
     """
@@ -103,7 +102,7 @@ def send_offsets(
     offsets = list(offsets)
     topics = "`, `".join(sorted({tp.topic for tp, _, _ in offsets}))
     rights = Right("group", "Read", group_id), Right("topic", "Read", topics)
-    # Never joins the group: it only lends its id.
+    # This consumer does not join the group; it only provides the group's metadata.
     consumer = confluent_kafka.Consumer({**consumer_config, "group.id": group_id}, logger=ClientEvents())
     try:
         group = consumer.consumer_group_metadata()
@@ -124,7 +123,7 @@ def _in_parts(
     part: list[tuple[TopicPartition, int, str]] = []
     size = 0
     for tp, offset, metadata in offsets:
-        # Beside the texts: a record's frame, the fields of its key and its value.
+        # 64 bytes for the record's frame and the numbers in its key and value, beside the texts.
         more = len(group_id.encode()) + len(tp.topic) + len(metadata.encode()) + 64
         if part and size + more > OFFSETS_BYTES:
             yield part
@@ -135,8 +134,7 @@ def _in_parts(
 
 
 def abort(producer: Producer) -> None:
-    """Abort the transaction, so that readers need not wait for the timeout. If that fails, the fence of the next attempt aborts
-    it."""
+    """Abort the transaction, so that readers need not wait for its timeout. If that fails, the fence of the next attempt will."""
     from confluent_kafka import KafkaException
 
     with suppress(KafkaException, SystemError):
@@ -147,7 +145,7 @@ def abort(producer: Producer) -> None:
 def is_fenced(error: BaseException, events: ClientEvents) -> bool:
     """Return True if a producer's error means that a newer one has taken over.
 
-    The errors that follow a fence have many names ("purged in queue" ...); the event callback has reported the fence before.
+    Calls after a fence fail with various errors ("purged in queue" ...), but the event callback has reported the fence before.
     """
     if events.first(FENCED, 0.0) is not None:
         return True
@@ -156,8 +154,7 @@ def is_fenced(error: BaseException, events: ClientEvents) -> bool:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Return True if the producer has given up for good and does not say why: the error is nameless, or got lost between
-    callbacks."""
+    """Return True if the producer has failed for good for an unknown reason: the error has no name, or was lost in a callback."""
     if isinstance(error, SystemError) and error.__cause__ is None:
         return True
     name: Callable[[], str] | None = getattr(_client_error(error), "name", None)
@@ -171,8 +168,7 @@ def describe(error: BaseException) -> str:
 
 
 def _client_error(error: BaseException) -> KafkaError | Any:
-    """Return the client's own error. A fatal error that is raised while it calls back reaches us as the cause of a
-    ``SystemError``."""
+    """Return the client's own error. A fatal error that is raised within a callback is the cause of a ``SystemError``."""
     while isinstance(error, SystemError) and error.__cause__ is not None:
         error = error.__cause__
     return error.args[0] if error.args else error

@@ -1,9 +1,9 @@
-"""Check that Spark has handed a Python task all of its rows. Runs in Spark's tasks: imports neither Airflow nor pyspark.
+"""Check that a Python task has received all of its rows from Spark. It runs in Spark's tasks, without Airflow and pyspark.
 
-When what feeds a task fails in the JVM (a database connection that breaks, a file that ends too early), Spark closes the stream,
-and Arrow takes a closed stream for one that has ended: the task sees fewer rows and a clean end. The job fails all the same, but
-a task that commits by itself would have committed a part. Behind the last row of all Spark writes ``END_OF_STREAM``; behind one
-that was cut off there is nothing.
+If the source of a task's rows fails in the JVM (a broken database connection, a truncated file), Spark closes the stream, and
+Arrow treats a closed stream as a complete one: the task gets fewer rows without an error. The job fails later, but a task that
+commits by itself would have committed a part. After the last row of a complete stream, Spark writes ``END_OF_STREAM``; after a
+truncated one it writes nothing.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from airflow_kafka_spark.errors import RowsCutOff
 T = TypeVar("T")
 
 _STREAM = "infile"
-"""The name of the stream that pyspark's worker reads, in the function that runs a task."""
+"""Name of the variable for the input stream, in the function of pyspark's worker that runs a task."""
 _WORKER = "pyspark.worker"
 
 
 def require_end_of_stream(batches: Iterator[T]) -> Iterator[T]:
-    """Yield the batches. Raise an error if the stream ends without the word that Spark writes behind the last row.
+    """Yield the batches. Raise an error if the stream ends without the marker that Spark writes after the last row.
 
-    :param batches: what Spark gave to a function of ``mapInArrow``.
-    :raises RowsCutOff: Spark has stopped in the middle, or may have.
+    :param batches: the argument of a function of ``mapInArrow``.
+    :raises RowsCutOff: the stream is truncated, or cannot be checked.
     """
     yield from batches
     stream = _stream()

@@ -31,10 +31,10 @@ PACKAGES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "avro": (("polars", "polars"),),
     "protobuf": (("protobuf", "google.protobuf"),),
 }
-"""The packages that the parts of a task need on an executor, as (distribution, module)."""
+"""Packages that each part of a task needs on an executor, as (distribution, module)."""
 
 INSTEAD: Mapping[str, tuple[str, str]] = {"postgres": ("psycopg", "psycopg")}
-"""A package that does in place of all those of a part."""
+"""Packages that replace all packages of a part."""
 
 _PARTS = (
     ("airflow_kafka_spark.sinks.postgres.", "postgres"),
@@ -53,7 +53,7 @@ class Package:
     """A package that a task needs.
 
     :param name: the distribution.
-    :param module: what is imported of it.
+    :param module: the module that is imported from it.
     :param minimum: the oldest version that this package supports; "" for any.
     :param driver: the driver's version; "" if it is not installed there.
     :param part: the part of a task that needs it, a key of :data:`PACKAGES`.
@@ -74,7 +74,7 @@ class Package:
             return False
 
     def lack(self) -> str:
-        """Return what is wrong with it in this process; "" if nothing is."""
+        """Return the reason why this process cannot use the package; "" if it can."""
         on_driver = f"driver: {self.driver}" if self.driver else "not on the driver either"
         if not self.is_there:
             return f"{self.name} is missing ({on_driver})"
@@ -99,7 +99,7 @@ class Needs:
 
     @classmethod
     def of(cls, parts: Iterable[str]) -> Needs:
-        """Return what parts of a task need, with the driver's versions.
+        """Return the requirements of parts of a task, with the driver's versions.
 
         :param parts: keys of :data:`PACKAGES`.
         """
@@ -112,7 +112,7 @@ class Needs:
         return cls(tuple(found), __version__, here())
 
     def lacks(self) -> list[str]:
-        """Return what is wrong with the packages of this process."""
+        """Return the reasons why this process cannot run the task, one for each package."""
         lacks: list[str] = []
         for part in dict.fromkeys(package.part for package in self.packages):
             found = {(p.name, p.module): p.lack() for p in self.packages if p.part == part}
@@ -130,7 +130,7 @@ class Needs:
         :raises ExecutorLacks: names everything that is missing or too old.
         """
         if self.environment != here() and (lacks := self.lacks()):
-            # The last line of the traceback, which the driver looks for.
+            # This becomes the last line of the traceback, which the driver parses.
             raise ExecutorLacks(f"on executor {socket.gethostname()}, {_python()}, {'; '.join(lacks)}")
 
 
@@ -142,11 +142,11 @@ _pickling = _Pickling()
 
 
 class CheckedOnExecutors:
-    """A task that is unpickled only where the packages that it needs are there. Base class of frozen dataclasses."""
+    """Base class of tasks (frozen dataclasses) that are unpickled only in processes with the packages that they need."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The parts (:data:`PACKAGES`) that this task needs beside those of the modules that it refers to."""
+        """The parts (:data:`PACKAGES`) that this task needs in addition to those of the modules that it refers to."""
         return ()
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -163,7 +163,7 @@ class CheckedOnExecutors:
 
 
 def load(needs: Needs, pickled: bytes) -> Any:
-    """Return the task.
+    """Return the unpickled task.
 
     :raises ExecutorLacks: this process cannot run it.
     """
@@ -178,13 +178,13 @@ def _make(kind: type[Any], state: Mapping[str, Any]) -> Any:
 
 
 def parts_of(pickled: bytes) -> set[str]:
-    """Return the parts (:data:`PACKAGES`) of whose modules a pickled object refers to."""
+    """Return the parts (:data:`PACKAGES`) whose modules a pickled object refers to."""
     return {part for module, part in _PARTS if module.encode() in pickled}
 
 
 @functools.cache
 def installed_version(name: str) -> str:
-    """Return the version of an installed distribution; "" if it is not installed, or says nothing of itself."""
+    """Return the version of an installed distribution; "" if it is not installed or has no metadata."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -193,7 +193,7 @@ def installed_version(name: str) -> str:
 
 @functools.cache
 def oldest_versions() -> Mapping[str, str]:
-    """Return the oldest supported version of each package that this one names, as its metadata says."""
+    """Return the oldest supported version of each package that this package requires, from its metadata."""
     try:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -228,7 +228,7 @@ _PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
 
 
 def explain(text: str) -> str:
-    """Return why an executor could not run a task, by the text of Spark's error; "" if that is not why the task failed."""
+    """Return the reason why an executor could not run a task, from the text of Spark's error; "" for any other failure."""
     if found := _LACKS.search(text):
         return found[1].strip()
     if found := _VERSIONS.search(text):

@@ -1,4 +1,4 @@
-"""A task's side of a warm Spark process: find it or start it, and get a session of one's own in it."""
+"""A task's side of a warm Spark process: find or start the process, and open a session in it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_PROCESSES = 4
-"""Warm processes of one user on a host."""
+MAX_PROCESSES = 4
+"""Maximum number of warm processes of one user on a host."""
 
 START_SECONDS = 300.0
 _MEMORY_NEEDED = 1 << 30
@@ -46,11 +46,11 @@ _MEMORY_NEEDED = 1 << 30
 
 @dataclass
 class Attached:
-    """The warm process that this process uses. The connection is its life: when it closes, the warm process ends our jobs.
+    """The warm process that this process uses. When the connection is closed, the warm process ends the jobs of this process.
 
-    :param key: of the settings.
-    :param connection: to the warm process.
-    :param session: the session in it.
+    :param key: key of the settings.
+    :param connection: connection to the warm process.
+    :param session: session in the warm process.
     """
 
     key: str
@@ -60,7 +60,7 @@ class Attached:
     @property
     def is_alive(self) -> bool:
         """Return True while the warm process keeps the connection open."""
-        # It sends nothing unless it was asked.
+        # The warm process sends nothing without a request, so a readable connection is a closed one.
         return not is_readable(self.connection)
 
 
@@ -69,16 +69,16 @@ _asking = threading.Lock()
 
 
 def is_attached() -> bool:
-    """Return True if the session of this process is one in a warm process."""
+    """Return True if this process uses a session in a warm process."""
     return _attached is not None
 
 
 def open_session(settings: WarmSettings, name: str) -> SparkSession:
     """Return the session of this process in the warm process with these settings, which is started if it does not run.
 
-    :param settings: of the process.
-    :param name: of the task, for the log of the process.
-    :raises WarmUnavailable: it cannot be used.
+    :param settings: settings of the warm process.
+    :param name: name of the task, for the log of the warm process.
+    :raises WarmUnavailable: the warm process cannot be used.
     :raises JavaMissing: there is no Java.
     """
     global _attached
@@ -104,8 +104,8 @@ def open_session(settings: WarmSettings, name: str) -> SparkSession:
     return session
 
 
-def drop_dead() -> None:
-    """Forget the session of a warm process that has ended, so that the next one is opened elsewhere."""
+def detach_if_ended() -> None:
+    """Remove the session of a warm process that has ended, so that the next one is opened in another process."""
     if _attached is not None and not _attached.is_alive:
         log.warning("The warm Spark process has ended")
         _attached.connection.close()
@@ -113,11 +113,11 @@ def drop_dead() -> None:
 
 
 def end_leftovers(session: SparkSession, group: str) -> None:
-    """End jobs of a group that an earlier attempt has left in a warm process; nothing happens in a session of another kind.
+    """End jobs of a group that an earlier attempt has left in a warm process; do nothing for a session of another kind.
 
     :param session: a session.
-    :param group: a job group of which this process runs no job.
-    :raises WarmUnavailable: they did not end.
+    :param group: a job group without jobs of this process.
+    :raises WarmUnavailable: the jobs did not end.
     """
     if _attached is None or _attached.session is not session:
         return
@@ -133,12 +133,12 @@ def end_leftovers(session: SparkSession, group: str) -> None:
 
 
 def _enter(settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any], bool]:
-    """Return a connection to the warm process, its answer, and whether it was started."""
+    """Return a connection to the warm process, its answer, and True if this call has started it."""
     place = Place(private_directory(), settings.key)
     if entered := _hello(place, settings, name):
         return (*entered, False)
     with place.locked():
-        # Another task may have started it meanwhile.
+        # Another task may have started the process meanwhile.
         if entered := _hello(place, settings, name):
             return (*entered, False)
         place.socket.unlink(missing_ok=True)
@@ -164,7 +164,7 @@ def _hello(place: Place, settings: WarmSettings, name: str) -> tuple[socket.sock
         connection.close()
         if answer is not None:
             raise WarmUnavailable(answer["refused"])
-        return None  # it was just ending
+        return None  # the process was ending
     return connection, answer
 
 
@@ -180,13 +180,13 @@ def _answer(connection: socket.socket) -> dict[str, Any] | None:
 
 def _start(place: Place, settings: WarmSettings) -> None:
     """Start the process and wait until it listens."""
-    if (others := open_sockets(place.directory, place.socket)) >= MOST_PROCESSES:
+    if (others := open_sockets(place.directory, place.socket)) >= MAX_PROCESSES:
         raise WarmUnavailable(f"{others} warm processes with other settings run already, which is the most of one user on a host")
     if available_memory() < _MEMORY_NEEDED:
         raise WarmUnavailable(f"less than {_MEMORY_NEEDED >> 30} GiB of memory is free")
     log.info("Starting a warm Spark process on %s, which ends after %g s without a task", settings.master, settings.keep_alive)
-    told, tell = os.pipe()
-    # Not by its arguments: every user of the machine can read a command line.
+    read_end, write_end = os.pipe()
+    # Passed through standard input, because every user of the machine can read a command line.
     given = {
         "master": settings.master,
         "spark": settings.started,
@@ -196,18 +196,18 @@ def _start(place: Place, settings: WarmSettings) -> None:
     }
     with open(os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), "wb") as output:
         try:
-            # It forks at once, so that the server is no child of this task; the first process ends with a return code.
+            # The process forks at once, so that the server is no child of this task, and then exits.
             starter = subprocess.Popen(
-                [sys.executable, "-m", "airflow_kafka_spark.hooks.warm_spark.server", str(tell)],
-                env=environment(), start_new_session=True, pass_fds=[tell],
+                [sys.executable, "-m", "airflow_kafka_spark.hooks.warm_spark.server", str(write_end)],
+                env=environment(), start_new_session=True, pass_fds=[write_end],
                 stdin=subprocess.PIPE, stdout=output, stderr=output,
             )  # fmt: skip
         except OSError as error:
-            os.close(told)
+            os.close(read_end)
             raise WarmUnavailable(f"it could not be started: {error}") from error
         finally:
-            os.close(tell)
-    with open(told, "rb", buffering=0) as answer:
+            os.close(write_end)
+    with open(read_end, "rb", buffering=0) as answer:
         with contextlib.suppress(BrokenPipeError):
             starter.communicate(json.dumps(given).encode())
         ready = is_readable(answer, START_SECONDS)
@@ -236,13 +236,13 @@ def _open(answer: dict[str, Any]) -> SparkSession:
             conf=SparkConf(_jconf=running.conf()), gateway=SparkContext._gateway,
             jsc=jvm.JavaSparkContext.fromSparkContext(running),
         )  # fmt: skip
-    # Values of accumulators would be sent to this process by the one thread that schedules all jobs, and each of them would wait
-    # where this process is stopped. The warm process takes them instead.
+    # The values of accumulators go to the warm process instead of this one: the thread that schedules all jobs sends them, and
+    # would block all tasks while this process is stopped.
     context._javaAccumulator = jvm.org.apache.spark.util.AccumulatorContext.get(answer["accumulator"]).get()
     classes = java_session_class(jvm)
     root = classes.getDefaultSession().get()
     session = SparkSession(context, root.newSession())
-    # The session of this process must not become the default of others, which would keep it, too.
+    # The session of this process must not become the JVM's default session, which other tasks would get.
     classes.setDefaultSession(root)
     return session
 
@@ -255,13 +255,13 @@ def _unchanged_process() -> Iterator[None]:
         yield
     finally:
         sys.path[:] = path
-        # pyspark's cancels all jobs of the JVM.
+        # Restore the handler, because pyspark's cancels all jobs of the JVM.
         with contextlib.suppress(ValueError, TypeError):  # not the main thread
             signal.signal(signal.SIGINT, handler)
 
 
 def _detach() -> None:
-    """Forget the JVM: the next session of this process is a new one."""
+    """Remove the JVM from pyspark's state, so that the next session of this process is a new one."""
     global _attached
     _attached = None
     from pyspark import SparkContext
@@ -277,13 +277,13 @@ def _detach() -> None:
     SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
     SparkSession._instantiatedSession = SparkSession._activeSession = None
     if gateway is not None:
-        # It is this process's alone.
+        # The gateway belongs to this process only.
         with contextlib.suppress(Exception):
             gateway.shutdown()
 
 
 def _after_fork() -> None:
-    """Leave the connection to the process that was forked from: its end is what the warm process waits for."""
+    """Close this process's copy of the connection after a fork: the warm process detects the end of a task by its closing."""
     global _attached
     if _attached is not None:
         _attached.connection.close()

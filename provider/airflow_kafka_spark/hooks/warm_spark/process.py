@@ -1,7 +1,7 @@
-"""Which warm Spark process a task uses, and how it talks to it.
+"""The identity of a warm Spark process, its files, and the messages that tasks exchange with it.
 
-Tasks share a process if all settings that lead to another Spark or to other Python workers are equal (:class:`WarmSettings`). Its
-files lie in a private directory of the user: a socket, a lock and a log for each process (:class:`Place`).
+Tasks share a process if all settings that affect Spark or its Python workers are equal (:class:`WarmSettings`). The files are in
+a private directory of the user: a socket, a lock and a log for each process (:class:`Place`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _JAVA = "spark.driver.extraJavaOptions"
 
 LONGEST_SECONDS = 24 * 3600.0
 
-# Connections and the context of one task; what libraries set when they are imported (`_RJEM_MALLOC_CONF`); what leads a pyspark
-# to a session that runs; faults, which are one process's; what pyspark itself has set when a session is there; what differs
-# between processes and concerns none of them.
+# Environment variables that are not part of the settings: connections and the context of a task; variables that libraries set
+# when they are imported (`_RJEM_MALLOC_CONF`); variables that connect pyspark to a running session, or that it has set for one;
+# faults for tests; and variables that differ between processes without an effect on them.
 _LEFT_OUT = re.compile(
     "AIRFLOW_CONN_|AIRFLOW_CTX_|AIRFLOW_VAR_|AIRFLOW_KAFKA_SPARK_FAULT|_"
     "|PYSPARK_GATEWAY_|SPARK_CONNECT_|SPARK_LOCAL_REMOTE|SPARK_REMOTE|SPARK_AUTH_SOCKET_TIMEOUT$|SPARK_BUFFER_SIZE$"
@@ -52,7 +52,7 @@ class Place:
     """The files of one warm process.
 
     :param directory: the user's private directory.
-    :param key: of :class:`WarmSettings`.
+    :param key: key of the :class:`WarmSettings`.
     """
 
     directory: Path
@@ -60,7 +60,7 @@ class Place:
 
     @property
     def socket(self) -> Path:
-        """The Unix socket on which the process listens. It holds no secret: only the user's own processes are accepted."""
+        """The Unix socket on which the process listens. It accepts only processes of its user."""
         return self.directory / f"{self.key}.socket"
 
     @property
@@ -70,9 +70,9 @@ class Place:
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[bool]:
-        """Let one process at a time start or end the warm process.
+        """Hold the lock under which the warm process is started and ended.
 
-        :param wait: wait while another process holds the lock.
+        :param wait: True (default) to wait while another process holds the lock.
         :return: False if another process holds the lock.
         """
         with open(self.directory / f"{self.key}.lock", "a") as lock:
@@ -85,7 +85,7 @@ class Place:
 
 
 def private_directory() -> Path:
-    """Return the user's directory, which no other user can enter; it is created where it does not exist.
+    """Return the user's directory, which no other user can enter. It is created if it does not exist.
 
     :raises WarmUnavailable: it belongs to another user, or others can enter it.
     """
@@ -102,7 +102,7 @@ def private_directory() -> Path:
 
 
 def open_sockets(directory: Path, but: Path) -> int:
-    """Return how many other processes listen in a directory, and remove what processes that died have left."""
+    """Return the number of other processes that listen in a directory, and remove the sockets of dead ones."""
     listening = 0
     for path in directory.glob("*.socket"):
         place = Place(directory, path.stem)
@@ -110,7 +110,7 @@ def open_sockets(directory: Path, but: Path) -> int:
             continue
         with contextlib.suppress(FileNotFoundError), place.locked(wait=False) as locked:
             if not locked:
-                listening += 1  # it is just starting or ending
+                listening += 1  # the process is starting or ending
             elif (connection := connect(path)) is not None:
                 connection.close()
                 listening += 1
@@ -121,9 +121,9 @@ def open_sockets(directory: Path, but: Path) -> int:
 
 
 def connect(path: Path) -> socket.socket | None:
-    """Return a connection to the process that listens at a socket; None where none does.
+    """Return a connection to the process that listens at a socket; None if no process listens.
 
-    :raises WarmUnavailable: it is another user's.
+    :raises WarmUnavailable: the process belongs to another user.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -138,25 +138,25 @@ def connect(path: Path) -> socket.socket | None:
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the ids of the process and of the user at the other end."""
+    """Return process id and user id of the other end of a connection."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return pid, uid
 
 
 def is_readable(file: socket.socket | BinaryIO, seconds: float = 0.0) -> bool:
-    """Return True once something can be read, the end included; False after so many seconds."""
+    """Return True once data or the end of the file can be read; False after so many seconds."""
     poll = select.poll()
     poll.register(file, select.POLLIN)
     return bool(poll.poll(int(seconds * 1000)))
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Send one message, a JSON object in a line."""
+    """Send a message, as a line of JSON."""
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def receive(connection: socket.socket) -> dict[str, Any] | None:
-    """Return the next message; None where the other end is gone."""
+    """Return the next message; None if the other end has closed the connection."""
     received = b""
     try:
         while not received.endswith(b"\n"):
@@ -177,13 +177,13 @@ def parse_duration(value: object) -> float | None:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment variables of a warm process: this process's, without those of one task alone."""
+    """Return the environment variables of a warm process: this process's, without those that concern one task only."""
     kept = {name: value for name, value in os.environ.items() if not _LEFT_OUT.match(name)}
     return kept | {"PYTHONPATH": os.pathsep.join(_search_path())}
 
 
 def _search_path() -> list[str]:
-    # pyspark adds a directory of each session's own.
+    # Without the directory that pyspark adds for each session.
     return [path for path in sys.path if path and "/userFiles-" not in path]
 
 
@@ -192,9 +192,9 @@ class WarmSettings:
     """The settings of a warm Spark process.
 
     :param master: a local master.
-    :param spark: Spark's settings, jars among them. They may hold secrets.
+    :param spark: Spark's settings, including jars. They may contain secrets.
     :param keep_alive: seconds without a task after which the process ends.
-    :param java_options: further options of the JVM, which change nothing that Spark computes: two tasks may differ in them.
+    :param java_options: further options of the JVM that do not affect results, so that tasks with different ones share a process.
     """
 
     master: str
@@ -208,13 +208,14 @@ class WarmSettings:
     @property
     def started(self) -> dict[str, str]:
         """The settings that the process is started with."""
-        # Before the others: a later option of the same name wins. A JVM without memory left would fail one task after the other.
+        # Before the other options, because the last one of equal names takes effect. The JVM exits when its memory is exhausted;
+        # otherwise it would fail every later task.
         options = [*self.java_options, "-XX:+ExitOnOutOfMemoryError", self.spark.get(_JAVA, "")]
         return {**self.spark, _JAVA: " ".join(options).strip()}
 
     @functools.cached_property
     def key(self) -> str:
-        """A digest of all that has to be the same for two tasks to share a process; ``keep_alive`` is no part of it.
+        """A digest of everything that has to be equal for tasks that share a process; ``keep_alive`` is not part of it.
 
         :raises JavaMissing: there is no Java.
         """
@@ -239,7 +240,7 @@ def _changes(directory: Path, pattern: str = "*") -> list[str]:
 
 
 def _change(path: Path) -> str:
-    """Return what changes when a file does, or when something is installed into a directory."""
+    """Return a text that changes when a file is modified, or when something is installed into a directory."""
     try:
         found = path.stat()
     except OSError:

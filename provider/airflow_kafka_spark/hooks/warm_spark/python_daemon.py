@@ -1,12 +1,12 @@
 """The Python daemon of a warm Spark process, from which all its Python workers are forked.
 
-Spark starts this module instead of ``pyspark.daemon`` (setting ``spark.python.daemon.module``). It imports what windows need
-once, so that a worker has them when it is forked. Its workers differ from Spark's in three points:
+Spark starts this module instead of ``pyspark.daemon`` (setting ``spark.python.daemon.module``). It imports the modules that
+windows need once, so that forked workers have them. Its workers differ from Spark's in three points:
 
-1. A worker whose task was cancelled ends at once. A worker of Spark's notices that only when it next reads or writes.
-2. Modules of users (from a DAG folder, for instance) are imported anew for each task: a change of them counts at once, as it does
-   where each task has a Spark of its own.
-3. A task does not pay for what PySpark does around it at a cost that grows with what is imported.
+1. A worker whose task was cancelled ends at once. A worker of Spark detects this only when it next reads or writes.
+2. Modules of users (from a DAG folder, for instance) are imported again for each task, so that changes take effect at once, as if
+   each task had a Spark of its own.
+3. Two steps of PySpark around each task, whose costs grow with the number of imported modules, are left out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(*, begin: Callable[[], None] = _nothing, end: Callable[[], None] = _noth
     :param begin: called in a worker when a task begins.
     :param end: called in a worker when a task has ended, also by an error.
     """
-    # The JVM reads this process's standard output: nothing that an import prints may reach it.
+    # The JVM reads this process's standard output, so no output of imports may reach it.
     with contextlib.redirect_stdout(sys.stderr):
         import_what_windows_need()
     from pyspark import daemon, worker
@@ -59,7 +59,7 @@ def run(*, begin: Callable[[], None] = _nothing, end: Callable[[], None] = _noth
     watch = _Watch()
 
     def run_task(infile: BufferedReader, outfile: BufferedWriter) -> None:
-        # A worker that is used again comes here as soon as its last task has ended: wait until the next one has begun.
+        # A reused worker calls this as soon as its last task has ended: wait until the next one begins.
         infile.peek(1)
         _forget_modules_of_users(known)
         begin()
@@ -74,25 +74,25 @@ def run(*, begin: Callable[[], None] = _nothing, end: Callable[[], None] = _noth
 
 
 def import_what_windows_need() -> None:
-    """Import the modules that nearly every task of a window uses."""
+    """Import the modules that nearly every task of a window needs."""
     for name in _NEEDED:
         importlib.import_module(name)
 
 
 def _make_tasks_cheap() -> None:
-    """Spare each task of PySpark two costs that grow with what is imported: 0.5 CPU seconds of a window of three splits."""
-    # Before each task PySpark invalidates the caches of imports, which reads the directory of pyspark.zip once per package in it.
-    # The archive does not change while the process lives: another one leads to another process.
+    """Switch off two steps of PySpark around each task: they took 0.5 CPU seconds of a window of three splits."""
+    # Before each task PySpark invalidates the import caches, which reads the directory of pyspark.zip once per package in it. The
+    # archive does not change while the process lives: a changed one leads to another process.
     zipimport.zipimporter.invalidate_caches = lambda self: None  # type: ignore[method-assign]
-    # After each task it collects garbage, which would look at everything that was imported.
+    # After each task it collects garbage, which traverses all imported objects unless they are frozen.
     gc.collect()
     gc.freeze()
 
 
 def _forget_modules_of_users(known: frozenset[str]) -> None:
-    """Forget modules that earlier tasks of this worker have imported from other places than Python's and this package's.
+    """Remove modules that earlier tasks of this worker have imported, except those of Python and of installed packages.
 
-    Packages with compiled modules stay: many of those cannot be imported twice.
+    Packages with compiled modules stay, because many of them cannot be imported twice.
     """
     files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items() if name not in known}
     compiled = {name.partition(".")[0] for name, file in files.items() if file and not file.endswith((".py", ".pyc"))}
@@ -122,7 +122,7 @@ class _Watch:
     def over(self, infile: BufferedReader) -> Iterator[None]:
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            # The thread keeps a descriptor of its own: pyspark opens the connection anew for each task.
+            # The thread needs a descriptor of its own, because pyspark reopens the connection for each task.
             connection = os.dup(infile.fileno())
             threading.Thread(target=self._wait, args=(connection,), name="cancelled", daemon=True).start()
         self._is_busy = True
@@ -135,7 +135,7 @@ class _Watch:
         poll = select.poll()
         poll.register(connection, getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
         poll.poll()
-        # The JVM may also close it because the task has just ended.
+        # The JVM may also close the connection because the task has just ended.
         time.sleep(_GRACE_SECONDS)
         if self._is_busy:
             os.kill(os.getpid(), signal.SIGKILL)

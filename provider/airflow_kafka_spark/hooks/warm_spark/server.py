@@ -1,14 +1,14 @@
 """The warm process: it starts a JVM with Spark, accepts tasks, ends the jobs that they leave, and ends itself.
 
-The first task starts ``python -m airflow_kafka_spark.hooks.warm_spark.server``, which leaves the task's session at once. It reads
-what to start from its standard input, and tells the task through a pipe when it is ready. Other tasks may connect before: they
-wait for their answers.
+The first task starts ``python -m airflow_kafka_spark.hooks.warm_spark.server``, which leaves the task's process session at once.
+It reads its settings from standard input, and reports through a pipe when it is ready. Other tasks may connect before, and wait
+for their answers.
 
-Each task has a gateway of its own in the JVM, with a port and a secret that go through the Unix socket and lie in no file, and a
-tag on all jobs that it starts. The task's connection to the socket is its life: when it closes, for whatever reason, its jobs are
+Each task has a gateway of its own in the JVM, with a port and a secret that are sent through the Unix socket and stored in no
+file, and a tag on all jobs that it starts. When the task's connection to the socket is closed, for whatever reason, its jobs are
 cancelled, its gateway is closed, and no further task is accepted until both is done.
 
-Python workers and the JVM end with this process, however it ends: the JVM reads its standard input.
+Python workers and the JVM end with this process, however it ends, because the JVM reads its standard input.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from typing import Any
 from airflow_kafka_spark.hooks.warm_spark.process import Place, is_readable, peer, receive, send
 
 LEFTOVER_SECONDS = 60.0
-"""For the jobs of a task that has ended. If they run longer, the process accepts no further task and ends after its last one."""
+"""Maximum seconds for which jobs of an ended task may run. After that, the process accepts no further task, and ends after its
+last one."""
 
-OLDEST_SECONDS = 24 * 3600.0
-"""An older process accepts no further task and ends after its last one: the memory of a JVM grows slowly."""
+MAX_AGE_SECONDS = 24 * 3600.0
+"""Maximum age in seconds. An older process accepts no further task, and ends after its last one, because a JVM's memory grows."""
 
 GROUP = "spark.jobGroup.id"
 TAGS = "spark.job.tags"
@@ -46,7 +47,7 @@ _END_SECONDS = 10.0
 
 @dataclass
 class Client:
-    """A task that is connected."""
+    """A connected task."""
 
     number: int
     connection: socket.socket
@@ -58,7 +59,7 @@ class Client:
 
     @property
     def has_left(self) -> bool:
-        """Return True if the task's end of the connection is closed."""
+        """Return True if the task has closed its end of the connection."""
         try:
             return is_readable(self.connection) and self.connection.recv(1, socket.MSG_PEEK) == b""
         except (OSError, ValueError):
@@ -66,12 +67,12 @@ class Client:
 
 
 class Server:
-    """Lets tasks into one Spark.
+    """Gives tasks access to one Spark.
 
-    :param place: where it listens.
-    :param listening: the socket, bound.
-    :param session: the session that no task uses.
-    :param keep_alive: seconds without a task after which it ends; each task may say otherwise.
+    :param place: the files of the process.
+    :param listening: the bound socket.
+    :param session: the server's own session, which no task uses.
+    :param keep_alive: seconds without a task after which the server ends. Each task may change it.
     """
 
     def __init__(self, place: Place, listening: socket.socket, session: Any, keep_alive: float) -> None:
@@ -89,11 +90,11 @@ class Server:
 
     @property
     def jvm(self) -> int:
-        """The process of the JVM."""
+        """The process id of the JVM."""
         return int(self._process.pid)
 
     def run(self) -> str:
-        """Let tasks in until there is a reason to end; return it."""
+        """Accept tasks until there is a reason to end, and return the reason."""
         while not (reason := self._reason_to_end()):
             if is_readable(self._listening, _LOOK_SECONDS):
                 self._accept()
@@ -109,7 +110,7 @@ class Server:
             return f"the JVM does not answer: {error}"
         if not self._is_there():
             self._close("its socket is gone")
-        if time.monotonic() - self._begun > OLDEST_SECONDS:
+        if time.monotonic() - self._begun > MAX_AGE_SECONDS:
             self._close("it is a day old")
         with self._changed:
             if self._clients:
@@ -121,7 +122,7 @@ class Server:
         return self._leave()
 
     def _leave(self) -> str:
-        """Remove the socket, unless a task comes just now; return the reason to end."""
+        """Remove the socket, unless a task is connecting, and return the reason to end."""
         with self.place.locked(wait=False) as locked:
             if not locked or is_readable(self._listening):
                 return ""
@@ -129,25 +130,25 @@ class Server:
         return f"no task came for {self.keep_alive:g} s"
 
     def _is_there(self) -> bool:
-        """Return True if new tasks find this process."""
+        """Return True if the socket file belongs to this process, so that new tasks find it."""
         try:
             return self.place.socket.stat().st_ino == self._inode
         except OSError:
             return False
 
     def _remove_socket(self) -> None:
-        # There may be one of a process that was started after this one.
+        # The socket may belong to a process that was started after this one.
         if self._is_there():
             self.place.socket.unlink(missing_ok=True)
 
     def _close(self, reason: str) -> None:
-        """Accept no further task: the next task starts another process."""
+        """Accept no further task, so that the next task starts another process."""
         with self._changed:
             if self._closed:
                 return
             self._closed = reason
         say(f"no more tasks are accepted: {reason}")
-        # A task that waits for an answer may hold the lock.
+        # In a thread, because a task that waits for an answer may hold the lock.
         threading.Thread(target=self._remove_socket_locked, daemon=True).start()
 
     def _remove_socket_locked(self) -> None:
@@ -185,7 +186,8 @@ class Server:
             self._part(client, gateway)
 
     def _open_gateway(self, client: Client, hello: dict[str, Any]) -> Any:
-        # All threads of the gateway inherit these from this one: jobs of the task have the tag, whatever group it gives them.
+        # All threads of the gateway inherit these properties from this thread, so that all jobs of the task have the tag, in any
+        # group.
         self._context.addJobTag(client.tag)
         self._context.setJobGroup(client.tag, str(hello["name"]), interruptOnCancel=True)
         gateway = open_gateway(self._spark, self._context._jvm)
@@ -210,9 +212,9 @@ class Server:
         return gateway
 
     def _wait_for_leftovers(self, client: Client) -> str:
-        """Wait until the jobs of all tasks that are gone have ended; return the reason if they do not."""
+        """Wait until the jobs of all ended tasks have ended; return the reason if they do not."""
         with self._changed:
-            # A task that was killed just now may not have been noticed yet.
+            # The end of a task that was killed just now may not be detected yet.
             left = [other for other in self._clients if other is not client and other.has_left]
             self._changed.wait_for(lambda: self._closed or all(other.is_gone for other in left), LEFTOVER_SECONDS + _END_SECONDS)
             return "" if self._closed or all(other.is_gone for other in left) else "jobs of an earlier task have not ended"
@@ -224,14 +226,14 @@ class Server:
             return {"refused": str(error)}
 
     def _part(self, client: Client, gateway: Any) -> None:
-        """End what a task has left in the JVM, and forget the task."""
+        """End the jobs and close the gateway that a task has left in the JVM, and remove the task."""
         try:
             if gateway is not None:
                 ended = end_jobs(self._spark, TAGS, client.tag, seconds=LEFTOVER_SECONDS, gateway=gateway)
                 gateway.shutdown()
                 say(f"task {client.number} has ended" + (f", {ended} of its jobs were cancelled" if ended else ""))
         except Exception as error:
-            # If the JVM is dead, all is ended.
+            # If the JVM is dead, so are the jobs.
             if self._process.poll() is None:
                 self._close(f"task {client.number} has ended, but not all of its jobs: {error}")
         finally:
@@ -239,19 +241,19 @@ class Server:
             with self._changed:
                 client.is_gone = True
                 self._clients.remove(client)
-                # A connection that sent nothing only tested the socket; it is no task.
+                # A connection without a message was a test of the socket, not a task.
                 self._idle_since = self._idle_since if gateway is None else time.monotonic()
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """End the JVM, and let tasks that are connected know."""
+        """End the JVM, and close the connections of the tasks."""
         with contextlib.suppress(OSError):
             self._remove_socket()
             self._listening.close()
         for client in list(self._clients):
             with contextlib.suppress(OSError):
                 client.connection.shutdown(socket.SHUT_RDWR)
-        # It would print a stack for the connection that the JVM closes.
+        # Otherwise it prints a stack trace when the JVM closes the connection.
         with contextlib.suppress(Exception):
             self._context._accumulatorServer.server_close()
         end_jvm(self._process)
@@ -263,8 +265,9 @@ def end_jobs(spark: Any, name: str, value: str, *, seconds: float, gateway: Any 
     :param spark: the JVM's ``SparkContext``.
     :param name: :data:`GROUP` or :data:`TAGS`.
     :param value: the group, or one of the tags.
-    :param seconds: how long to wait.
-    :param gateway: of :func:`open_gateway`. Its connections have to be closed, too: what still runs in one may start a job.
+    :param seconds: timeout.
+    :param gateway: a gateway of :func:`open_gateway`, whose connections have to be closed, too, because a call in one of them may
+        still start a job.
     :return: the number of jobs that were found.
     :raises TimeoutError: some of them still run.
     """
@@ -288,7 +291,7 @@ def end_jobs(spark: Any, name: str, value: str, *, seconds: float, gateway: Any 
 def open_gateway(spark: Any, jvm: Any) -> Any:
     """Return a new gateway to a JVM (``Py4JServer``), with a port and a secret of its own, whose connections can be counted."""
     gateway = jvm.org.apache.spark.api.python.Py4JServer(spark.conf())
-    # Its own list of connections forgets those that are closed only if it listens to itself.
+    # The gateway removes closed connections from its list only if it is registered as its own listener.
     server = _java_server(gateway)
     server.addListener(server)
     gateway.start()
@@ -314,7 +317,7 @@ def _active_jobs(spark: Any, name: str, value: str) -> Iterator[Any]:
 
 
 def _task_sets(spark: Any, name: str, value: str) -> Iterator[Any]:
-    """Return the sets of tasks that have not ended. One of a job that was cancelled is here until its last task is gone."""
+    """Return the task sets that have not ended. The task set of a cancelled job is included until its last task has ended."""
     return (tasks for tasks in _queued(spark.taskScheduler().rootPool()) if _has(tasks.taskSet().properties(), name, value))
 
 
@@ -339,7 +342,7 @@ def _has(properties: Any, name: str, value: str) -> bool:
 
 
 def end_jvm(process: Any) -> None:
-    """End a JVM that pyspark has started, gently at first."""
+    """End a JVM that pyspark has started; kill it if it does not exit in time."""
     with contextlib.suppress(OSError):
         process.stdin.close()
     with contextlib.suppress(Exception):
@@ -349,7 +352,7 @@ def end_jvm(process: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line into the log of the process."""
+    """Write a line to the log of the process."""
     print(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} warm Spark: {text}", flush=True)
 
 
@@ -364,17 +367,17 @@ def start_spark(master: str, settings: dict[str, str]) -> Any:
 
 
 def main() -> None:
-    """Start what the standard input describes; tell the pipe whose number is the argument."""
+    """Run the server with the settings in standard input. The argument is the descriptor of the pipe for the report."""
     given = json.load(sys.stdin)
-    tell = int(sys.argv[1])
+    write_end = int(sys.argv[1])
     if os.fork():
-        # The task has waited for this process; the other one is no child of it.
+        # The task waits for this process to exit; the forked one is no child of the task.
         os._exit(0)
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    os.set_inheritable(tell, False)
+    os.set_inheritable(write_end, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = Place(Path(given["directory"]), given["key"])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -385,24 +388,24 @@ def main() -> None:
             listening.listen(100)
             server = Server(place, listening, start_spark(given["master"], given["spark"]), given["keep_alive"])
             say(f"process {os.getpid()} has started JVM {server.jvm} on {given['master']}")
-            _tell(tell, "ready")
-            os.close(tell)
+            _report(write_end, "ready")
+            os.close(write_end)
             say(f"ends: {server.run()}")
         code = 0
     except SystemExit:
         code = 0
     except BaseException as error:
         traceback.print_exc()
-        _tell(tell, f"{type(error).__name__}: {error}")
+        _report(write_end, f"{type(error).__name__}: {error}")
     finally:
         if server is not None:
             server.end()
-        # Threads that wait for tasks would keep Python from ending.
+        # Threads that wait for tasks would prevent Python from exiting.
         os._exit(code)
 
 
-def _tell(pipe: int, text: str) -> None:
-    with contextlib.suppress(OSError):  # the task is gone: others will come
+def _report(pipe: int, text: str) -> None:
+    with contextlib.suppress(OSError):  # the task has ended; the server goes on for other tasks
         os.write(pipe, text.encode()[:1000])
 
 
