@@ -43,8 +43,8 @@ class Report:
     :param latency: seconds from the timestamps of its records to the sink's commit; None without records, or if an earlier
         attempt has committed them.
     :param consumption: number of records by time, beside the counts of an upstream system; None likewise.
-    :param timings: seconds of each step: ``fence``, ``plan``, ``move``; ``total`` from the fence to the end of ``move``, without the
-        validation before it and the close after it; and of the parts of ``move`` (:func:`parts_of_move`).
+    :param timings: seconds of each step: ``fence``, ``plan``, ``move``; ``total`` from the fence to the end of ``move``, without
+        the validation before it and the close after it; and of the parts of ``move`` (:func:`parts_of_move`).
     :param committed: offsets that the consumer group was set to, by ``topic-partition``.
     :param group_id: the consumer group.
     :param sink: the sink's asset URI.
