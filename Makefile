@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12   makes .venv, where there is none yet (default: the first of python3, python3.12, 3.11, 3.10 that fits)
 #   ARGS="-k postgres"  handed on to pytest, the demo or the benchmarks
-#   JOBS=1              test processes side by side (default: one per 4 GiB of memory, 2 to 4; each has servers of its own, and
+#   JOBS=1              test processes side by side (default: one per 4 GiB of memory, 2 to 5; each has servers of its own, and
 #                       mostly waits for them)
 
 SHELL := /bin/bash
@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
-JOBS ?= $(shell $(BIN)/python -c 'import os; print(max(2, min(4, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 32)))')
+JOBS ?= $(shell $(BIN)/python -c 'import os; print(max(2, min(5, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 32)))')
 
 FITS := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
 PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.10; do "$$p" -c '$(FITS)' 2>/dev/null && echo $$p && exit; done; echo python3)
