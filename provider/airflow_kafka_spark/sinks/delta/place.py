@@ -51,7 +51,7 @@ def plain(name: str) -> str:
 
 @dataclass(frozen=True)
 class TablePlace:
-    """Where a table is.
+    """The place of a table.
 
     :param scheme: ``file`` or ``s3``.
     :param path: an absolute path, or ``bucket/prefix``.
@@ -105,7 +105,7 @@ class TablePlace:
 
 @dataclass(frozen=True)
 class S3Access:
-    """How S3 is reached. Never shows a credential in its repr.
+    """The address and credentials of S3. Never shows a credential in its repr.
 
     :param endpoint: URL of the server; "" for Amazon's.
     :param region: name of the region; "" for the environment's.
@@ -200,7 +200,7 @@ class TableStore:
             raise
 
     def get(self, path: str) -> str | None:
-        """Return the content of a small file, or None if there is none.
+        """Return the content of a small file, or None if it does not exist.
 
         :raises OSError: the store did not answer.
         """
@@ -237,7 +237,7 @@ class TableStore:
         return self.filesystem.get_file_info(self.full(path)).type != pyarrow.fs.FileType.NotFound
 
     def modified(self, path: str) -> float | None:
-        """Return when a file was written, in seconds since 1970, or None if there is none.
+        """Return when a file was written, in seconds since 1970, or None if it does not exist.
 
         :raises OSError: the store did not answer.
         """

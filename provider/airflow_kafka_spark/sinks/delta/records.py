@@ -1,8 +1,8 @@
 """The sink's record of windows, and the removal of what ended attempts have left.
 
 The transaction version in Delta's log says which attempt has committed last. That attempt had written the record of its window
-before (``record.json``), and whoever looks first copies it to ``_airflow/windows``. A new attempt does so before it begins, so
-that the record of each window is there before the pipeline's next commit.
+before (``record.json``), and the first look after the commit copies it to ``_airflow/windows``. A new attempt looks before it
+begins, so that the record of each window is there before the pipeline's next commit.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.sinks.base import Shape
+from airflow_kafka_spark.sinks.files.validation import can_partition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -169,27 +170,13 @@ def _columns(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
         if name not in schema.names:
             known = ", ".join(f"`{n}`" for n in schema.names)
             yield Problem("sink.partition_by", f"there is no column `{name}`; there are {known}", "Name one of these")
-        elif not _partitions(schema.field(name).type):
+        elif not can_partition(schema.field(name).type):
             kind = schema.field(name).type
             advice = "a date made of it" if pa.types.is_timestamp(kind) else "another column"
             what = f"column `{name}` is {kind}; expected a boolean, integer, decimal, date or string"
             yield Problem("sink.partition_by", what, f"Partition by {advice}")
     if schema.names and set(schema.names) <= set(sink.partition_by):
         yield Problem("sink.partition_by", "it names all columns, so that none is left for the files", "Leave out at least one")
-
-
-def _partitions(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    fine: tuple[Callable[[pa.DataType], bool], ...] = (
-        pa.types.is_boolean,
-        pa.types.is_integer,
-        pa.types.is_decimal,
-        pa.types.is_date,
-        pa.types.is_string,
-        pa.types.is_large_string,
-    )
-    return any(holds(kind) for holds in fine)
 
 
 def _unstorable(sink: DeltaSinkOptions, field: pa.Field) -> Problem | None:

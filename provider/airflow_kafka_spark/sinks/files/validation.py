@@ -141,7 +141,8 @@ def _window_column(sink: FilesSinkOptions, names: list[str]) -> Iterator[Problem
         )
 
 
-def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
+def can_partition(kind: pa.DataType) -> bool:
+    """Return True if the names of directories can hold the values of a type."""
     import pyarrow as pa
 
     fine: tuple[Callable[[pa.DataType], bool], ...] = (
@@ -152,7 +153,13 @@ def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
         pa.types.is_string,
         pa.types.is_large_string,
     )
-    if not any(holds(kind) for holds in fine):
+    return any(holds(kind) for holds in fine)
+
+
+def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
+    import pyarrow as pa
+
+    if not can_partition(kind):
         advice = "a date made of it" if pa.types.is_timestamp(kind) else "another column"
         yield Problem(
             "sink.partition_by",
