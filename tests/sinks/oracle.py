@@ -9,7 +9,6 @@ from typing import Any
 
 from tests.support import oracle
 
-
 _PLAIN = {str, int, bool, bytes, dt.date, type(None)}
 
 

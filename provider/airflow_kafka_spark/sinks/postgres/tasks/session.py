@@ -79,8 +79,8 @@ def open_session(server: SinkServer, application_name: str, *, durable: bool, ar
     :param durable: False if a commit may be lost in a crash of the server, because that is detected and repaired.
     :param arrays: True if any column is an array.
     """
-    # The connection string is the same for all pipelines, so that they share one ADBC database. Until the session has its name, it
-    # has done nothing: like a task that begins late, it then finds the stage of an overtaken attempt gone.
+    # The connection string is the same for all pipelines, so that they share one ADBC database. Until the session has its name it
+    # does nothing: one of an overtaken attempt then finds the attempt's place gone, like a task that begins late.
     session = (AdbcSession if adbc_serves(arrays) else PsycopgSession)(server.named(APPLICATION))
     try:
         session.rows(sql.session_settings(server.lock_timeout, durable=durable, application_name=application_name))
