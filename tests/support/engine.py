@@ -136,7 +136,7 @@ def _add(settings: list[str], *, is_own: bool = False) -> Engine:
 
 
 def use_here() -> None:
-    """Let the Spark of this process be in its own engine, whoever asks for it first."""
+    """Let the Spark of this process be in its own engine, whoever asks for it first; :func:`not_here` takes that back."""
     from pyspark import SparkConf, SparkContext
 
     get_or_create = SparkContext.getOrCreate
@@ -151,7 +151,15 @@ def use_here() -> None:
                 _make_context(gateway, jvm)
         return get_or_create(conf)
 
+    enter.__wrapped__ = get_or_create  # type: ignore[attr-defined]
     SparkContext.getOrCreate = enter  # type: ignore[method-assign]
+
+
+def not_here() -> None:
+    """Let this process start its Spark as any other does: with the settings that it asks for, and with its log in the output."""
+    from pyspark import SparkContext
+
+    SparkContext.getOrCreate = SparkContext.getOrCreate.__wrapped__  # type: ignore[method-assign]
 
 
 def take() -> None:
