@@ -116,7 +116,7 @@ def _prepare_spark(*, several: bool) -> None:
     from airflow_kafka_spark.errors import KafkaSparkError
     from airflow_kafka_spark.hooks import jars
     from airflow_kafka_spark.sources.jdbc.postgres import DRIVER
-    from tests.support import archive, spark_daemon
+    from tests.support import archive, engine, spark_daemon
 
     archive.use(make=several)
     os.environ[spark_daemon.FILE] = os.path.join(os.environ["AIRFLOW_HOME"], "worker-variables")
@@ -129,6 +129,7 @@ def _prepare_spark(*, several: bool) -> None:
             # Spark 3 hands a worker to the next task that was killed while it was idle, as the engine does between two attempts.
             conf += ["--conf", "spark.python.worker.reuse=false"]
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, found))} {' '.join(conf)} pyspark-shell"
+    engine.use_here()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
