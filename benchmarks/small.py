@@ -4,8 +4,8 @@ in a warm one.
 Seconds and CPU seconds are those of ``execute``, with all processes that it starts; of plain Spark those of a session and a first
 job. The CPU seconds of a warm Spark process are not counted. CPU seconds change less than seconds on a busy machine.
 
-Python's bytecode is kept between the processes, as it is in an installation: without it each process compiles what it imports, which
-takes two seconds.
+Python's bytecode is kept between the processes, as it is in an installation: without it each process compiles what it imports,
+which takes two seconds.
 """
 
 from __future__ import annotations
