@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 

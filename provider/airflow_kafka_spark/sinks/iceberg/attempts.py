@@ -85,7 +85,7 @@ class Attempts:
                 self.finish(table, marker)
             left -= committed
             # The tag never returns to a snapshot that it has left.
-            overtaken = {marker for marker in left if (base := self._base(table, marker)) is not None and base != (state.tag or 0)}
+            overtaken = {marker for marker in left if self._base(table, marker) not in (None, state.tag or 0)}
             if state.tag == fence or left == overtaken:
                 for marker in left:
                     self.remove(table, marker, sure=marker not in overtaken)
@@ -107,7 +107,8 @@ class Attempts:
         directory, snapshot_id = data_directory(marker), snapshot_of(marker)
         data = self.lake.data_store(table)
         try:
-            named = {file.file_path.rpartition("/")[2] for file in data_files(table, [table.snapshot_by_id(snapshot_id)], directory)}
+            files = data_files(table, [table.snapshot_by_id(snapshot_id)], directory)
+            named = {file.file_path.rpartition("/")[2] for file in files}
             for info in data.children(directory):
                 if info.base_name not in named:
                     data.remove(f"{directory}/{info.base_name}")
@@ -122,8 +123,8 @@ class Attempts:
     def remove(self, table: Table, marker: str, sure: bool = False) -> None:
         """Remove an attempt that can no longer commit. Never raises; what cannot be removed is found by the next attempt.
 
-        :param sure: True if it is known that it has not committed. Else its files are kept if a snapshot names one of them: it has
-            committed, and its snapshot has expired since.
+        :param sure: True if it is known that it has not committed. Else its files are kept if a snapshot names one of them:
+            it has committed, and its snapshot has expired since.
         """
         directory = data_directory(marker)
         try:

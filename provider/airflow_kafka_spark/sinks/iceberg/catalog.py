@@ -71,9 +71,9 @@ class CatalogAccess:
 def catalog_access(conn_id: str) -> CatalogAccess:
     """Return the options of the catalog that a connection names.
 
-    The connection has the fields of Airflow's Iceberg provider: the host is the catalog's URI, login and password are the client's
-    id and secret (REST) or the user of the database (SQL), and the extra holds all other options of pyiceberg's ``load_catalog``.
-    ``name`` in the extra is the catalog's name, by default the connection's id.
+    The connection has the fields of Airflow's Iceberg provider: the host is the catalog's URI, login and password are the id and
+    secret of the client (REST) or the user of the database (SQL), and the extra holds all other options of pyiceberg's
+    ``load_catalog``. ``name`` in the extra is the catalog's name, by default the connection's id.
 
     :raises ConnectionInvalid: the connection does not exist, or its options do not fit each other.
     """

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.transforms import Transform
 
-_FIELD = re.compile(r"(?P<name>[A-Za-z]+)\(\s*(?:(?P<width>\d+)\s*,\s*)?(?P<column>[^(),]+?)\s*(?:,\s*(?P<width_after>\d+)\s*)?\)")
+_FIELD = re.compile(r"([A-Za-z]+)\(\s*(?:(?P<first>\d+)\s*,\s*)?(?P<column>[^(),]+?)\s*(?:,\s*(?P<last>\d+)\s*)?\)")
 _PARAMETRIC = ("bucket", "truncate")
 _TIMES = ("year", "month", "day", "hour")
-EXPECTED = "a column, `bucket(N, column)`, `truncate(N, column)`, `year(column)`, `month(column)`, `day(column)` or `hour(column)`"
+EXPECTED = "a column, `bucket(N, column)`, `truncate(N, column)`, or `year`, `month`, `day` or `hour` of `(column)`"
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class PartitionField:
         if "(" not in text:
             return cls(text)
         found = _FIELD.fullmatch(text.strip())
-        name = found["name"].lower().removesuffix("s") if found else ""
-        width = (found["width"] or found["width_after"]) if found else None
+        name = found[1].lower().removesuffix("s") if found else ""
+        width = (found["first"] or found["last"]) if found else None
         if found and name in _PARAMETRIC and width and int(width) > 0:
             return cls(found["column"], f"{name}[{int(width)}]")
         if found and name in _TIMES and width is None:

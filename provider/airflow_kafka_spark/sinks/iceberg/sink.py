@@ -117,15 +117,15 @@ class IcebergSink(IcebergSinkOptions, Sink):
             refuse_other(found.applied, window, self.uri)
             if found.applied.replay < window.replay:
                 return None
-            # The attempt may have died before its metadata was durable, and the caller is going to commit Kafka's offsets past it.
+            # The attempt may have died before its metadata was durable, and the caller commits Kafka's offsets past it.
             lake.flush(table, table.metadata_location)
             return found.applied
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> IcebergWindowWriter:
         """Begin an attempt: create or evolve the table, and remove what earlier attempts have left.
 
-        Before anything of an attempt is removed, a snapshot without data takes the pipeline's tag further, so that the attempt can
-        commit nothing any more.
+        Before anything of an attempt is removed, a snapshot without data takes the pipeline's tag further, so that the attempt
+        can commit nothing any more.
         """
         from airflow_kafka_spark.sinks.iceberg.writer import begin_attempt
 

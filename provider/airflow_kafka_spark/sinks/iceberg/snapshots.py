@@ -186,12 +186,15 @@ def make_commit(
     """
     from pyiceberg.table import Transaction
     from pyiceberg.table.refs import SnapshotRefType
-    from pyiceberg.table.update import AssertDefaultSpecId, AssertRefSnapshotId
+    from pyiceberg.table.update import AssertDefaultSpecId
+    from pyiceberg.table.update.snapshot import _MergeAppendFiles
 
     metadata = table.metadata
     update = Transaction(table).update_snapshot(snapshot_properties=dict(summary), branch=branch)
-    merges = metadata.properties.get("commit.manifest-merge.enabled", "true").lower() == "true"
-    producer = update.overwrite() if removed else update.merge_append() if merges and added else update.fast_append()
+    producer = update.overwrite() if removed else update.merge_append() if added else update.fast_append()
+    if isinstance(producer, _MergeAppendFiles):
+        # On unless the table says otherwise, as for Spark and Flink: windows are many and small.
+        producer._merge_enabled = metadata.properties.get("commit.manifest-merge.enabled", "true").lower() == "true"
     # The id is known before any file is written, and stays the same when the commit is tried again.
     producer._snapshot_id, producer.commit_uuid = snapshot_id, _commit_uuid(snapshot_id)
     for file in added:
@@ -199,14 +202,24 @@ def make_commit(
     for file in removed:
         producer.delete_data_file(file)
     updates, _ = producer._commit()
-    requirements: list[TableRequirement] = [AssertDefaultSpecId(default_spec_id=metadata.default_spec_id)]
+    requirements: list[TableRequirement] = [AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})]
     changes = [updates[0]]
     for name, kind in ((branch, SnapshotRefType.BRANCH), (tag, SnapshotRefType.TAG)):
         if name is not None:
-            requirements.append(AssertRefSnapshotId(ref=name, snapshot_id=head(metadata, name)))
+            requirements.append(ref_is(name, head(metadata, name)))
             changes.append(set_ref(metadata, name, kind, snapshot_id))
     written = (*producer._written_manifests, *producer._written_manifest_lists)
     return Commit(tuple(requirements), tuple(changes), written)
+
+
+def ref_is(name: str, snapshot_id: int | None) -> TableRequirement:
+    """Return the requirement that a branch or tag names a snapshot.
+
+    :param snapshot_id: None if there may be no such branch or tag.
+    """
+    from pyiceberg.table.update import AssertRefSnapshotId
+
+    return AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": snapshot_id})
 
 
 def set_ref(metadata: TableMetadata, name: str, kind: Any, snapshot_id: int) -> TableUpdate:
@@ -214,14 +227,8 @@ def set_ref(metadata: TableMetadata, name: str, kind: Any, snapshot_id: int) -> 
     from pyiceberg.table.update import SetSnapshotRefUpdate
 
     there = metadata.refs.get(name)
-    return SetSnapshotRefUpdate(
-        ref_name=name,
-        type=kind,
-        snapshot_id=snapshot_id,
-        max_ref_age_ms=there.max_ref_age_ms if there else None,
-        max_snapshot_age_ms=there.max_snapshot_age_ms if there else None,
-        min_snapshots_to_keep=there.min_snapshots_to_keep if there else None,
-    )
+    kept = {name: getattr(there, name) for name in ("max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep") if there}
+    return SetSnapshotRefUpdate(**{"ref_name": name, "type": kind, "snapshot_id": snapshot_id, **kept})
 
 
 def metadata_files(table: Table, snapshot_id: int) -> set[str] | None:

@@ -10,7 +10,7 @@ from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
 from airflow_kafka_spark.sinks.iceberg.columns import iceberg_schema, missing_columns
 from airflow_kafka_spark.sinks.iceberg.options import MAIN
 from airflow_kafka_spark.sinks.iceberg.partitions import PartitionField, make_spec
-from airflow_kafka_spark.sinks.iceberg.snapshots import head, make_commit, new_snapshot_id, set_ref
+from airflow_kafka_spark.sinks.iceberg.snapshots import head, make_commit, new_snapshot_id, ref_is, set_ref
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,9 +29,7 @@ def open_table(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema) 
     :param schema: the rows' columns.
     :raises SinkUnavailable: catalog or store did not answer, or refused it.
     """
-    from pyiceberg.exceptions import NamespaceAlreadyExistsError
     from pyiceberg.table.refs import SnapshotRefType
-    from pyiceberg.table.update import AssertRefSnapshotId
 
     doing = "opening the table"
     error: Exception | str = ""
@@ -39,16 +37,7 @@ def open_table(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema) 
         table = lake.load(doing)
         try:
             if table is None:
-                if not sink.auto_create:
-                    raise lake.unavailable(doing, "it does not exist, and `auto_create` is False")
-                namespace = tuple(sink.table.split(".")[:-1])
-                with suppress(NamespaceAlreadyExistsError):
-                    if not lake.catalog.namespace_exists(namespace):
-                        lake.catalog.create_namespace(namespace)
-                columns = iceberg_schema(schema)
-                spec = make_spec([PartitionField.parse(text) for text in sink.partition_by], columns)
-                properties = {"format-version": "2", **sink.table_properties}
-                lake.catalog.create_table(sink.table, columns, partition_spec=spec, properties=properties)
+                _create(sink, lake, schema, doing)
             elif missing := missing_columns(schema, table.metadata):
                 if not sink.auto_evolve:
                     names = "`, `".join(found.row.name for found in missing)
@@ -58,7 +47,7 @@ def open_table(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema) 
                 empty = make_commit(table, new_snapshot_id(), {}, MAIN)
                 error = lake.try_commit(table, empty.requirements, empty.updates) or error
             elif head(table.metadata, sink.branch) is None and (start := head(table.metadata, MAIN)) is not None:
-                absent = AssertRefSnapshotId(ref=sink.branch, snapshot_id=None)
+                absent = ref_is(sink.branch, None)
                 begun = set_ref(table.metadata, sink.branch, SnapshotRefType.BRANCH, start)
                 error = lake.try_commit(table, (absent,), (begun,)) or error
             else:
@@ -79,3 +68,18 @@ def _add_columns(lake: IcebergTable, table: Table, schema: pa.Schema) -> Excepti
         change.add_column((found.row.name,), found.kind)
     updates, requirements = change._commit()
     return lake.try_commit(table, requirements, updates)
+
+
+def _create(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema, doing: str) -> None:
+    from pyiceberg.exceptions import NamespaceAlreadyExistsError
+
+    if not sink.auto_create:
+        raise lake.unavailable(doing, "it does not exist, and `auto_create` is False")
+    namespace = tuple(sink.table.split(".")[:-1])
+    with suppress(NamespaceAlreadyExistsError):
+        if not lake.catalog.namespace_exists(namespace):
+            lake.catalog.create_namespace(namespace)
+    columns = iceberg_schema(schema)
+    spec = make_spec([PartitionField.parse(text) for text in sink.partition_by], columns)
+    properties = {"format-version": "2", **sink.table_properties}
+    lake.catalog.create_table(sink.table, columns, partition_spec=spec, properties=properties)

@@ -98,6 +98,11 @@ def _table(sink: IcebergSinkOptions, table: Table) -> Iterator[Problem]:
             yield Problem(where, what, "Change it, or name another table")
     if (ref := metadata.refs.get(sink.branch)) is not None and ref.snapshot_ref_type != SnapshotRefType.BRANCH:
         yield Problem("sink.branch", f"`{sink.branch}` is a tag of the table; expected a branch", "Name another one")
+    yield from _layout(sink, table, where)
+
+
+def _layout(sink: IcebergSinkOptions, table: Table, where: str) -> Iterator[Problem]:
+    """Yield the problems of the table's partition spec and sort order."""
     top = {field.field_id for field in table.schema().fields}
     for field in table.spec().fields:
         kind = str(field.transform)
@@ -135,7 +140,8 @@ def _columns(sink: IcebergSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
         yield Problem("schema", what, "Rename all but one of them")
     for field in schema:
         if not field.name or "\0" in field.name or "." in field.name:
-            yield Problem("schema", f"column `{field.name}` has no name, or a dot in it, which Iceberg uses for members", "Rename it")
+            what = f"column `{field.name}` has no name, or a dot in it, which Iceberg has between a struct and its member"
+            yield Problem("schema", what, "Rename it")
         elif why := unstorable(field.type):
             yield Problem(f"sink.table column `{field.name}`", f"it is {field.type}: {why}", "Leave it out, or convert it")
     for text in sink.partition_by:
@@ -160,10 +166,12 @@ def _partition_field(field: PartitionField, schema: pa.Schema) -> Iterator[Probl
         known = ", ".join(f"`{n}`" for n in schema.names)
         yield Problem("sink.partition_by", f"there is no column `{field.column}`; there are {known}", "Name one of these")
         return
-    kind = schema.field(field.column).type
+    kind, fine = schema.field(field.column).type, False
     if not unstorable(kind) and not pa.types.is_nested(kind) and not pa.types.is_floating(kind):
-        if field.parsed().can_transform(iceberg_schema(pa.schema([("column", kind)])).fields[0].field_type):
-            return
+        source = iceberg_schema(pa.schema([("column", kind)])).fields[0].field_type
+        fine = field.parsed().can_transform(source)
+    if fine:
+        return
     yield Problem("sink.partition_by", f"`{field}` cannot partition: column `{field.column}` is {kind}", "Name another column")
 
 
@@ -182,14 +190,14 @@ def _compared(sink: IcebergSinkOptions, table: Table, schema: pa.Schema) -> Iter
                 expected = type_name(found.column.field_type)
                 what = f"found {type_name(found.kind)}; expected {expected}, as the table has it"
                 yield Problem(where, what, "Correct the schema, or give the column another name")
-        elif alike := [known for known in before if known.casefold() == name.casefold()]:
+        elif alike := [column for column in before if column.casefold() == name.casefold()]:
             yield Problem(where, f"the table has `{alike[0]}`, and many readers take the two for one", f"Call it `{alike[0]}`")
         elif not sink.auto_evolve:
-            there = ", ".join(f"`{known}` {type_name(kind)}" for known, kind in before.items())
+            there = ", ".join(f"`{column}` {type_name(kind)}" for column, kind in before.items())
             what = f"it is new ({type_name(found.kind)}); the table has {there}"
             yield Problem(where, what, "Set `auto_evolve=True` on the sink, or leave it out of the schema")
-    for name, there in required_columns(storable, table.metadata):
-        what = "the table takes no null in it, and " + ("rows may have one" if there else "the rows do not have it")
+    for name, known in required_columns(storable, table.metadata):
+        what = "the table takes no null in it, and " + ("rows may have one" if known else "the rows do not have it")
         yield Problem(f"sink.table column `{name}`", what, "Let the table's column take nulls (`DROP NOT NULL`)")
 
 

@@ -133,8 +133,8 @@ class IcebergWindowWriter(WindowWriter):
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """Commit the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are committed.
 
-        A commit whose answer is lost, or that loses against another writer, is followed by a look at the table: it is there, or it
-        is tried again behind what was committed meanwhile.
+        A commit whose answer is lost, or that loses against another writer, is followed by a look at the table: it is there, or
+        it is tried again behind what was committed meanwhile.
 
         :raises Fenced: a newer attempt has taken over and has not committed yet.
         """
@@ -150,38 +150,36 @@ class IcebergWindowWriter(WindowWriter):
         window = self.window
         files = [file for result in results for file in result.token.get("files", ())]
         record = Recorded.of(window, sum(int(result.token.get("rows", 0)) for result in results), self.snapshot_id)
-        failures, error, tried, checked = 0, None, ("", None), False
+        failures = 0
+        error: Exception | None = None
+        tried: tuple[str, int | None] = ("", None)
         for again in range(_TRIES):
             table = self.lake.loaded(f"committing window {window}")
             state = PipelineState.of(table.metadata, window.pipeline)
             found = state.find(window.number)
             if found is not None:
                 refuse_other(found.applied, window, self.sink.uri)
-            if found is not None and found.applied.replay >= window.replay:
-                return self._done(table, found, files)
+                if found.applied.replay >= window.replay:
+                    return self._done(table, found, files)
             seen = (table.metadata_location, head(table.metadata, self.sink.branch))
             if seen[1] != tried[1] and table.snapshot_by_id(self.snapshot_id) is None:
                 # The try requires a head that is gone, so that it can never succeed any more.
                 self.in_doubt = False
-            if seen != tried:
-                failures = 0
-            if state.tag != self.base:
-                raise Fenced(window.pipeline, f"committing window {window.number}")
+            failures = failures if seen == tried else 0
             self._refuse_conflict(table, state, found)
-            if not checked:
+            if not again:
                 self._check_files(files)
-                checked = True
             commit = self._prepare(table, state, record, files, self._replaced(table, found))
             faults.reached("sink.in_transaction")
             self.in_doubt, tried = True, seen
             error = self.lake.try_commit(table, commit.requirements, commit.updates)
             if error is None:
                 faults.reached("sink.committed")
+                continue  # the look finds it
             failures += 1
             if failures > _FAILURES:
                 break
-            if error is not None:
-                time.sleep(random.random() * min(0.02 * again, 1.0))
+            time.sleep(random.random() * min(0.02 * again, 1.0))
         raise self.lake.unavailable(f"committing window {window}", error or "the window is not in the table")
 
     def __enter__(self) -> Self:
@@ -202,6 +200,8 @@ class IcebergWindowWriter(WindowWriter):
     # --- steps of a commit ----------------------------------------------------------------------------------------------
 
     def _refuse_conflict(self, table: Table, state: PipelineState, found: Recorded | None) -> None:
+        if state.tag != self.base:
+            raise Fenced(self.window.pipeline, f"committing window {self.window.number}")
         newest = state.newest
         if newest is not None and not self.window.replay:
             refuse_gap(newest.applied, self.window, self.sink.uri)
@@ -223,7 +223,9 @@ class IcebergWindowWriter(WindowWriter):
         if gone := [file["path"] for file in files if file["path"] not in there]:
             if not self.store.exists(f"{ATTEMPTS}/{self.marker}/{BEGUN}"):
                 raise Fenced(window.pipeline, f"committing window {window.number}")
-            what = f"{len(gone)} of its files are gone, {gone[0]} the first: remove_orphan_files of files younger than this window?"
+            what = (
+                f"{len(gone)} of its files are gone, {gone[0]} the first: did remove_orphan_files take files that are so young?"
+            )
             raise SinkUnavailable(self.sink.uri, f"committing window {window}", what)
 
     def _prepare(

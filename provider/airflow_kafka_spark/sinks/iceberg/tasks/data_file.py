@@ -43,9 +43,7 @@ def file_statistics(footer: pyarrow.parquet.FileMetaData, schema: Schema, proper
 
 def partition_to_json(values: Sequence[Any]) -> list[Any]:
     """Return partition values as JSON has them."""
-    return [
-        {"decimal": str(v)} if isinstance(v, Decimal) else {"bytes": v.hex()} if isinstance(v, bytes) else v for v in values
-    ]
+    return [{"decimal": str(v)} if isinstance(v, Decimal) else {"bytes": v.hex()} if isinstance(v, bytes) else v for v in values]
 
 
 def _partition_from_json(values: Sequence[Any]) -> list[Any]:
@@ -61,7 +59,7 @@ def data_file(value: Mapping[str, Any], path: str, spec_id: int) -> DataFile:
     :param spec_id: the partition spec that the task wrote for.
     """
     statistics = value["statistics"]
-    made = DataFile.from_args(
+    facts: dict[str, Any] = dict(
         content=DataFileContent.DATA,
         file_path=path,
         file_format=FileFormat.PARQUET,
@@ -75,5 +73,6 @@ def data_file(value: Mapping[str, Any], path: str, spec_id: int) -> DataFile:
         **{name: {int(key): number for key, number in statistics[name].items()} for name in _COUNTS},
         **{name: {int(key): bytes.fromhex(text) for key, text in statistics[name].items()} for name in _BOUNDS},
     )
+    made = DataFile.from_args(**facts)
     made.spec_id = spec_id
     return made

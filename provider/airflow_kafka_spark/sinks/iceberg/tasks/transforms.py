@@ -30,10 +30,14 @@ def transformed(values: pa.Array, transform: transforms.Transform[Any, Any], kin
         return pa.nulls(len(values), pa.int32())
     if isinstance(transform, transforms.TimeTransform):
         return _time(plain, transform, isinstance(kind, DateType))
-    numbers = (IntegerType, LongType, DateType, TimestampType, TimestamptzType)
-    if isinstance(transform, transforms.BucketTransform) and isinstance(kind, numbers):
+    if isinstance(transform, transforms.TruncateTransform) and isinstance(kind, (IntegerType, LongType)):
+        numbers = pc.fill_null(plain, 0).to_numpy(zero_copy_only=False)
+        with np.errstate(over="ignore"):
+            return _masked(numbers - numbers % numbers.dtype.type(transform.width), plain)
+    hashed = (IntegerType, LongType, DateType, TimestampType, TimestamptzType)
+    if isinstance(transform, transforms.BucketTransform) and isinstance(kind, hashed):
         longs = pc.fill_null(plain.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-        return _masked((_murmur3(longs) & 0x7FFFFFFF) % transform.num_buckets, plain)
+        return _masked(((_murmur3(longs) & 0x7FFFFFFF) % transform.num_buckets).astype(np.int32), plain)
     encoded = plain.dictionary_encode()
     compute = transform.transform(kind)
     return pa.array([compute(value) for value in encoded.dictionary.to_pylist()]).take(encoded.indices)
@@ -48,17 +52,17 @@ def _plain(values: pa.Array) -> pa.Array:
 def _time(plain: pa.Array, transform: Any, is_date: bool) -> pa.Array:
     numbers = pc.fill_null(plain, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     if isinstance(transform, transforms.HourTransform):
-        return _masked(numbers // _HOUR, plain)
+        return _masked((numbers // _HOUR).astype(np.int32), plain)
     days = numbers if is_date else numbers // _DAY
     if isinstance(transform, transforms.DayTransform):
-        return _masked(days, plain)
+        return _masked(days.astype(np.int32), plain)
     unit = "M" if isinstance(transform, transforms.MonthTransform) else "Y"
-    return _masked(days.astype("datetime64[D]").astype(f"datetime64[{unit}]").astype(np.int64), plain)
+    return _masked(days.astype("datetime64[D]").astype(f"datetime64[{unit}]").astype(np.int32), plain)
 
 
 def _masked(numbers: np.ndarray, like: pa.Array) -> pa.Array:
-    """Return numbers of 32 bits, null where ``like`` is."""
-    return pa.array(numbers.astype(np.int32), mask=like.is_null().to_numpy(zero_copy_only=False))
+    """Return numbers, null where ``like`` is."""
+    return pa.array(numbers, mask=like.is_null().to_numpy(zero_copy_only=False))
 
 
 def _murmur3(longs: np.ndarray) -> np.ndarray:
