@@ -589,6 +589,7 @@ def test_the_connection_has_the_fields_of_airflows_iceberg_provider(monkeypatch)
         ({"extra": {"type": "hadoop", "warehouse": "/lake"}}, "loses windows"),
         ({"extra": {"type": "in-memory"}}, "expected one of rest, sql"),
         ({"extra": {"type": "sql"}}, "has no host"),
+        ({"host": "sqlite://", "extra": {"type": "sql"}}, "no `warehouse`"),
         ({"host": "sqlite:////nowhere/at/all.db", "extra": {"type": "sql"}}, "opening the catalog"),
     ],
 )

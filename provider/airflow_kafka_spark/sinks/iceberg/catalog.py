@@ -52,11 +52,8 @@ class CatalogAccess:
     @property
     def address(self) -> str:
         """The catalog's address without credentials; its type if it has no address."""
-        parts = urllib.parse.urlsplit(self.properties.get("uri", ""))
-        if not parts.scheme:
-            return self.properties.get("type", "rest")
-        port = f":{parts.port}" if parts.port else ""
-        return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
+        uri = self.properties.get("uri", "").partition("?")[0]
+        return re.sub(r"//[^/]*@", "//", uri) or self.properties.get("type", "rest")
 
     def hidden(self, text: str) -> str:
         """Return a message without the values of secret options."""
@@ -87,7 +84,7 @@ def catalog_access(conn_id: str) -> CatalogAccess:
     name = str(extra.pop("name", conn_id))
     options = {key: _text(value) for key, value in extra.items() if value is not None}
     if found.host:
-        options["uri"] = found.host.rstrip("/")
+        options["uri"] = found.host.rstrip("/") if found.host.startswith("http") else found.host
     kind = options.setdefault("type", "rest") if "py-catalog-impl" not in options else ""
     if kind and kind not in CATALOGS:
         what = f"`type` in its extra is `{kind}`; expected one of {', '.join(CATALOGS)}"
@@ -216,6 +213,20 @@ class IcebergTable:
         if table is None:
             raise self.unavailable(doing, "the table is gone")
         return table
+
+    def has_location(self) -> bool:
+        """Return True if the table's namespace exists, and says where its tables lie.
+
+        :raises SinkUnavailable: the catalog did not answer.
+        """
+        from pyiceberg.exceptions import NoSuchNamespaceError
+
+        try:
+            return "location" in self.catalog.load_namespace_properties(tuple(self.name.split(".")[:-1]))
+        except NoSuchNamespaceError:
+            return False
+        except Exception as error:  # each catalog has errors of its own
+            raise self.unavailable("reading the namespace", error) from error
 
     def try_commit(
         self, table: Table, requirements: Sequence[TableRequirement], updates: Sequence[TableUpdate]

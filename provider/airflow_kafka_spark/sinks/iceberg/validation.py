@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.table import Table
 
+    from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
     from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
 
 _LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
@@ -66,16 +68,29 @@ def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
     with lake:
         try:
             table = lake.load("opening the table")
+            if table is None:
+                return None, [*_nowhere(sink, lake)]
         except KafkaSparkError as error:
             return None, [Problem("sink.conn_id", str(error), "Check the connection, and the rights that it gives")]
-        if table is None:
-            return None, []
         try:
-            lake.data_store(table).exists("")
+            store = lake.data_store(table)
+            there = store.exists("")
+            if there and store.place.is_local and not os.access(store.place.path, os.W_OK | os.X_OK):
+                what = f"{store.place.path} cannot be written by user {os.geteuid()}"
+                return table, [Problem("sink.table", what, "Give this user the right to")]
         except Exception as error:  # each store has errors of its own
             what = f"its location {table.location()} cannot be reached: {lake.access.hidden(str(error))}"
             return None, [Problem("sink.table", what, "Check the options of its store in the connection's extra")]
         return table, []
+
+
+def _nowhere(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:
+    """Yield a problem if a table that is created would have no location. A REST catalog chooses one itself."""
+    if not sink.auto_create or "warehouse" in lake.access.properties or lake.access.properties.get("type") not in ("sql", "hive"):
+        return
+    if not lake.has_location():
+        what = "its extra has no `warehouse`, so that there is no place for a table that is created"
+        yield Problem("sink.conn_id", what, "Add it, for instance `file:///mnt/lake` or `s3://lake`")
 
 
 def _names(sink: IcebergSinkOptions) -> Iterator[Problem]:
