@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogTruncated, TransactionTimedOut
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing._processes import wait_until
@@ -149,9 +149,9 @@ def test_a_source_that_is_slower_than_the_transaction_allows_publishes_nothing_o
             yield rows(0).slice(ROWS // 2)
 
         with pytest.raises(TransactionTimedOut, match="transaction_timeout"):
-            made.publisher.publish(0, Incoming(slow()))
+            made.publisher.publish(0, RecordBatches(slow()))
         assert made.reader.caught_up() == []
-        replace(made.publisher, transaction_timeout=60).publish(0, Incoming(iter([rows(0)])))
+        replace(made.publisher, transaction_timeout=60).publish(0, RecordBatches(iter([rows(0)])))
         assert made.check() == ROWS
 
 

@@ -289,11 +289,11 @@ def test_looking_before_the_fence(model):
     def look_first(ledger):
         ledger.hint = ledger.hint or ledger._find_hint()
         ledger._planner = ledger._closer = None
-        memory = ledger.look()
+        memory = ledger.read()
         ledger._planner, ledger._closer = ledger._fence("plan"), ledger._fence("close")
         return memory
 
-    patches = [patch.object(Ledger, "_fence_and_look", look_first)]
+    patches = [patch.object(Ledger, "_fence_and_read", look_first)]
     assert noticed(one_window(), {"A": ONE, "B": ONE}, [ONE, LAST], patches=patches)
 
 

@@ -75,13 +75,13 @@ def reset(
 
     # First without fencing: a window that is being worked on must not be disturbed by what is refused.
     is_said = bool(group_id and (named_topics(only) or group_id == group_of_source(request)))
-    move, group = planned(_look(hook, request, is_said=is_said))
+    move, group = planned(_read_memory(hook, request, is_said=is_said))
     if not request.dry_run:
         run = f"reset by {request.who}"
         with ChangeLedger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
             move, group = planned(ledger.memory)
             fence_splits(ledger, move.given_up)
-            write_position_change(ledger, ledger.topic.look(request.pipeline), move, "reset", request)
+            write_position_change(ledger, ledger.topic.read(request.pipeline), move, "reset", request)
     given_up = tuple(map(OpenWindow.of, move.given_up))
     return replace(
         ChangeResult.of("reset", request, move.number),
@@ -127,7 +127,7 @@ def _behind_lost_window(
 # --- whether it may be done -----------------------------------------------------------------------------------------------
 
 
-def _look(hook: KafkaHook, request: ChangeRequest, *, is_said: bool) -> Memory:
+def _read_memory(hook: KafkaHook, request: ChangeRequest, *, is_said: bool) -> Memory:
     """Return what the ledger holds of a pipeline; an empty memory if it does not know the pipeline, and topics and group are
     named."""
     try:

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from airflow_kafka_spark.windows.binding import Binding
-from airflow_kafka_spark.windows.latency import Times
+from airflow_kafka_spark.windows.latency import TimestampHistogram
 
 ArrowStream: TypeAlias = bytes
 
@@ -149,7 +149,7 @@ class Followed:
 
 
 @dataclass(frozen=True)
-class Reached:
+class FollowedWindow:
     """The window up to which another pipeline was followed.
 
     :param number: number of the last window that was read.
@@ -438,7 +438,7 @@ class SplitResult:
     gaps: tuple[Gap, ...] = ()
     min_timestamp: int | None = None
     max_timestamp: int | None = None
-    times: Times = Times()
+    times: TimestampHistogram = TimestampHistogram()
     token: Mapping[str, Any] = field(default_factory=dict)
     filtered: int = 0
     letters: ArrowStream = field(default=b"", repr=False)
