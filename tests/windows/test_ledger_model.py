@@ -343,7 +343,7 @@ def test_tasks_of_a_window_that_is_given_up_go_on(model, rule):
 
 
 def test_a_task_publishes_its_split_without_a_look(model):
-    patches = [patch.object(ledger_model.Publisher, "look", lambda *args: None)]
+    patches = [patch.object(ledger_model.Publisher, "find_marker", lambda *args: None)]
     text = noticed(two_splits(), {"A": PUBLISHED, "B": PUBLISHED}, [PUBLISHED, LAST_PUBLISHED], records=0, patches=patches)
     assert "doubled" in text
 

@@ -97,7 +97,7 @@ def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     before = memory.resends(number, interval)
     left = _left(landed, before)
     if not left:
-        already = (f"They were sent again already: {_said(before[-1])}",)
+        already = (f"They were sent again already: {before[-1].sentence}",)
         return _result(request, entry, interval, before[-1], (), changed=False, warnings=already)
     letters = _read(hook, request.pipeline, entry, left)
     parts = _parts(letters)
@@ -112,7 +112,7 @@ def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     change, memory = request_change(hook, memory, request, decide, beside)
     if change is None:
         done = memory.resends(number, interval)
-        said = (f"They were sent again meanwhile: {_said(done[-1])}",) if done else ()
+        said = (f"They were sent again meanwhile: {done[-1].sentence}",) if done else ()
         return _result(request, entry, interval, done[-1] if done else None, (), changed=False, warnings=said)
     return _result(request, entry, interval, change, parts, changed=True, warnings=_warnings(left, letters))
 
@@ -134,10 +134,6 @@ def _result(
         sent_of=interval or str(entry.window.number),
         warnings=warnings,
     )
-
-
-def _said(change: Change) -> str:
-    return f"{change.who} did so at {change.at}: {change.why}"
 
 
 def _window(

@@ -54,7 +54,7 @@ class WindowProbe:
         return ProbeResult(True, value, f"Window {found.window} of pipeline {memory.pipeline} is complete (run {found.run})")
 
 
-class KafkaWindowTrigger(KafkaTrigger):
+class KafkaWindowTrigger(KafkaTrigger[WindowProbe]):
     """Fires once a pipeline has completed a window that meets all given conditions.
 
     :param pipeline: the pipeline.

@@ -488,6 +488,17 @@ class Applied:
     cluster_id: str = ""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, window: Window, written: int, deleted: int = 0) -> Applied:
+        """Return the record of a window whose rows the sink has.
+
+        :param window: the window.
+        :param written: number of rows written.
+        :param deleted: number of rows deleted; default 0.
+        """
+        ids = (window.cluster_id, window.topic_ids)
+        return cls(window.pipeline, window.number, window.ranges, written, deleted, window.replay, *ids)
+
 
 # --- tries of a task ----------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.hooks.postgres import parse_name
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
@@ -203,7 +204,7 @@ def resolve_start(options: JdbcSourceOptions, relation: Relation, position: Mapp
 
 
 def _named(columns: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in columns) or "its key"
+    return quote_names(columns) or "its key"
 
 
 def _position(
