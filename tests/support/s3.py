@@ -13,9 +13,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import pytest
 
 from airflow_kafka_spark.hooks import jars
 from airflow_kafka_spark.testing import _processes as processes
@@ -123,3 +126,12 @@ class EmbeddedS3:
             "spark.hadoop.fs.s3a.access.key": key,
             "spark.hadoop.fs.s3a.secret.key": secret,
         }
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[EmbeddedS3]:
+    """One server for all cases of a process, and the Airflow connection `lake` that leads to it (``-p tests.support.s3``)."""
+    with EmbeddedS3() as server:
+        os.environ["AIRFLOW_CONN_LAKE"] = server.connection_json()
+        Path(os.environ["S3_SECRET_FILE"]).write_text(server.credentials[1])
+        yield server

@@ -96,12 +96,12 @@ class TablePlace:
     @property
     def uri(self) -> str:
         """The place as a URI without credentials."""
-        return Path(self.path).as_uri() if self.is_local else f"s3://{self.path}"
+        return Path(self.path).as_uri() if self.is_local else f"{self.scheme}://{self.path}"
 
     @property
     def location(self) -> str:
         """The place as deltalake names it."""
-        return self.path if self.is_local else f"s3://{self.path}"
+        return self.path if self.is_local else f"{self.scheme}://{self.path}"
 
 
 @dataclass(frozen=True)
