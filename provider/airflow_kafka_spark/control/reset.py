@@ -124,7 +124,7 @@ def _behind_lost_window(
     return PositionChange(memory.next_change, position, {}, (), open_entries(memory), log, last_number=named.number)
 
 
-# --- whether it may be done -----------------------------------------------------------------------------------------------
+# --- conditions ---------------------------------------------------------------------------------------------------------
 
 
 def _read_memory(hook: KafkaHook, request: ChangeRequest, *, is_said: bool) -> Memory:
@@ -143,7 +143,7 @@ def _check(
 ) -> str:
     """Return the group that is moved with it.
 
-    :param is_said: whether the topics to be moved are named: then the ledger need not know the pipeline, if the group is, too.
+    :param is_said: True if the topics to be moved are named: then the ledger need not know the pipeline, if the group is, too.
     """
     if not (is_said and group_id):
         refuse_blank(memory, ledger_topic)

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, IntervalOverlaps, PlannedMeanwhile
-from airflow_kafka_spark.ledger.attempt import TRANSACTION_SECONDS, Ledger
+from airflow_kafka_spark.ledger.attempt import KEEP_WINDOWS, TRANSACTION_SECONDS, Ledger
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
-from airflow_kafka_spark.ledger.topic import WAIT_FOR_NONE, LedgerContent
+from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, LedgerContent
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous, overlapping, sharing_offsets
 from airflow_kafka_spark.windows.interval_archive import archived
@@ -31,7 +31,7 @@ from airflow_kafka_spark.windows.memory import (
     position_key,
     window_key,
 )
-from airflow_kafka_spark.windows.model import State, TopicPartition, Window, share_offsets
+from airflow_kafka_spark.windows.model import State, TopicPartition, Tries, Window, share_offsets
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -51,16 +51,31 @@ class IntervalLedger(Ledger):
     Guarantee: attempts at one interval fence each other, attempts at different intervals do not; no two intervals of a pipeline
     overlap; the group's offsets follow the intervals that are complete without a hole, and never go back.
 
+    :param hook: the cluster.
     :param pipeline: the pipeline's name.
+    :param run: the run that this attempt belongs to.
     :param interval: the interval.
+    :param group_id: the consumer group, recorded with the first interval; :meth:`follow` moves it. None without one.
+    :param topic: name of the ledger topic.
+    :param keep_windows: number of intervals that have records of their own; older ones are archived.
+    :param tries: Airflow's counters of the run's task, stored with the window.
     :ivar sink_has_it: True if the sink holds the interval, but the ledger has no record of it.
-
-    The other parameters are those of :class:`Ledger`. ``group_id`` is only recorded with the first interval; :meth:`follow` moves
-    the group.
     """
 
-    def __init__(self, hook: KafkaHook, pipeline: str, run: str, interval: Interval, **options: Any) -> None:
-        super().__init__(hook, interval.ledger_name(pipeline), run, **options)
+    def __init__(
+        self,
+        hook: KafkaHook,
+        pipeline: str,
+        run: str,
+        interval: Interval,
+        *,
+        group_id: str | None = None,
+        topic: str = TOPIC,
+        keep_windows: int = KEEP_WINDOWS,
+        tries: Tries = Tries(),  # noqa: B008 - a frozen value
+    ) -> None:
+        name = interval.ledger_name(pipeline)
+        super().__init__(hook, name, run, group_id=group_id, topic=topic, keep_windows=keep_windows, tries=tries)
         self.parent_pipeline = pipeline
         self.interval = interval
         self._parent = Memory(pipeline)

@@ -76,7 +76,7 @@ class FromKafkaOperator(WindowOperator):
     :param read_options: what is read, from where to where, and how.
     :param record_options: how records become rows.
     :param window_options: what a window is.
-    :param follow_options: whether a window ends where another pipeline has published to.
+    :param follow_options: the pipeline up to whose published records each window ends; by default none.
     :param kwargs: the other groups (:class:`~airflow_kafka_spark.operators.base.WindowOperator`), and arguments of Airflow's
         ``BaseOperator``.
     """

@@ -287,8 +287,8 @@ class RecordReader:
         }
 
 
-Columns = Mapping[str, Any]
-Shown = tuple["Columns | None", "str | None"]
+DecodedColumns = Mapping[str, Any]
+Shown = tuple["DecodedColumns | None", "str | None"]
 """The columns of a key or a value, and the reason why it cannot be decoded."""
 
 
@@ -342,5 +342,5 @@ def _record(message: Message, key: Shown, value: Shown) -> dict[str, Any]:
     }
 
 
-def _text(columns: Columns | None) -> str | None:
+def _text(columns: DecodedColumns | None) -> str | None:
     return None if columns is None else json.dumps(columns, ensure_ascii=False, indent=2)[:20_000]

@@ -193,7 +193,7 @@ def _moves(neighbour: Boundary, proposal: Boundary, settled: Boundary) -> bool:
 
 
 def beyond_retention(settled: Mapping[int, Boundary], lows: Mapping[int, int]) -> Boundary | None:
-    """Return the last boundary before which no record is left in any partition; None if there is none.
+    """Return the last boundary before which no record is left in any partition; None if records are left before all boundaries.
 
     :param settled: the boundaries of one topic, by instant.
     :param lows: the first offset that is left in each of its partitions.
@@ -286,7 +286,7 @@ class BoundaryArchive:
             yield from self.boundaries[max(below - 1, 0) : above + 1]
 
     def last_gone(self, lows: Mapping[int, int]) -> Boundary | None:
-        """Return the last boundary before which no record is left (:func:`beyond_retention`); None if there is none."""
+        """Return the last boundary before which no record is left (:func:`beyond_retention`); None without such a boundary."""
         if _is_gone(self.last, lows):
             return self.last
         return beyond_retention({b.instant: b for b in self.boundaries}, lows) if _is_gone(self.first, lows) else None

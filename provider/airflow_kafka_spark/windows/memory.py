@@ -247,7 +247,7 @@ class Memory:
         return self.pause is not None
 
     def replay_asked(self, window: Window) -> Change | None:
-        """Return the request to move a complete window once more; None if there is none, or if it was carried out."""
+        """Return the request to move a complete window once more; None if it was not requested, or if it was carried out."""
         name = Interval.of_ms(*window.interval).name if window.interval else ""
         mine = (window.number, name, window.replay)
         return next((c for c in self.controls.values() if c.action == "replay" and (c.window, c.name, c.replay) == mine), None)

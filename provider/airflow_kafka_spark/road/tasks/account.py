@@ -23,6 +23,8 @@ from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, SplitResult, T
 class Tolerance:
     """The tolerance of a window for bad records. Without a Tolerance, a bad record ends the window.
 
+    Operators make it of their ``ErrorOptions`` if ``errors_tolerance`` is ``all``.
+
     :param keep: True if bad records are sent as dead letters; False if they are only counted.
     :param sent: the records that earlier attempts at the window have sent as dead letters already. They stay dead letters,
         whatever they look like now.

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _TRIES = 500
 """Commits of other writers that one commit may lose against."""
 _FAILURES = 4
-"""Tries of a commit that fail though nobody else has committed."""
+"""Tries of a commit that fail although no other writer has committed."""
 
 
 def begin_attempt(sink: DeltaSinkOptions, window: Window, shape: Shape) -> DeltaWindowWriter:

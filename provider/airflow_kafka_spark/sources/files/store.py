@@ -82,7 +82,7 @@ class FileSelection:
     """Selects files of a directory by their names.
 
     :param glob: pattern of the file's own name (``fnmatch``; Spark's ``pathGlobFilter`` without braces).
-    :param recursive: whether directories below are looked into.
+    :param recursive: True if directories below are looked into.
     """
 
     glob: str = "*"

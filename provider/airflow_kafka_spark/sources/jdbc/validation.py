@@ -23,7 +23,7 @@ class ServerValidation:
 
     :param options: the source's options.
     :param database: the server.
-    :param options_valid: whether the checks without a server found nothing; only then a statement is tried.
+    :param options_valid: True if the checks without a server found nothing; only then a statement is tried.
     """
 
     options: JdbcSourceOptions

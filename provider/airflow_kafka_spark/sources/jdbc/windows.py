@@ -360,7 +360,7 @@ def _splits_between(
     start: WindowStart, bounds: Iterator[tuple[int, SplitKey]]
 ) -> tuple[list[dict[str, Any]], SplitKey | None, int, bool]:
     """Return the splits between the bounds, as many as fit into :data:`MAX_BYTES`; the last bound that was taken; how many rows
-    there are up to it; and whether all bounds were taken."""
+    there are up to it; and True if all bounds were taken."""
     splits: list[dict[str, Any]] = []
     after, size, rows = start.after, 0, 0
     for row, values in bounds:

@@ -107,9 +107,9 @@ class KafkaSplitReader:
     :param config: a consumer configuration (:func:`airflow_kafka_spark.hooks.kafka.config.consumer_config`).
     :param range: the offsets to read.
     :param skip_lost: pass over records that were deleted or cut off meanwhile, and note them in ``gaps``; else they are an error.
-    :param with_headers: whether headers are wanted.
-    :param with_keys: whether keys are wanted.
-    :param with_messages: whether the records themselves are kept, for :meth:`KafkaRecords.originals`.
+    :param with_headers: True if headers are wanted.
+    :param with_keys: True if keys are wanted.
+    :param with_messages: True if the records themselves are kept, for :meth:`KafkaRecords.originals`.
     :param patience: seconds without any progress after which the broker is given up.
     :param epoch: the leader epoch of the partition when the range was planned; -1 (not known) compares nothing.
     """
