@@ -291,7 +291,7 @@ class Publisher:
         milliseconds = round(self.transaction_timeout * 1000)
         timeouts = {"transaction.timeout.ms": milliseconds, "message.timeout.ms": milliseconds}
         config = {**PRODUCER, **self.config, **timeouts}
-        return fencing_producer(config, f"{self.prefix}{split}", self.ledger.topic, FENCE_SECONDS, events)
+        return fencing_producer(config, f"{self.prefix}{split}", FENCE_SECONDS, events)
 
     def look(self, split: int) -> Marker | None:
         """Return the split's marker, or None if the split is not published.
