@@ -45,6 +45,15 @@ def _delta(**options: Any) -> MakeCase:
     return make
 
 
+def _iceberg(**options: Any) -> MakeCase:
+    def make(request: pytest.FixtureRequest, tmp_path: Path) -> AbstractContextManager[Case]:
+        from tests.sinks.iceberg.cases import IcebergCase
+
+        return nullcontext(IcebergCase(tmp_path / "lake", **options))
+
+    return make
+
+
 def _postgres(**options: Any) -> MakeCase:
     def make(request: pytest.FixtureRequest, tmp_path: Path) -> AbstractContextManager[Case]:
         from tests.sinks.postgres.cases import postgres_case
@@ -67,6 +76,9 @@ SINKS = {
     "delta": SinkUnderTest(_delta(), ("values", "kills")),
     "delta, partitioned": SinkUnderTest(_delta(partition_by=("flag", "day_of_week")), ("values",)),
     "delta, by flag": SinkUnderTest(_delta(partition_by=("flag",)), ("mechanism",)),
+    "iceberg": SinkUnderTest(_iceberg(), ("values", "kills")),
+    "iceberg, partitioned": SinkUnderTest(_iceberg(partition_by=("flag", "bucket(2, id)")), ("values",)),
+    "iceberg, by flag": SinkUnderTest(_iceberg(partition_by=("flag",)), ("mechanism",)),
     "postgres append": SinkUnderTest(_postgres(mode="append")),
     # An upsert is another statement in the transaction of an append. postgres/test_faults.py kills and overtakes it.
     "postgres upsert": SinkUnderTest(_postgres(mode="upsert", key=("id",)), ("values",)),
