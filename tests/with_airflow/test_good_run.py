@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 
 from airflow_kafka_spark.testing.airflow import SqliteDatabase
+from tests.support.alarms import alarms
 from tests.support.pipelines import COLUMNS, SCHEMA, order
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
@@ -60,14 +59,6 @@ with DAG({name!r}, schedule=None):
     publish >> copy >> load >> archive
 """
 
-ALARM = re.compile(r"\[(?:warning|error|critical) *\]|\b(?:WARN|WARNING|ERROR|FATAL|CRITICAL)\b|^%[0-4]\||Traceback|Exception|^\s+at \S")
-FROM_AIRFLOW = re.compile(
-    r"graphviz|StarletteDeprecationWarning|DeprecatedImportWarning|'kafka' has been already registered|already registered, skipping"
-)
-"""Lines of Airflow itself, which it writes with any provider. The type `kafka`: docs/installation.md. The plugin: in an editable
-installation Airflow finds the metadata of this package twice.
-"""
-
 
 def test_the_log_of_a_good_run_of_each_operator_has_nothing_alarming(kafka, postgres, unique, tmp_path):
     name = unique("good")
@@ -85,8 +76,7 @@ def test_the_log_of_a_good_run_of_each_operator_has_nothing_alarming(kafka, post
     done = command(env, "airflow", "dags", "test", name)
     log = done.stdout + done.stderr
     assert done.returncode == 0, log[-6000:]
-    Path("/tmp/users2/good.log").write_text(log)
-    assert [line for line in log.splitlines() if ALARM.search(line) and not FROM_AIRFLOW.search(line)] == []
+    assert alarms(log) == []
     assert log.count("Starting Spark on") == 1, "no line twice"
     with postgres.connect(autocommit=True) as connection:
         assert connection.execute(f"SELECT count(*), count(DISTINCT id) FROM {target}".encode()).fetchone() == (300, 300)
@@ -94,13 +84,7 @@ def test_the_log_of_a_good_run_of_each_operator_has_nothing_alarming(kafka, post
     shown = command(env, "airflow", "kafka-spark", "show", f"{name}.load")
     text = shown.stdout + shown.stderr
     assert shown.returncode == 0 and f"{name}.load" in text, text
-    assert [line for line in text.splitlines() if ALARM.search(line) and not FROM_AIRFLOW.search(line)] == []
-    # Later windows begin where these end.
-    producer = Producer(kafka.connection_extra())
-    producer.produce(f"{name}-copy", order(1000), b"1")
-    assert producer.flush(60) == 0
-    planned = command(env, "airflow", "kafka-spark", "plan", f"{name}.load")
-    assert planned.returncode == 0 and "Window 2 of" in planned.stdout, planned.stdout + planned.stderr
+    assert alarms(text) == []
 
 
 def environment(home: Path, kafka, postgres) -> dict[str, str]:
