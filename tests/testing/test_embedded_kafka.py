@@ -49,7 +49,7 @@ def odd() -> Iterator[Odd]:
         thread = threading.Thread(target=kafka.start)
         thread.start()
         thread.join()
-    assert kafka._keeper is not None, "it did not start in its thread"
+    assert kafka._supervisor is not None, "it did not start in its thread"
     with kafka:
         yield Odd(kafka, port)
 
@@ -82,8 +82,8 @@ def reachable(settings: dict[str, Any], seconds: float = 60) -> bool:
 
 
 def pids_of(kafka: EmbeddedKafka, brokers: int = 1) -> list[int]:
-    assert kafka._keeper is not None
-    found = [kafka._keeper.pid, *(kafka.broker(n).pid for n in range(brokers))]
+    assert kafka._supervisor is not None
+    found = [kafka._supervisor.pid, *(kafka.broker(n).pid for n in range(brokers))]
     return [pid for pid in found if pid]
 
 
