@@ -416,4 +416,6 @@ class SourceToKafkaOperator(WindowOperator):
         place = ledger.place
         offsets = {TopicPartition(place.topic, place.partition): place.offset, **self._place_in_target()}
         ledger.close(report.to_dict(), offsets)
+        assert window.source is not None
+        self.source.completed(window.source.position)
         return report
