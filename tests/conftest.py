@@ -36,6 +36,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
+from tests.support import distribution
 from tests.support.registry import EmbeddedRegistry
 
 _RUN = uuid.uuid4().hex[:6]
@@ -77,48 +78,18 @@ def _compile_once(tests: list[str]) -> None:
         subprocess.run(collect, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
-# Fixtures that start a server or a JVM, and directories whose tests start some by themselves.
-_SERVERS = {"kafka", "mariadb", "postgres", "registry", "several_brokers", "site", "spark"}
-_SERVER_TESTS = (
-    "tests/faults/",
-    "tests/soak/",
-    "tests/testing/",
-    "tests/with_airflow/",
-    "tests/test_demo.py",
-    "tests/test_package.py",
-)
-
-# Tests that take long come first, so that no process is left alone with one at the end.
-_LONG = (
-    "tests/with_airflow/",
-    "tests/test_demo.py",
-    "tests/soak/",
-    "tests/transforms/",
-    "tests/test_package.py",
-    "tests/faults/",
-    # These wait more than they work.
-    "tests/triggers/",
-    "tests/sensors/",
-    "tests/testing/",
-    "tests/hooks/kafka/",
-    "tests/ledger/",
-    "tests/control/",
-    "tests/operators/",
-    "tests/sources/",
-    "tests/sinks/",
-)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that need servers, forbid a second try after a kill, and put long tests first."""
     for item in items:
-        if _SERVERS.intersection(getattr(item, "fixturenames", ())) or item.nodeid.startswith(_SERVER_TESTS):
+        if distribution.SERVERS.intersection(getattr(item, "fixturenames", ())) or item.nodeid.startswith(
+            distribution.SERVER_TESTS
+        ):
             item.add_marker(pytest.mark.servers)
         # The Makefile lets a few failed tests run twice. What is asserted after a kill is asserted once.
         if item.nodeid.startswith("tests/faults/"):
             item.add_marker(pytest.mark.flaky(reruns=0))
-    items.sort(key=lambda item: next((n for n, start in enumerate(_LONG) if item.nodeid.startswith(start)), len(_LONG)))
+    distribution.order(items)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -145,7 +116,7 @@ def _prepare_spark(*, several: bool) -> None:
     from airflow_kafka_spark.errors import KafkaSparkError
     from airflow_kafka_spark.hooks import jars
     from airflow_kafka_spark.sources.jdbc.postgres import DRIVER
-    from tests.support import archive, spark_daemon
+    from tests.support import archive, engine, spark_daemon
 
     archive.use(make=several)
     os.environ[spark_daemon.FILE] = os.path.join(os.environ["AIRFLOW_HOME"], "worker-variables")
@@ -158,6 +129,7 @@ def _prepare_spark(*, several: bool) -> None:
             # Spark 3 hands a worker to the next task that was killed while it was idle, as the engine does between two attempts.
             conf += ["--conf", "spark.python.worker.reuse=false"]
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, found))} {' '.join(conf)} pyspark-shell"
+    engine.use_here()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -174,40 +146,10 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(os.environ["AIRFLOW_HOME"], ignore_errors=True)
 
 
-# Directories and files whose tests share a server, an Airflow or a venv of their own. One test process runs all of each.
-_TOGETHER = {
-    "tests/with_airflow", "tests/transforms", "tests/soak",
-    "tests/test_package.py", "tests/testing/test_embedded_airflow.py", "tests/testing/test_embedded_kafka.py",
-    "tests/triggers/test_base.py",
-    "tests/faults/test_broker.py", "tests/faults/test_publish_broker.py", "tests/faults/test_publish_cluster.py",
-    "tests/faults/test_warm_spark.py",
-    "tests/formats/avro/test_avro_write.py", "tests/formats/json/test_json_spark.py",
-    "tests/hooks/test_connections.py", "tests/hooks/test_schema_registry.py",
-    "tests/hooks/kafka/test_hook.py", "tests/hooks/kafka/test_security.py",
-    "tests/operators/test_avro_write.py", "tests/operators/test_log_truncated.py", "tests/operators/test_rights.py",
-    "tests/operators/test_source_tolerance.py",
-    "tests/operators/test_spark_connect.py", "tests/operators/test_wire_formats.py",
-    "tests/operators/visibility/test_operator.py",
-    "tests/sinks/files/test_readers.py", "tests/sources/jdbc/test_mysql.py", "tests/sources/jdbc/test_reading.py",
-}  # fmt: skip
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a test to the next free process, but keep together what :data:`_TOGETHER` names."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    moved = [name for name in (*_LONG, *_SERVER_TESTS, *_TOGETHER) if not (config.rootpath / name).exists()]
-    assert not moved, f"tests/conftest.py names what is not there (any more): {moved}"
-
-    class Together(LoadScopeScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            directory = file.rpartition("/")[0]
-            return directory if directory in _TOGETHER else file if file in _TOGETHER else nodeid
-
-    config.option.loadscopereorder = False  # in the order of pytest_collection_modifyitems
-    return Together(config, log)
+    """Return what gives each test to a process."""
+    return distribution.Together(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,7 @@ HEAVY = (
     "pandas",
     "psycopg",
     "pyarrow",
+    "pyiceberg",
     "pyspark",
 )
 

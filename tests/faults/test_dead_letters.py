@@ -48,7 +48,7 @@ def test_a_zombie_that_wakes_after_the_retry_sends_no_dead_letter(flow, kind):
     bad = produce_mixed(flow, 200, 10)
     for point in ("job.done", "dead.in_transaction"):
         run = f"run-{point}"
-        zombie = flow.victim(run, fault=f"{point}:stop")
+        zombie = flow.victim(run, fault=f"{point}:stop", alone=True)
         zombie.wait_stopped()
         zombie.freeze()
         flow.run(run)

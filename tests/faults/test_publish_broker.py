@@ -10,18 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
 
-from airflow_kafka_spark.errors import KafkaSparkError, LogTruncated, TransactionTimedOut
-from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.errors import KafkaSparkError, TransactionTimedOut
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
-from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing._processes import wait_until
-from airflow_kafka_spark.windows.model import OffsetRange
 from tests.support.kafka_proxy import KafkaProxy, Trap, commit_of, records_of
-from tests.support.pipelines import order, pipeline, row_of
 from tests.support.shop import shop
 from tests.support.splits import ROWS, rows, splits
 from tests.support.workers import fault_in_tasks, wait_stopped, wake
@@ -153,115 +147,3 @@ def test_a_source_that_is_slower_than_the_transaction_allows_publishes_nothing_o
         assert made.reader.caught_up() == []
         replace(made.publisher, transaction_timeout=60).publish(0, Incoming(iter([rows(0)])))
         assert made.check() == ROWS
-
-
-# --- three brokers ---
-
-
-@pytest.fixture(scope="module")
-def three():
-    with EmbeddedKafka(3) as kafka:
-        yield kafka
-
-
-def coordinator_of(kafka, transactional_id):
-    """The broker that leads its partition of the transaction log: which that is, the name's Java hash code says."""
-    log = "__transaction_state"
-    partitions = AdminClient(kafka.connection_extra()).list_topics(log, timeout=30).topics[log].partitions
-    code = 0
-    for character in transactional_id:
-        code = (31 * code + ord(character)) & 0xFFFFFFFF
-    leader = partitions[(code & 0x7FFFFFFF) % len(partitions)].leader
-    return next(number for number in range(3) if kafka.broker(number).node_id == leader)
-
-
-@pytest.mark.faults
-@pytest.mark.usefixtures("several_brokers")
-def test_the_broker_that_coordinates_a_splits_transaction_is_killed_in_the_middle_of_it(three, postgres, unique, tmp_path):
-    once = tmp_path / "fired"
-    with shop(three, postgres, unique, tmp_path, source={"split_records": ORDERS}) as orders, orders.watched():
-        orders.sell(ORDERS)
-        with ThreadPoolExecutor(1) as pool:
-            with fault_in_tasks("publish.flushed:stop", once):
-                attempt = pool.submit(orders.run, "run1")
-                worker = wait_stopped(once)
-            # The only split is the first.
-            killed = coordinator_of(three, f"{orders.arguments['ledger_topic']}.{orders.name}.split.0")
-            three.kill(killed)
-            wake(worker)
-            try:
-                report = attempt.result(240)
-            except KafkaSparkError as error:
-                assert error.retryable
-                report = finish(orders)
-        check(orders, report, report["attempts"])
-        three.restart(killed)
-        check(orders, report, report["attempts"])
-
-
-def partition_of(kafka, topic):
-    """The first partition as the brokers know it; None while they do not answer."""
-    try:
-        return AdminClient(kafka.connection_extra()).list_topics(topic, timeout=5).topics[topic].partitions[0]
-    except Exception:
-        return None
-
-
-def send(kafka, topic, numbers):
-    producer = Producer({**kafka.connection_extra(), "linger.ms": 0})
-    for number in numbers:
-        producer.produce(topic, order(number), b"k", 0)
-    assert producer.flush(120) == 0
-
-
-@pytest.mark.faults
-@pytest.mark.usefixtures("several_brokers")
-def test_records_that_an_unclean_leader_election_loses_are_named_and_what_grows_in_their_place_is_not_taken_for_them(
-    three, unique, tmp_path
-):
-    with pipeline("files", three, None, unique, tmp_path) as flow:
-        flow.topic = unique("unclean")
-        config = {"min.insync.replicas": 1, "unclean.leader.election.enable": "true"}
-        three.create_topic(flow.topic, 1, config, replication=2)
-        send(three, flow.topic, range(10))
-        assert flow.run("run1")["records_read"] == 10
-
-        first = partition_of(three, flow.topic)
-        numbers = {three.broker(number).node_id: number for number in range(3)}
-        leader, (follower,) = first.leader, set(first.replicas) - {first.leader}
-        three.kill(numbers[follower])
-        assert wait_until(lambda: (now := partition_of(three, flow.topic)) and now.isrs == [leader], 60)
-        send(three, flow.topic, range(10, 20))
-        assert flow.run("run2")["records_read"] == 10
-        epoch = flow_epoch(flow)
-
-        three.kill(numbers[leader])
-        three.restart(numbers[follower])
-        assert wait_until(lambda: (now := partition_of(three, flow.topic)) and now.leader == follower, 60)
-        send(three, flow.topic, range(100, 130))
-
-        with pytest.raises(LogTruncated) as refused:
-            flow.run("run3")
-        error = refused.value
-        assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 20, 10)
-        with KafkaHook() as hook, pytest.raises(LogTruncated) as refused:
-            # A task whose window was planned before the election.
-            list(KafkaSplitReader(hook.consumer_config(), OffsetRange(flow.topic, 0, 5, 20), epoch=epoch))
-        assert (refused.value.position, refused.value.end, refused.value.known_epoch) == (20, 10, epoch)
-        assert sorted(flow.rows()) == [row_of(order(n)) for n in range(20)]
-
-        report = flow.run("run3", data_loss="skip")
-        lost = {"topic": flow.topic, "partition": 0, "start": 10, "end": 20}
-        assert (report["records_read"], report["gaps"]) == (20, [lost])
-        assert sorted(flow.rows()) == sorted(row_of(order(n)) for n in (*range(20), *range(110, 130)))
-        three.restart(numbers[leader])
-        assert flow.run("run4")["records_read"] == 0
-
-
-def flow_epoch(flow):
-    """The leader epoch that the ledger holds with the pipeline's position."""
-    from airflow_kafka_spark.control.pipelines import find
-
-    with KafkaHook() as hook:
-        (epoch,) = find(hook, flow.name, f"ledger-{flow.name}").memory.position.epochs.values()
-    return epoch

@@ -91,7 +91,7 @@ def test_a_zombie_that_wakes_after_the_retry_sends_no_dead_letter(orders):
     dead = f"dead-{orders.output}"
     options = {**FILTER, "errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
     bad = orders.send_mixed(300, 10)
-    zombie = orders.victim("run1", fault="publish.marked:stop", **options)
+    zombie = orders.victim("run1", fault="publish.marked:stop", alone=True, **options)
     zombie.wait_stopped()
     zombie.freeze()
     report = orders.run("run1", **options)
@@ -106,7 +106,7 @@ def test_a_zombie_that_wakes_after_the_retry_sends_no_dead_letter(orders):
 @pytest.mark.faults
 def test_a_zombie_that_wakes_after_the_retry_has_finished_relays_nothing(orders):
     orders.send(900)
-    zombie = orders.victim("run1", fault="publish.mid:stop")
+    zombie = orders.victim("run1", fault="publish.mid:stop", alone=True)
     zombie.wait_stopped()
     zombie.freeze()
     report = orders.run("run1")

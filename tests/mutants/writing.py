@@ -195,8 +195,8 @@ _OF_PUBLISHING = (
     Mutant(
         name="publish-split-not-fenced",
         path="sinks/kafka/tasks/publish.py",
-        old='f"{self.prefix}{split}", self.ledger.topic',
-        new='f"{self.prefix}{split}.{time.monotonic_ns()}", self.ledger.topic',
+        old='f"{self.prefix}{split}", FENCE_SECONDS',
+        new='f"{self.prefix}{split}.{time.monotonic_ns()}", FENCE_SECONDS',
         breaks="Of two tasks that publish the same split one is refused by the brokers.",
         tests=(f"{_PUBLISH}::test_a_task_that_is_fenced_in_the_middle_takes_the_marker_of_the_one_that_fenced_it",),
     ),

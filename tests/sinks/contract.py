@@ -71,7 +71,7 @@ class SinkContract:
 
     @every_format
     def test_a_split_of_many_rows_in_bounded_memory(self, case: Case, feed: Feed) -> None:
-        size, rows, batch = 7_500, 45_000, 400
+        size, rows, batch = 7_500, 36_000, 400
         job = feed.next(0, 0, 0)
         split = job.splits[0]
         fields = {"id", "name", "flag", "day_of_week"} & set(case.schema.names)

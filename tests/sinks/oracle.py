@@ -9,6 +9,8 @@ from typing import Any
 
 from tests.support import oracle
 
+_PLAIN = {str, int, bool, bytes, dt.date, type(None)}
+
 
 def same_multiset(expected: Iterable[Mapping[str, Any]], found: Iterable[Mapping[str, Any]]) -> int:
     """Assert that both hold the same rows the same number of times, and that there were some; how many were compared."""
@@ -17,6 +19,8 @@ def same_multiset(expected: Iterable[Mapping[str, Any]], found: Iterable[Mapping
 
 def frozen(value: Any) -> Any:
     """A value to count and compare: of its type (1 is not 1.0), NaN equal to NaN, -0.0 different from 0.0, instants in UTC."""
+    if type(value) in _PLAIN:
+        return type(value).__name__, value
     if isinstance(value, Mapping):
         return ("struct", *sorted((k, frozen(v)) for k, v in value.items()))
     if isinstance(value, (list, tuple)):

@@ -76,7 +76,7 @@ class Subject(ABC):
 
     def victim(self, fault: str | None) -> Victim:
         """Start one attempt at the current run in a process of its own."""
-        return self.attempts.victim(self.run_id, fault=fault, facts=self.facts)
+        return self.attempts.victim(self.run_id, fault=fault, facts=self.facts, alone=True)
 
     @property
     def cluster(self) -> Driver:

@@ -150,7 +150,7 @@ def standalone(directory: Path) -> Iterator[str]:
     start = Path(pyspark.__file__).parent / "bin" / "spark-class"
     (port,) = processes.free_ports(1)
     url = f"spark://127.0.0.1:{port}"
-    keeper = processes.Keeper("Spark")
+    supervisor = processes.SupervisorClient("Spark")
     try:
         for name, host, arguments in (
             ("master.Master", "127.0.0.1", ["--port", str(port)]),
@@ -165,7 +165,7 @@ def standalone(directory: Path) -> Iterator[str]:
             }
             environment.pop("PYTHONPATH", None)
             command = [start, f"org.apache.spark.deploy.{name}", "--host", host, "--webui-port", "0", *arguments]
-            keeper.spawn(command, log=directory / "cluster.log", env=environment)
+            supervisor.spawn(command, log=directory / "cluster.log", env=environment)
         log = directory / "cluster.log"
         # One that is not answered at once registers again.
         registered = re.compile(r"Registering worker (127[.\d]+)")
@@ -173,7 +173,7 @@ def standalone(directory: Path) -> Iterator[str]:
         assert up, processes.tail(log, 30)
         yield url
     finally:
-        keeper.close()
+        supervisor.close()
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyspark
 
-from airflow_kafka_spark.testing._processes import Keeper, free_ports, tail, wait_until
+from airflow_kafka_spark.testing._processes import SupervisorClient, free_ports, tail, wait_until
 from tests.support import connect_daemon
 
 _PATHS = [os.getcwd(), str(Path(__file__).with_name("in_scheduler")), os.environ.get("PYTHONPATH", "")]
@@ -42,12 +42,12 @@ def spark_connect(directory: Path, *, jars: Sequence[str] = (), env: Mapping[str
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), os.getcwd()]))
     socket = directory / "connect.socket"
     environment[connect_daemon.SOCKET] = str(socket)
-    keeper, log = Keeper("Spark Connect"), directory / "connect.log"
+    supervisor, log = SupervisorClient("Spark Connect"), directory / "connect.log"
     try:
         daemon = [sys.executable, "-m", "tests.support.connect_daemon", "--serve"]
-        keeper.spawn(daemon, log=directory / "connect-daemon.log", env=environment)
-        keeper.spawn([*submit, "--master", "local[2]", *jars, *settings, "spark-internal"], log=log, env=environment)
+        supervisor.spawn(daemon, log=directory / "connect-daemon.log", env=environment)
+        supervisor.spawn([*submit, "--master", "local[2]", *jars, *settings, "spark-internal"], log=log, env=environment)
         assert wait_until(lambda: socket.exists() and "Spark Connect server started" in log.read_text(), 300), tail(log)
         yield port
     finally:
-        keeper.close()
+        supervisor.close()

@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.formats import String
+from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.windows.model import Applied
@@ -95,7 +96,7 @@ class Dry:
 
     def produce(self, *minutes: float, topic: str | None = None, partition: int = 0) -> None:
         """One record for each, so many minutes after the beginning."""
-        producer = Producer({**self.kafka.connection_extra(), "enable.idempotence": True})
+        producer = Producer({**ALL_BROKERS, **self.kafka.connection_extra(), "enable.idempotence": True})
         for minute in minutes:
             producer.produce(topic or self.topic, b"v", None, partition, timestamp=BEGIN_MS + round(minute * MINUTE_MS))
         assert producer.flush(30) == 0

@@ -2,6 +2,9 @@
 
 An attempt that dies leaves it behind. What would have ended with a JVM of its own, the Python workers and in them every task, is
 ended as soon as the attempt is gone (:meth:`Engine.give_back`). An attempt that is frozen, a machine that hangs, freezes it too.
+
+One engine is this test process's own (:func:`use_here`): the process's session is in it, too, and attempts borrow it while it is
+free. An attempt that is to be frozen or to lose its JVM gets another one (``alone``).
 """
 
 from __future__ import annotations
@@ -14,11 +17,15 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from airflow_kafka_spark import faults
 from tests.support import spark_daemon
 from tests.support.workers import daemons, session
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.hooks.spark import SparkHook
 
 FOUND_BY = "TEST_ENGINE"
 """The environment variable that tells an attempt where to ask for its engine."""
@@ -30,24 +37,27 @@ class Engine:
     """A JVM that runs the Spark of one attempt at a time; it ends with this process.
 
     :param settings: the options of ``spark-submit``.
+    :param is_own: True if this process's session is in it, too.
     """
 
-    def __init__(self, settings: list[str]) -> None:
+    def __init__(self, settings: list[str], *, is_own: bool = False) -> None:
         import pyspark
 
         self.settings = settings
+        self.is_own = is_own
         self.lent = False
         directory = Path(tempfile.mkdtemp(prefix="engine-", dir=os.environ["AIRFLOW_HOME"]))
         self.address = directory / "address"
+        self.variables = Path(os.environ[spark_daemon.FILE]) if is_own else directory / "variables"
         submit = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
         with open(directory / "log", "w") as log:
             # It ends when its standard input does.
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), *settings, *submit],
                 env={
                     **os.environ,
                     "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self.address),
-                    spark_daemon.FILE: str(_variables(self.address)),
+                    spark_daemon.FILE: str(self.variables),
                 },
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -55,11 +65,16 @@ class Engine:
     @property
     def pid(self) -> int:
         """Its process, and the session of its workers."""
-        return self._process.pid
+        return self.process.pid
 
     @property
-    def usable(self) -> bool:
-        return not self.lent and self._process.poll() is None
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which an attempt finds it."""
+        return {FOUND_BY: str(self.address), spark_daemon.FILE: str(self.variables)}
 
     @property
     def kept(self) -> set[int]:
@@ -75,30 +90,76 @@ class Engine:
         for pid in kept:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+        spark_daemon.set_variables(str(self.variables), {})
         self.lent = False
 
 
-def _variables(address: Path) -> Path:
-    """The file from which the engine's Python workers get their variables."""
-    return address.with_name("variables")
-
-
-def lend() -> Engine | None:
+def lend(*, alone: bool = False) -> Engine | None:
     """An engine for one attempt over the default connection, a new one where all are lent; None for one over Spark Connect,
-    or in a warm process."""
+    or in a warm process.
+
+    :param alone: not the one in which this process's session is.
+    """
+    from pyspark import SparkContext
+
     from airflow_kafka_spark.hooks.spark import SparkHook
 
     hook = SparkHook()
     if hook.is_connect or hook.keep_alive is not None:
         return None
-    settings = ["--master", hook.master]
-    settings += [part for name, value in hook.settings().items() for part in ("--conf", f"{name}={value}")]
-    engine = next((engine for engine in _engines if engine.usable and engine.settings == settings), None)
-    if engine is None:
-        engine = Engine(settings)
-        _engines.append(engine)
+    settings = _options(hook)
+    if not alone and SparkContext._active_spark_context is None and settings == _own_options():
+        SparkContext.getOrCreate()
+    free = (e for e in _engines if e.is_running and not e.lent and e.settings == settings and not (alone and e.is_own))
+    engine = next(free, None) or _add(settings)
     engine.lent = True
     return engine
+
+
+def _options(hook: SparkHook) -> list[str]:
+    return ["--master", hook.master, *(part for name, value in hook.settings().items() for part in ("--conf", f"{name}={value}"))]
+
+
+def _own_options() -> list[str]:
+    """The options of this process's own engine, whatever the default connection of the test that comes first."""
+    from airflow_kafka_spark.hooks.spark import SparkHook
+    from tests.support.pipelines import SPARK
+
+    with patch.dict(os.environ, {"AIRFLOW_CONN_SPARK_DEFAULT": SPARK}):
+        return _options(SparkHook())
+
+
+def _add(settings: list[str], *, is_own: bool = False) -> Engine:
+    engine = Engine(settings, is_own=is_own)
+    _engines.append(engine)
+    return engine
+
+
+def use_here() -> None:
+    """Let the Spark of this process be in its own engine, whoever asks for it first; :func:`not_here` takes that back."""
+    from pyspark import SparkConf, SparkContext
+
+    get_or_create = SparkContext.getOrCreate
+
+    def enter(conf: SparkConf | None = None) -> SparkContext:
+        with SparkContext._lock:
+            if SparkContext._active_spark_context is None:
+                engine = next((e for e in _engines if e.is_own and e.is_running), None) or _add(_own_options(), is_own=True)
+                with patch.dict(os.environ):  # what this process starts has a Spark of its own
+                    gateway, jvm = _connect(engine.address)
+                gateway.proc = engine.process
+                _make_context(gateway, jvm)
+        return get_or_create(conf)
+
+    enter.__wrapped__ = get_or_create  # type: ignore[attr-defined]
+    SparkContext.getOrCreate = enter  # type: ignore[method-assign]
+
+
+def not_here() -> None:
+    """Let this process start its Spark as any other does: with the settings that it asks for, and with its log in the output."""
+    from pyspark import SparkContext
+
+    SparkContext.getOrCreate = SparkContext.getOrCreate.__wrapped__  # type: ignore[method-assign]
 
 
 def take() -> None:
@@ -117,6 +178,30 @@ def take() -> None:
 
 def _enter(address: Path, settings: dict[str, str], jars: tuple[str, ...]) -> None:
     from pyspark import SparkConf, SparkContext
+
+    gateway, jvm = _connect(address)
+    running = _running(jvm)
+    conf = SparkConf(_jvm=jvm) if running is None else SparkConf(_jconf=running.conf())
+    there = {Path(jar).name for jar in (conf.get("spark.jars") or "").split(",")}
+    # Spark puts its own Java options before those that were given.
+    same = all((conf.get(name) or "").endswith(value) for name, value in settings.items() if not name.startswith("spark.sql."))
+    if not same or not there >= {Path(jar).name for jar in jars}:
+        gateway.close()
+        SparkContext._gateway = SparkContext._jvm = None
+        del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
+        return
+    if running is not None:
+        running.cancelAllJobs()
+        jvm.SparkSession.clearDefaultSession()
+    _make_context(gateway, jvm)
+    # The attempt's faults are its tasks' faults, too.
+    faulty = {name: os.environ[name] for name in (faults.FAULT, faults.ONCE) if name in os.environ}
+    spark_daemon.set_variables(os.environ[spark_daemon.FILE], faulty)
+
+
+def _connect(address: Path) -> tuple[Any, Any]:
+    """Wait for an engine's address, and return this process's gateway to it and its JVM."""
+    from pyspark import SparkContext
     from pyspark.serializers import UTF8Deserializer, read_int
 
     deadline = time.monotonic() + 120
@@ -126,24 +211,19 @@ def _enter(address: Path, settings: dict[str, str], jars: tuple[str, ...]) -> No
     with address.open("rb") as told:
         os.environ |= {"PYSPARK_GATEWAY_PORT": str(read_int(told)), "PYSPARK_GATEWAY_SECRET": UTF8Deserializer().loads(told)}
     SparkContext._ensure_initialized()
-    gateway, jvm = SparkContext._gateway, SparkContext._jvm
-    assert gateway is not None and jvm is not None
-    running = getattr(getattr(jvm, "org.apache.spark.SparkContext$"), "MODULE$").getActive()
-    conf = SparkConf(_jconf=running.get().conf()) if running.isDefined() else SparkConf(_jvm=jvm)
-    there = {Path(jar).name for jar in (conf.get("spark.jars") or "").split(",")}
-    # Spark puts its own Java options before those that were given.
-    same = all((conf.get(name) or "").endswith(value) for name, value in settings.items() if not name.startswith("spark.sql."))
-    if not same or not there >= {Path(jar).name for jar in jars}:
-        gateway.close()
-        SparkContext._gateway = SparkContext._jvm = None
-        del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
-        return
-    context = None
-    if running.isDefined():
-        context = jvm.JavaSparkContext.fromSparkContext(running.get())
-        context.sc().cancelAllJobs()
-        jvm.SparkSession.clearDefaultSession()
-    SparkContext(conf=conf, gateway=gateway, jsc=context)
-    # The attempt's faults are its tasks' faults, too.
-    faulty = {name: os.environ[name] for name in (faults.FAULT, faults.ONCE) if name in os.environ}
-    spark_daemon.set_variables(str(_variables(address)), faulty)
+    return SparkContext._gateway, SparkContext._jvm
+
+
+def _running(jvm: Any) -> Any:
+    """Return the context of the JVM, None if it has none yet."""
+    active = getattr(getattr(jvm, "org.apache.spark.SparkContext$"), "MODULE$").getActive()
+    return active.get() if active.isDefined() else None
+
+
+def _make_context(gateway: Any, jvm: Any) -> None:
+    """Give this process the context of the JVM, a new one if it has none."""
+    from pyspark import SparkConf, SparkContext
+
+    running = _running(jvm)
+    conf = SparkConf(_jvm=jvm) if running is None else SparkConf(_jconf=running.conf())
+    SparkContext(conf=conf, gateway=gateway, jsc=None if running is None else jvm.JavaSparkContext.fromSparkContext(running))

@@ -36,8 +36,8 @@ class EmbeddedMariaDB:
 
     def __enter__(self) -> EmbeddedMariaDB:
         directory = processes.own_directory("mariadb")
-        self._keeper = processes.Keeper("MariaDB")
-        self._keeper.own(directory)
+        self._supervisor = processes.SupervisorClient("MariaDB")
+        self._supervisor.own(directory)
         account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         ids = (account.pw_uid, account.pw_gid) if account else None
         if ids:
@@ -46,7 +46,7 @@ class EmbeddedMariaDB:
         install, server = _found("mariadb-install-db"), _found("mariadbd")
         assert install and server, missing()
         data = [f"--datadir={directory}/data", f"--tmpdir={directory}"]
-        made = self._keeper.spawn(
+        made = self._supervisor.spawn(
             [install, "--no-defaults", *data, "--auth-root-authentication-method=normal", "--skip-test-db"],
             log=self.log,
             user=ids,
@@ -67,13 +67,13 @@ class EmbeddedMariaDB:
         # Zero dates are allowed: tables of earlier times hold them.
         options += ["--skip-name-resolve", "--innodb-buffer-pool-size=64M", "--sql-mode="]
         command = [server, "--no-defaults", *data, *options]
-        process = self._keeper.spawn(command, log=self.log, user=ids, exit_signal=signal.SIGKILL)
+        process = self._supervisor.spawn(command, log=self.log, user=ids, exit_signal=signal.SIGKILL)
         processes.wait_until(lambda: self._accepts() or not process.running, 300, every=0.2)
         assert self._accepts(), processes.tail(self.log, 30)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._keeper.close()
+        self._supervisor.close()
 
     def _accepts(self) -> bool:
         import pymysql

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToSinkOperator
-from airflow_kafka_spark.sinks import DeltaSink, FilesSink
+from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from tests.support import warm
 from tests.support.oracle import committed_records, same_multiset, windows_tile
@@ -60,6 +60,8 @@ def make_sink(kind: str, place: str) -> Any:
         return FilesSink(path=place)
     if kind == "delta":
         return DeltaSink(place)
+    if kind == "iceberg":
+        return IcebergSink("shop.orders", "lake")
     from airflow_kafka_spark.sinks import PostgresSink
 
     if kind == "postgres-upsert":
@@ -87,7 +89,7 @@ def row_of(value: bytes) -> tuple[int, str, str, int]:
 class Pipeline(Attempts):
     """One pipeline, from its topic to its sink.
 
-    :param kind: one of :data:`KINDS`, ``delta`` or ``postgres-upsert``.
+    :param kind: one of :data:`KINDS`, ``delta``, ``iceberg`` or ``postgres-upsert``.
     """
 
     make = staticmethod(make)
@@ -162,6 +164,8 @@ class Pipeline(Attempts):
             return files_rows(self.place)
         if self.kind == "delta":
             return delta_rows(self.place)
+        if self.kind == "iceberg":
+            return iceberg_rows()
         assert self.postgres is not None
         with self.postgres.connect(autocommit=True) as connection:
             found = connection.execute(
@@ -230,6 +234,15 @@ def delta_rows(path: str) -> list[tuple[int, str, str, int]]:
     return _rows_of(DeltaTable(path).to_pyarrow_table()) if DeltaTable.is_deltatable(path) else []
 
 
+def iceberg_rows() -> list[tuple[int, str, str, int]]:
+    from pyiceberg.catalog import load_catalog
+
+    with load_catalog("lake", **json.loads(os.environ["AIRFLOW_CONN_LAKE"])["extra"]) as catalog:
+        if not catalog.namespace_exists("shop") or not catalog.table_exists("shop.orders"):
+            return []
+        return _rows_of(catalog.load_table("shop.orders").scan().to_arrow())
+
+
 def _rows_of(table: pa.Table) -> list[tuple[int, str, str, int]]:
     columns = [table[name].to_pylist() for name in ("id", "customer", "amount", "placed_at")]
     return [(i, c, str(a), int(p.timestamp())) for i, c, a, p in zip(*columns, strict=True)]
@@ -251,7 +264,10 @@ def pipeline(
     os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
     os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = SPARK
     place, server = str(directory / "table"), None
-    if kind not in ("files", "delta"):
+    if kind == "iceberg":
+        extra = {"type": "sql", "uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"file://{directory}/warehouse"}
+        os.environ["AIRFLOW_CONN_LAKE"] = json.dumps({"conn_type": "iceberg", "extra": extra})
+    elif kind not in ("files", "delta"):
         server, place = postgres(), unique("orders")
         os.environ["AIRFLOW_CONN_WAREHOUSE"] = server.connection_uri()
         key = ", PRIMARY KEY (id)" if kind == "postgres-upsert" else ""

@@ -92,8 +92,8 @@ class EmbeddedRegistry:
         home = application()
         for attempt in range(1, _ATTEMPTS + 1):
             self._directory = processes.own_directory("registry")
-            self._keeper = processes.Keeper("schema registry")
-            self._keeper.own(self._directory)
+            self._supervisor = processes.SupervisorClient("schema registry")
+            self._supervisor.own(self._directory)
             self.port = processes.free_ports(1)[0]
             self._log = self._directory / "registry.log"
             command = [jars.find_java(), "-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
@@ -102,11 +102,11 @@ class EmbeddedRegistry:
                 "-Dapicurio.rest.deletion.artifact.enabled=true",
                 "-Dapicurio.rest.deletion.artifact-version.enabled=true",
             ]
-            server = self._keeper.spawn([*command, "-jar", home / RUNNER], log=self._log)
+            server = self._supervisor.spawn([*command, "-jar", home / RUNNER], log=self._log)
             if self._waits_for(server):
                 return self
             told = processes.tail(self._log)
-            self._keeper.close()
+            self._supervisor.close()
             if attempt == _ATTEMPTS:
                 raise ServerFailed("schema registry", told)
         raise AssertionError("unreachable")
@@ -130,7 +130,7 @@ class EmbeddedRegistry:
             return False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._keeper.close()
+        self._supervisor.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 

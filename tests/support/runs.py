@@ -102,20 +102,30 @@ class Victim:
     :param fault: ``<point>`` or ``<point>:stop``; None runs through.
     :param once: where the fault notes that it fired.
     :param jvm: whether its Spark is a JVM that dies with it, not an engine that is there already (``tests.support.engine``).
+    :param alone: whether its engine is one in which this process's session is not, so that it may be frozen.
     :param facts: those of :func:`context`.
     """
 
     def __init__(
-        self, make: Any, options: dict[str, Any], run_id: str, *, fault: str | None, once: Path, jvm: bool = True, **facts: Any
+        self,
+        make: Any,
+        options: dict[str, Any],
+        run_id: str,
+        *,
+        fault: str | None,
+        once: Path,
+        jvm: bool = True,
+        alone: bool = False,
+        **facts: Any,
     ) -> None:
         self.once = once
-        self._engine = None if jvm else engine.lend()
+        self._engine = None if jvm else engine.lend(alone=alone)
         self._is_warm = warm.is_on()
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "AIRFLOW__CORE__UNIT_TEST_MODE": "True"}
         if fault:
             env |= {faults.FAULT: fault, faults.ONCE: str(once)}
         if self._engine is not None:
-            env[engine.FOUND_BY] = str(self._engine.address)
+            env |= self._engine.environment
         payload = pickle.dumps((make, options, run_id, facts)).hex()
         self.log = once.with_suffix(".log")
         self.process = Forked(payload, env, self.log)
@@ -148,6 +158,7 @@ class Victim:
 
     def freeze(self) -> None:
         """Stop all of its processes, JVM and workers included. A warm Spark process runs on: only the task hangs then."""
+        assert self._engine is None or not self._engine.is_own, "this process's own Spark would be frozen: `alone=True`"
         self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:
@@ -232,15 +243,17 @@ class Attempts(ABC):
         fault: str | None,
         facts: dict[str, Any] | None = None,
         jvm: bool = False,
+        alone: bool = False,
         **options: Any,
     ) -> Victim:
         """One task attempt in a process of its own, which dies or stops at ``fault``.
 
         :param jvm: as for :class:`Victim`.
+        :param alone: as for :class:`Victim`.
         """
         once = self.directory / f"fault-{len(self._victims)}"
         arguments = {**self.arguments, **options}
-        self._victims.append(Victim(self.make, arguments, run_id, fault=fault, once=once, jvm=jvm, **facts or {}))
+        self._victims.append(Victim(self.make, arguments, run_id, fault=fault, once=once, jvm=jvm, alone=alone, **facts or {}))
         return self._victims[-1]
 
     def end_victims(self) -> None:

@@ -13,9 +13,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import pytest
 
 from airflow_kafka_spark.hooks import jars
 from airflow_kafka_spark.testing import _processes as processes
@@ -69,22 +72,22 @@ class EmbeddedS3:
 
     def __enter__(self) -> EmbeddedS3:
         directory = processes.own_directory("s3")
-        self._keeper = processes.Keeper("S3")
-        self._keeper.own(directory)
+        self._supervisor = processes.SupervisorClient("S3")
+        self._supervisor.own(directory)
         self.log = directory / "log"
         (port,) = processes.free_ports(1)
         self.url = f"http://{processes.LOOPBACK}:{port}"
         # So many calls are let in without anybody to sign them: those that make the first user.
         env = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "3", "PYTHONUNBUFFERED": "1"}
         command = [sys.executable, "-m", "moto.server", "-H", processes.LOOPBACK, "-p", str(port)]
-        self._process = self._keeper.spawn(command, log=self.log, env=env)
+        self._process = self._supervisor.spawn(command, log=self.log, env=env)
         assert processes.wait_until(lambda: "Running on" in self.log.read_text(), 180), processes.tail(self.log)
         self._first: tuple[str, str] = ("nobody", "nothing")
         self._first = self.user("everybody", EVERYTHING)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._keeper.close()
+        self._supervisor.close()
 
     def client(self, service: str = "s3") -> Any:
         """Of boto3, as the user who may do everything."""
@@ -123,3 +126,12 @@ class EmbeddedS3:
             "spark.hadoop.fs.s3a.access.key": key,
             "spark.hadoop.fs.s3a.secret.key": secret,
         }
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[EmbeddedS3]:
+    """One server for all cases of a process, and the Airflow connection `lake` that leads to it (``-p tests.support.s3``)."""
+    with EmbeddedS3() as server:
+        os.environ["AIRFLOW_CONN_LAKE"] = server.connection_json()
+        Path(os.environ["S3_SECRET_FILE"]).write_text(server.credentials[1])
+        yield server

@@ -24,8 +24,8 @@ def gone(pid: int) -> bool:
 def nothing_is_left_of(code: str, least: int) -> None:
     """Kill a parent and see that its servers end and their files go, though a fork of it lives on.
 
-    :param code: the parent. It prints, as JSON, the ``pids`` of its servers and of their keeper, that of its ``fork``, and the
-        ``directory``, and waits.
+    :param code: the parent. It prints, as JSON, the ``pids`` of its servers and of their supervisor, that of its ``fork``,
+        and the ``directory``, and waits.
     :param least: how many processes there are, at least.
     """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:

@@ -29,7 +29,7 @@ connection = postgres.connect()
 fork = os.fork()
 if fork:
     import psutil
-    pids = [postgres._keeper.pid, *(p.pid for p in psutil.Process(postgres._keeper.pid).children(recursive=True))]
+    pids = [postgres._supervisor.pid, *(p.pid for p in psutil.Process(postgres._supervisor.pid).children(recursive=True))]
     print(json.dumps({"pids": pids, "fork": fork, "directory": str(postgres.log.parent)}), flush=True)
 time.sleep(600)
 """
@@ -38,9 +38,9 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become som
 
 
 def processes_of(postgres: EmbeddedPostgres) -> list[int]:
-    assert postgres._keeper is not None
-    keeper = psutil.Process(postgres._keeper.pid)
-    return [keeper.pid, *(child.pid for child in keeper.children(recursive=True))]
+    assert postgres._supervisor is not None
+    supervisor = psutil.Process(postgres._supervisor.pid)
+    return [supervisor.pid, *(child.pid for child in supervisor.children(recursive=True))]
 
 
 def shared_memory() -> set[str]:
@@ -117,19 +117,19 @@ def test_nothing_is_left_after_the_parent_is_killed_even_if_a_fork_of_it_lives_o
 def test_it_ends_at_exit_of_a_process_that_never_stopped_it() -> None:
     code = (
         "from airflow_kafka_spark.testing import EmbeddedPostgres; p = EmbeddedPostgres().start();"
-        "print(p._keeper.pid, p.pid, p.log.parent)"
+        "print(p._supervisor.pid, p.pid, p.log.parent)"
     )
     ran = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, timeout=400)
-    keeper, server, directory = ran.stdout.split()
-    assert gone(int(keeper)) and gone(int(server)) and not Path(directory).exists()
+    supervisor, server, directory = ran.stdout.split()
+    assert gone(int(supervisor)) and gone(int(server)) and not Path(directory).exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
-def test_the_server_ends_when_its_keeper_is_killed() -> None:
+def test_the_server_ends_when_its_supervisor_is_killed() -> None:
     postgres = EmbeddedPostgres().start()
-    keeper, *servers = processes_of(postgres)
+    supervisor, *servers = processes_of(postgres)
     directory, segment = postgres.log.parent, (postgres.log.parent / "pgdata" / "postmaster.pid").read_text().split()[-2]
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
     assert processes.wait_until(lambda: all(map(gone, servers)), 120)
     postgres.stop()
     assert not directory.exists() and segment not in shared_memory()
@@ -182,31 +182,31 @@ def test_it_works_for_an_ordinary_user(tmp_path: Path) -> None:
         "import os; from airflow_kafka_spark.testing import EmbeddedPostgres\n"
         "with EmbeddedPostgres() as p: p.kill(); p.restart(); p.restart(); p.connect(); print(os.geteuid(), p.log.parent)"
     )
-    keeper, log = processes.Keeper("a test"), tmp_path / "told"
+    supervisor, log = processes.SupervisorClient("a test"), tmp_path / "told"
     try:
-        # As the keeper starts it, it may read a Python that belongs to root.
-        child = keeper.spawn([sys.executable, "-c", code], log=log, user=(nobody.pw_uid, nobody.pw_gid))
+        # As the supervisor starts it, it may read a Python that belongs to root.
+        child = supervisor.spawn([sys.executable, "-c", code], log=log, user=(nobody.pw_uid, nobody.pw_gid))
         assert child.wait(300) == 0, log.read_text()
     finally:
-        keeper.close()
+        supervisor.close()
     uid, directory = log.read_text().split()
     assert int(uid) == nobody.pw_uid and not Path(directory).exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans go to the first process")
-def test_what_a_server_that_was_killed_has_started_ends_with_its_keeper(tmp_path: Path) -> None:
-    keeper, log = processes.Keeper("a test"), tmp_path / "told"
+def test_what_a_server_that_was_killed_has_started_ends_with_its_supervisor(tmp_path: Path) -> None:
+    supervisor, log = processes.SupervisorClient("a test"), tmp_path / "told"
     try:
-        server = keeper.spawn(["sh", "-c", "sh -c 'sleep 600 & echo $!; wait' & wait"], log=log)
+        server = supervisor.spawn(["sh", "-c", "sh -c 'sleep 600 & echo $!; wait' & wait"], log=log)
         assert processes.wait_until(lambda: log.read_text().strip(), 60)
         left = [child.pid for child in psutil.Process(server.pid).children(recursive=True)]
         server.signal(signal.SIGKILL)
         assert server.wait(30) == -signal.SIGKILL and len(left) == 2 and not any(map(gone, left))
         os.kill(left[1], signal.SIGKILL)
-        # The keeper is its parent now: without a word from it the process id would stay, and a wait for its end would not return.
+        # The supervisor is its parent now. If it is not reaped, its process id stays, and a wait for its end does not return.
         assert processes.wait_until(lambda: not psutil.pid_exists(left[1]), 60)
     finally:
-        keeper.close()
+        supervisor.close()
     assert all(map(gone, left))
 
 

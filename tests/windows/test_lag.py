@@ -29,6 +29,20 @@ HOUR, DAY = 3600.0, 86400.0
 SEEDS = range(50)
 
 
+def for_each_seed(test):
+    """One test of all seeds; pytest would take longer for each of fifty than the seed does."""
+
+    def run():
+        for seed in SEEDS:
+            try:
+                test(seed)
+            except BaseException as error:
+                raise AssertionError(f"seed {seed}: {error}") from error
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
 def state(committed, end, head=None, seconds=0.0, low=0):
     return PartitionLag(committed, low, end, None if head is None else Head(head, 0), seconds=seconds)
 
@@ -67,7 +81,7 @@ def random_lag(rng):
     return lag(*states)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@for_each_seed
 def test_the_total_is_the_sum_and_the_partition_is_the_worst_one(seed):
     found = random_lag(random.Random(seed))
     single = [s.records for s in found.partitions.values()]
@@ -87,7 +101,7 @@ def test_the_age_of_a_record_without_a_timestamp_is_unknown_not_nought():
 # --- thresholds ---
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@for_each_seed
 def test_thresholds_agree_with_counting_by_hand(seed):
     rng = random.Random(seed)
     found, records, seconds = random_lag(rng), rng.randint(0, 60), rng.choice([0.0, 1.0, 1.5, 1000.0])
@@ -217,7 +231,7 @@ def test_with_a_schedule_lag_is_compared_at_commits():
     assert judge([*behind_more_each_day, *run(0, 50, 3)], Periodic(DAY)).status is Status.OK
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@for_each_seed
 def test_a_consumer_that_keeps_up_with_its_schedule_is_never_called_dead(seed):
     """Runs come once a period, late by up to a third of it, and take all there is; it is looked at whenever."""
     rng = random.Random(seed)
@@ -233,7 +247,7 @@ def test_a_consumer_that_keeps_up_with_its_schedule_is_never_called_dead(seed):
         assert judge(history[-OBSERVATIONS:], Periodic(period)).status in (Status.OK, Status.WARN)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@for_each_seed
 def test_a_consumer_that_has_died_is_found_out_in_two_periods(seed):
     rng = random.Random(seed)
     period = rng.choice([60.0, HOUR, DAY])

@@ -17,8 +17,8 @@ from airflow_kafka_spark.control.base import (
     request_change,
 )
 from airflow_kafka_spark.control.pipelines import find
-from airflow_kafka_spark.control.records import read_records
 from airflow_kafka_spark.errors import ResendRefused
+from airflow_kafka_spark.hooks.kafka.log import read_records
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import dead_letters_at

@@ -9,14 +9,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.output import format_table
-from airflow_kafka_spark.demo import shop
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.hooks.class_archive import SparkClassArchive, is_whole
 from airflow_kafka_spark.hooks.warm_spark.process import connect, peer
@@ -35,6 +35,28 @@ _STATES = {
     "failed": "failed",
 }
 
+_COLUMNS = "id bigint PRIMARY KEY, customer text, amount numeric(12,2), placed_at timestamptz"
+
+CREATE_TABLES = f"""
+CREATE SCHEMA shop;
+CREATE TABLE shop.orders ({_COLUMNS});
+CREATE SCHEMA sales;
+CREATE TABLE sales.orders ({_COLUMNS});
+"""
+
+INSERT_ORDERS = """
+INSERT INTO shop.orders
+SELECT n, 'customer-' || n * 7919 %% 50000, n %% 900 + 1 + n %% 100 / 100.0,
+    timestamptz '2026-11-01 00:00+00' + n * interval '7 s'
+FROM generate_series(%s::bigint, %s::bigint) AS n
+"""
+
+COUNT_DIFFERENCES = """
+SELECT count(*) FROM (
+    (TABLE shop.orders EXCEPT ALL TABLE sales.orders) UNION ALL (TABLE sales.orders EXCEPT ALL TABLE shop.orders)
+) AS different
+"""
+
 
 class Demo:
     def __init__(
@@ -46,7 +68,7 @@ class Demo:
 
     def sell(self, count: int) -> None:
         with self.postgres.connect(autocommit=True) as connection:
-            connection.execute(shop.SELL, (self.sold, self.sold + count - 1))
+            connection.execute(INSERT_ORDERS, (self.sold, self.sold + count - 1))
         self.sold += count
         say(f"{count:,} orders sold: {self.sold:,} rows in shop.orders")
 
@@ -109,19 +131,19 @@ class Demo:
 
         with self.postgres.connect(autocommit=True) as connection:
             ids = [row[0] for row in connection.execute("SELECT id FROM sales.orders")]
-            different = connection.execute(shop.DIFFERENT).fetchone()
+            different = connection.execute(COUNT_DIFFERENCES).fetchone()
         files = (
             ds.dataset(str(self.lake / "orders"), format="parquet", partitioning="hive")
             .to_table(columns=["id"])["id"]
             .to_pylist()
         )
         places = (
-            (f"Kafka topic {TOPIC}", shop.topic_ids(self.kafka.connection_extra(), TOPIC)),
+            (f"Kafka topic {TOPIC}", topic_ids(self.kafka.connection_extra(), TOPIC)),
             ("PostgreSQL sales.orders", ids),
             ("Parquet directory", files),
         )
         for name, found in places:
-            verdict = shop.compare(found, self.sold)
+            verdict = check_ids(found, self.sold)
             self.right &= not verdict.startswith("WRONG")
             say(f"{name}: {len(found):,}: {verdict}")
         assert different is not None
@@ -140,6 +162,44 @@ class Demo:
 
     def _fired(self, point: str) -> Path:
         return Path(f"{self.once}.{point}")
+
+
+def check_ids(ids: Iterable[int], total: int) -> str:
+    """Return a sentence that says whether these are exactly the ids 0 to total - 1, each once."""
+    counts = Counter(ids)
+    missing = total - sum(1 for n in counts if 0 <= n < total)
+    doubled = sum(1 for c in counts.values() if c > 1)
+    if missing or doubled or len(counts) != total:
+        return f"WRONG: {missing:,} missing, {doubled:,} doubled"
+    return f"all {total:,} orders, each exactly once"
+
+
+def topic_ids(config: dict[str, Any], topic: str) -> list[int]:
+    """Return the keys of all records that a ``read_committed`` reader sees. Uses none of this package's operators."""
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+    settings = {
+        "group.id": "demo",
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+        "enable.auto.commit": False,
+    }
+    consumer = Consumer({**config, **settings})
+    try:
+        partitions = list(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
+        left, found = len(partitions), []
+        while left:
+            for message in consumer.consume(10_000, 0.5):
+                if (error := message.error()) is None:
+                    found.append(int(message.key() or b"-1"))
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    left -= 1
+                else:
+                    raise RuntimeError(error.str())
+        return found
+    finally:
+        consumer.close()
 
 
 def say(text: str) -> None:
@@ -180,7 +240,7 @@ def play(dags: Path, count: int, temporary: Path) -> bool:
     headline("Starting a Kafka broker and a PostgreSQL server")
     with EmbeddedKafka() as kafka, EmbeddedPostgres() as postgres:
         with postgres.connect(autocommit=True) as connection:
-            connection.execute(shop.CREATE)
+            connection.execute(CREATE_TABLES)
         say(f"Kafka on {kafka.bootstrap_servers}, PostgreSQL on {postgres.host}:{postgres.port}")
         headline("Starting Airflow (api-server and scheduler): its database is created first, which takes a while")
         airflow = EmbeddedAirflow(

@@ -272,6 +272,8 @@ class SparkHook(BaseHook):
     def _start(self, jars: tuple[str, ...]) -> SparkSession:
         from pyspark.sql import SparkSession
 
+        # Without it, workers run whatever `python3` is found, with other packages than this process. Warm processes inherit it.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder: Any = SparkSession.builder.appName(self.app_name)
         settings = self.settings()
         if jars:

@@ -220,7 +220,7 @@ class Ledger:
             }
         )
         try:
-            return fencing_producer(config, transactional_id, self.topic.name, TRANSACTION_SECONDS, self._events)
+            return fencing_producer(config, transactional_id, TRANSACTION_SECONDS, self._events)
         except (KafkaException, RightMissing) as error:
             raise self.translated(error, "fencing earlier attempts") from None
 

@@ -22,8 +22,9 @@ from airflow_kafka_spark.errors import (
     ValidationError,
 )
 from airflow_kafka_spark.hooks.kafka.events import ClientEvents
+from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.rights import consume
-from airflow_kafka_spark.ledger.topic import PROMPT, TOPIC, LedgerReader
+from airflow_kafka_spark.ledger.topic import TOPIC, LedgerReader
 from airflow_kafka_spark.windows.cadence import CompletedWindow, Periodic, cadence_of_windows
 from airflow_kafka_spark.windows.instants import parse_iso
 from airflow_kafka_spark.windows.lag import Head, History, Lag, Observation, PartitionLag, Verdict

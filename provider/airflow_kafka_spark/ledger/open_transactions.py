@@ -120,7 +120,7 @@ def abort_transaction(config: Mapping[str, Any], topic: str, transaction: OpenTr
     for name in transaction.ids(topic):
         timeouts = {"transaction.timeout.ms": round(END_SECONDS * 1000), "message.timeout.ms": round(END_SECONDS * 1000)}
         try:
-            fencing_producer({**config, **timeouts}, name, topic, END_SECONDS, ClientEvents())
+            fencing_producer({**config, **timeouts}, name, END_SECONDS, ClientEvents())
         except (KafkaException, RightMissing) as error:
             return f"`{name}` could not be fenced: {error.found if isinstance(error, RightMissing) else describe(error)}"
     return "" if transaction.purposes else "it is not known which transactional id it has"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, RightMissing
 from airflow_kafka_spark.hooks.kafka.events import ClientEvents
+from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction, transaction_of_record
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive
@@ -389,7 +390,6 @@ def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> s
     )
 
 
-PROMPT: Mapping[str, Any] = {"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 50}
 FETCH_SETTINGS: Mapping[str, Any] = {
     "queued.max.messages.kbytes": 4096,
     "queued.min.messages": 1000,

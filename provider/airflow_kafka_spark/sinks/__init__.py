@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.base import Guarantee, Sink
     from airflow_kafka_spark.sinks.delta.sink import DeltaSink
     from airflow_kafka_spark.sinks.files.sink import FilesSink
+    from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.postgres.sink import PostgresSink
 
-__all__ = ["DeltaSink", "FilesSink", "Guarantee", "KafkaSink", "PostgresSink", "Sink"]
+__all__ = ["DeltaSink", "FilesSink", "Guarantee", "IcebergSink", "KafkaSink", "PostgresSink", "Sink"]
 
 _MODULES = {
     "DeltaSink": "delta.sink",
     "FilesSink": "files.sink",
     "Guarantee": "base",
+    "IcebergSink": "iceberg.sink",
     "KafkaSink": "kafka.sink",
     "PostgresSink": "postgres.sink",
     "Sink": "base",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -14,21 +15,28 @@ import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import ServerFailed
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 LOOPBACK = "127.0.0.1"
 _SHARES = 61
+_ATTEMPTS = 5
+"""Maximum number of times that a server is started, if another process takes its ports first."""
 _given: deque[int] = deque(maxlen=100)
 """The last ports that this process has chosen."""
 
 
-class Keeper:
-    """Client of ``_keeper.py``, a helper process that owns the servers of one embedded cluster.
+class SupervisorClient:
+    """Client of ``_supervisor.py``, a helper process that owns the servers of one embedded cluster.
 
     :param server: name of the server, for messages.
     """
@@ -39,7 +47,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._directories: list[Path] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(__file__).with_name("_keeper.py")), str(self.owner)],
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("_supervisor.py")), str(self.owner)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",
@@ -51,7 +59,7 @@ class Keeper:
         return self._process.pid
 
     def own(self, directory: Path) -> None:
-        """Let the keeper remove this directory when it ends."""
+        """Let the supervisor remove this directory when it ends."""
         self._directories.append(directory)
         self._ask("own", directory=str(directory))
 
@@ -89,7 +97,7 @@ class Keeper:
                 self._process.wait()
             if self._process.stdout:
                 self._process.stdout.close()
-        # The directories exist only if the keeper was killed.
+        # The directories exist only if the supervisor was killed.
         for directory in self._directories:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -112,16 +120,16 @@ class Keeper:
 
 
 class ServerProcess:
-    """One process of a `Keeper`."""
+    """One process of a `SupervisorClient`."""
 
-    def __init__(self, keeper: Keeper, pid: int) -> None:
-        self._keeper = keeper
+    def __init__(self, supervisor: SupervisorClient, pid: int) -> None:
+        self._supervisor = supervisor
         self.pid = pid
 
     @property
     def exit_code(self) -> int | None:
         """Return the exit code; None while it runs, a negative number for the signal that ended it."""
-        return self._keeper._ask("poll", pid=self.pid)
+        return self._supervisor._ask("poll", pid=self.pid)
 
     @property
     def running(self) -> bool:
@@ -129,7 +137,7 @@ class ServerProcess:
 
     def signal(self, number: int) -> bool:
         """Send a signal to this process, and never to a later one with its id. Return False if the process has ended."""
-        return self._keeper._ask("signal", pid=self.pid, number=int(number))
+        return self._supervisor._ask("signal", pid=self.pid, number=int(number))
 
     def pause(self, seconds: float = 30.0) -> bool:
         """Send SIGSTOP, and wait until every thread has stopped. Return False if the process had ended before."""
@@ -149,6 +157,82 @@ class ServerProcess:
         if self.wait(seconds) is None:
             self.signal(signal.SIGKILL)
             self.wait(30)
+
+
+class Embedded(ABC):
+    """A server that is used as a context manager, or by `start` and `stop`. Its processes end with this one, however that ends.
+
+    :cvar software: name of the software, for messages.
+    :param directory: directory of its files, which is kept. Default: a temporary directory, removed by `stop`.
+    """
+
+    software: ClassVar[str]
+
+    def __init__(self, directory: Path | str | None) -> None:
+        self._given_directory = Path(directory).absolute() if directory else None
+        self._directory: Path | None = None
+        self._supervisor: SupervisorClient | None = None
+        self._starting = False
+
+    def start(self) -> Self:
+        """Start the server, and return when it answers. Do nothing if it was started before."""
+        if self._supervisor is not None:
+            return self
+        own = self._given_directory is None
+        self._directory = own_directory(self.software.lower()) if own else self._given_directory
+        assert self._directory is not None
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._supervisor = SupervisorClient(self.software)
+        atexit.register(self.stop)
+        if own:
+            self._supervisor.own(self._directory)
+        self._starting = True
+        try:
+            self._prepare()
+            for attempt in range(1, _ATTEMPTS + 1):
+                if self._begin(last_attempt=attempt == _ATTEMPTS):
+                    return self
+            raise AssertionError("unreachable")
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            self._starting = False
+
+    def stop(self) -> None:
+        """End the server. A temporary directory is removed, a given one is kept. It may be called again."""
+        supervisor, self._supervisor = self._supervisor, None
+        # A fork of the process that started the server has a copy of this object and of its exit handler.
+        if supervisor is None or supervisor.owner != os.getpid():
+            return
+        atexit.unregister(self.stop)
+        self._shut_down()
+        supervisor.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def _files(self) -> Path:
+        assert self._directory is not None, "it was not started"
+        return self._directory
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Check the installed software, and make the files that every attempt at starting needs."""
+
+    @abstractmethod
+    def _begin(self, *, last_attempt: bool) -> bool:
+        """Start the processes on ports that are free now. Return False if another process took a port first; never at the last
+        attempt.
+        """
+
+    @abstractmethod
+    def _shut_down(self) -> None:
+        """End the processes that should not be killed. All others get SIGKILL afterwards."""
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, *, every: float = 0.02) -> bool:

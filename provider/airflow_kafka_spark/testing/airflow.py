@@ -28,8 +28,7 @@ from typing import Any, ClassVar, Literal
 
 from airflow_kafka_spark.errors import ServerFailed
 from airflow_kafka_spark.hooks.jars import cache_directory
-from airflow_kafka_spark.testing._embedded import Embedded
-from airflow_kafka_spark.testing._processes import LOOPBACK, ServerProcess, free_ports, tail, wait_until
+from airflow_kafka_spark.testing._processes import LOOPBACK, Embedded, ServerProcess, free_ports, tail, wait_until
 from airflow_kafka_spark.testing.postgres import EmbeddedPostgres
 
 SETTING = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
@@ -466,9 +465,11 @@ class EmbeddedAirflow(Embedded):
         return json.loads(text) if text else None
 
     def _launch(self, component: str) -> None:
-        assert self._keeper is not None
+        assert self._supervisor is not None
         command = [sys.executable, "-m", "airflow", component]
-        self._servers[component] = self._keeper.spawn(command, log=self.log(component), env=self.env, exit_signal=signal.SIGTERM)
+        self._servers[component] = self._supervisor.spawn(
+            command, log=self.log(component), env=self.env, exit_signal=signal.SIGTERM
+        )
 
     def _health(self) -> dict[str, Any] | None:
         """Return the api-server's report on all processes; None while it does not answer."""

@@ -16,8 +16,8 @@ from airflow_kafka_spark.hooks.class_archive import java_options
 from airflow_kafka_spark.hooks.jars import KAFKA_BROKER, find_java, resolve
 from airflow_kafka_spark.testing import _kafka_nodes as nodes
 from airflow_kafka_spark.testing import _processes as processes
-from airflow_kafka_spark.testing._embedded import Embedded
 from airflow_kafka_spark.testing._kafka_nodes import Broker
+from airflow_kafka_spark.testing._processes import Embedded
 from airflow_kafka_spark.testing.security import KafkaSecurity
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class EmbeddedKafka(Embedded):
         return self._files / "tls"
 
     def _started(self) -> list[Broker]:
-        if self._keeper is None:
+        if self._supervisor is None:
             raise ServerFailed("Kafka", "it was not started, or was stopped")
         return self._brokers
 
@@ -260,10 +260,10 @@ class EmbeddedKafka(Embedded):
         ]
 
     def _launch(self, number: int) -> None:
-        assert self._keeper is not None
+        assert self._supervisor is not None
         broker = self._brokers[number]
         command = [*self._command(broker), "kafka.Kafka", str(broker.settings_file)]
-        self._brokers[number] = replace(broker, process=self._keeper.spawn(command, log=broker.log))
+        self._brokers[number] = replace(broker, process=self._supervisor.spawn(command, log=broker.log))
         self._paused.discard(number)
 
     def _start_all(self, *, last_attempt: bool) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ServerFailed, ServerInvalid, TestingUnavailable
 from airflow_kafka_spark.testing import _processes as processes
-from airflow_kafka_spark.testing._embedded import Embedded
+from airflow_kafka_spark.testing._processes import Embedded
 
 if TYPE_CHECKING:
     import psutil
@@ -59,7 +59,7 @@ class EmbeddedPostgres(Embedded):
         self._account: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
-        return f"<EmbeddedPostgres {f'{self.host}:{self._port}' if self._keeper else 'not started'}>"
+        return f"<EmbeddedPostgres {f'{self.host}:{self._port}' if self._supervisor else 'not started'}>"
 
     # --- start and stop ---
 
@@ -99,7 +99,7 @@ class EmbeddedPostgres(Embedded):
 
     @property
     def running(self) -> bool:
-        return self._keeper is not None and self._server is not None and self._server.running
+        return self._supervisor is not None and self._server is not None and self._server.running
 
     @property
     def log(self) -> Path:
@@ -179,13 +179,13 @@ class EmbeddedPostgres(Embedded):
         return self._files / "pgdata"
 
     def _started(self) -> processes.ServerProcess:
-        if self._keeper is None or self._server is None:
+        if self._supervisor is None or self._server is None:
             raise ServerFailed("PostgreSQL", "it was not started, or was stopped")
         return self._server
 
     def _make_cluster(self) -> None:
         """Create the database cluster, unless it exists."""
-        assert self._keeper is not None
+        assert self._supervisor is not None
         secret = self._files / "password"
         self._account = _account(self._data)
         if (self._data / "PG_VERSION").exists():
@@ -224,8 +224,8 @@ class EmbeddedPostgres(Embedded):
         self._server = self._run([self._binaries / "postgres", "-D", self._data, *options])
 
     def _run(self, command: list[str | Path]) -> processes.ServerProcess:
-        assert self._keeper is not None
-        return self._keeper.spawn(command, log=self.log, env=_environment(), exit_signal=signal.SIGQUIT, user=self._account)
+        assert self._supervisor is not None
+        return self._supervisor.spawn(command, log=self.log, env=_environment(), exit_signal=signal.SIGQUIT, user=self._account)
 
     def _start_once(self, *, last_attempt: bool) -> bool:
         """Start the server. Return False if another process took the port first and there is another attempt."""

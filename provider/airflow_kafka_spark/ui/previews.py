@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from airflow_kafka_spark.control.records import read_records
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.hooks.kafka.log import read_records
 from airflow_kafka_spark.ui.responses import RequestRefused, redacted, status_of
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 

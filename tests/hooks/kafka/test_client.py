@@ -26,7 +26,7 @@ class Owner:
     pass
 
 
-def test_a_client_ends_on_the_keepers_thread_once_nobody_holds_it_any_more():
+def test_a_client_ends_on_the_reapers_thread_once_nobody_holds_it_any_more():
     ends: list[str] = []
     owner, client = Owner(), Client(ends)
     let_go = keep(client, owner)

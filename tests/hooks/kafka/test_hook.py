@@ -598,29 +598,6 @@ def test_a_hook_that_was_connected_says_why_nobody_answers_any_more(fragile, mon
             fragile.restart()
 
 
-@pytest.mark.faults
-@pytest.mark.usefixtures("several_brokers")
-def test_every_call_answers_when_one_of_three_brokers_dies(monkeypatch):
-    with EmbeddedKafka(3) as cluster:
-        monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", cluster.connection_json())
-        hook = KafkaHook("cluster", timeout=120)
-        for number in range(3):
-            assert hook.create_topic(f"t{number}", 6) is True
-            assert hook.offsets([f"t{number}"]) == each(f"t{number}", *[PartitionOffsets(0, 0, 0)] * 6)
-        partition = TopicPartition("t0", 0)
-        hook.alter_committed("g", {partition: 3})
-        # The one that librdkafka would go on asking.
-        cluster.kill(hook.get_conn.list_topics(timeout=20).controller_id - 1)
-        assert len(hook.offsets(["t0", "t1", "t2"])) == 18
-        assert hook.committed("g", [partition]) == {partition: CommittedOffset(3)}
-        hook.alter_committed("g", {partition: 4})
-        assert hook.group_state("g").state == "Empty"
-        assert hook.list_topics() == {"t0", "t1", "t2"}
-        assert hook.topic_config(["t1"])["t1"]["cleanup.policy"] == "delete"
-        assert hook.cluster_id()
-        hook.close()
-
-
 def test_a_connection_of_another_type_without_brokers_is_named_with_its_type(monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", "postgres://etl@db/dwh")
     with pytest.raises(ConnectionInvalid, match="of type `postgres`, and its extra names no brokers. Use a connection of type"):

@@ -1,12 +1,11 @@
-"""The Delta sink on a real S3 API, with the credentials of an Airflow connection. Run by ``test_s3.py``."""
+"""The Delta sink on a real S3 API, with the credentials of an Airflow connection. Run by ``tests/test_s3.py``."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
-from airflow_kafka_spark.sinks.delta.access import s3_access
+from airflow_kafka_spark.hooks.s3 import s3_access
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from tests.sinks.attempt import Victim, apply, travelled, write_all, write_split
 from tests.sinks.feed import SCHEMA, Feed
@@ -26,13 +25,10 @@ READS_ONLY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action
 WIDE = SCHEMA.append(pa.field("day_of_week", pa.string()))
 
 
-@pytest.fixture(scope="session")
-def s3() -> Iterator[EmbeddedS3]:
-    with EmbeddedS3() as server:
-        os.environ["AIRFLOW_CONN_LAKE"] = server.connection_json()
-        os.environ["AIRFLOW_CONN_READER"] = server.connection_json(server.user("reader", READS_ONLY))
-        Path(os.environ["S3_SECRET_FILE"]).write_text(server.credentials[1])
-        yield server
+@pytest.fixture(scope="session", autouse=True)
+def reader(s3: EmbeddedS3) -> None:
+    """A connection whose user may only read."""
+    os.environ["AIRFLOW_CONN_READER"] = s3.connection_json(s3.user("reads_only", READS_ONLY))
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class Lake:
 def lake(s3: EmbeddedS3, unique: Callable[[str], str]) -> Lake:
     bucket, client = unique("bucket"), s3.client()
     client.create_bucket(Bucket=bucket)
-    return Lake(client, bucket, DeltaSink(f"s3a://{bucket}/lake/orders", conn_id="lake", partition_by=["flag", "day_of_week"]))
+    return Lake(client, bucket, DeltaSink(f"s3a://{bucket}/lake/orders", conn_id="lake", partition_by=["flag"]))
 
 
 @pytest.fixture
@@ -82,7 +78,9 @@ def feed() -> Feed:
 
 
 def test_windows_are_there_once_with_their_values(lake, feed):
-    jobs = [feed.next() for _ in range(3)]
+    # Directories with awkward names: fifteen files a split, and here alone.
+    lake = replace(lake, sink=replace(lake.sink, partition_by=["flag", "day_of_week"]))
+    jobs = [feed.next() for _ in range(2)]
     assert lake.sink.validate(feed.shape) == [] and lake.sink.last_applied(feed.pipeline) is None
     for job in (*jobs, *jobs):
         assert apply(lake.sink, job).ranges == job.window.ranges

@@ -15,9 +15,10 @@ import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
+from airflow_kafka_spark.hooks.s3 import S3Access
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import METADATA, PipelineVersion, app_id
-from airflow_kafka_spark.sinks.delta.place import S3Access, TablePlace
+from airflow_kafka_spark.sinks.delta.place import TablePlace
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.sinks.delta.tasks.statistics import LONGEST_TEXT
 from airflow_kafka_spark.windows.codec import ranges_to_json

@@ -1,4 +1,4 @@
-"""The files source on a real S3 API, listed by Airflow's Amazon provider and read by Spark's S3A. Run by ``test_files_s3.py``."""
+"""The files source on a real S3 API, listed by Airflow's Amazon provider and read by Spark's S3A. Run by ``tests/test_s3.py``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from airflow_kafka_spark.hooks.spark import SparkHook
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sources.files.source import FilesSource
 from tests.sources.contract import applied, by_partition, read
+from tests.support import engine
 from tests.support.kafka_sinks import with_sink
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.runs import run
@@ -31,14 +32,6 @@ from tests.support.s3 import EmbeddedS3, spark_jars
 FORMATS = ("parquet", "json", "orc")
 GETS_ONLY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}]}
 NAMES = ["a b", "p%20c", "100%", "ü☃", "x[1]{a,b}*?", "h#q?r", "'\"$&;=+,", "~tilde", "col-on"]
-
-
-@pytest.fixture(scope="session")
-def s3() -> Iterator[EmbeddedS3]:
-    with EmbeddedS3() as server:
-        os.environ["AIRFLOW_CONN_LAKE"] = server.connection_json()
-        Path(os.environ["S3_SECRET_FILE"]).write_text(server.credentials[1])
-        yield server
 
 
 class Broker:
@@ -68,6 +61,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def spark(s3: EmbeddedS3, events: Path) -> Iterator[Any]:
     """As an operator starts it, of a connection that says where the store is and who asks."""
+    engine.not_here()
     jars = os.environ["PYSPARK_SUBMIT_ARGS"].split()[1]
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join([jars, *map(str, spark_jars())])} pyspark-shell"
     logged = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri(), "spark.eventLog.compress": "false"}

@@ -52,7 +52,8 @@ PRODUCER_ONLY = _names("""
 LIBRDKAFKA_ONLY = _names("""
     api.version.fallback.ms api.version.request api.version.request.timeout.ms broker.address.family broker.address.ttl
     broker.version.fallback builtin.features consume.callback.max.messages coordinator.query.interval.ms debug
-    default.topic.config enable.partition.eof enable.random.seed enabled_events error_cb fetch.error.backoff.ms
+    default.topic.config enable.partition.eof enable.random.seed enable.sparse.connections enabled_events
+    error_cb fetch.error.backoff.ms
     fetch.queue.backoff.ms https.ca.location https.ca.pem internal.termination.signal log.connection.close log.queue
     log.thread.name log_cb log_level logger max.in.flight max.in.flight.requests.per.connection message.copy.max.bytes
     message.max.bytes oauth_cb plugin.library.paths queued.max.messages.kbytes queued.min.messages receive.message.max.bytes
@@ -61,6 +62,14 @@ LIBRDKAFKA_ONLY = _names("""
     topic.metadata.propagation.max.ms topic.metadata.refresh.fast.cnt topic.metadata.refresh.fast.interval.ms
     topic.metadata.refresh.sparse
 """)
+
+ALL_BROKERS: Mapping[str, Any] = {"enable.sparse.connections": False}
+"""Settings of a client that makes few requests and ends: it connects to each broker as soon as it knows it. A connection's own
+``enable.sparse.connections`` takes precedence.
+
+By default, librdkafka has one connection, and opens the next one 50 ms later at the earliest. When it first learns the brokers'
+addresses, it closes the connection on which it asked, and the request for a coordinator may then wait for a timer of 500 ms. It
+also repeats ``InitProducerId`` to one broker for ever, even if that one never answers (confluentinc/librdkafka#3848)."""
 
 # Name in librdkafka -> name in the Java client. If two names have one counterpart, the later line takes precedence.
 JAVA_NAMES = {

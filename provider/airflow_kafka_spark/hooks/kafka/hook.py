@@ -141,7 +141,7 @@ class KafkaHook(KafkaBaseHook):
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        config = kafka_config.admin_config(self.config, **{"error_cb": events.on_error})
+        config = {**kafka_config.ALL_BROKERS, **kafka_config.admin_config(self.config, **{"error_cb": events.on_error})}
         try:
             return AdminClient(config, logger=events)
         except (KafkaException, TypeError, ValueError) as error:

@@ -1,10 +1,13 @@
-"""Read the logs of topics, and compare leader epochs to detect logs that were truncated since they were read (KIP-320)."""
+"""Read the logs of topics: their offsets, ranges of their records, and leader epochs.
+
+Leader epochs are compared to detect logs that were truncated since they were read (KIP-320).
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +18,24 @@ from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.plan import Log, PartitionLog
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 PARTITIONS_PER_CONSUMER = 200
 """Maximum number of partitions per consumer. Brokers may send a batch of records for each of them, which is not needed."""
-SETTINGS: Mapping[str, Any] = {
+PROMPT: Mapping[str, Any] = {"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 50}
+"""Settings of consumers that read a few records and wait for each."""
+_EPOCH_SETTINGS: Mapping[str, Any] = {
+    **PROMPT,
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
     "fetch.message.max.bytes": 16_384,
     "queued.max.messages.kbytes": 4096,
-    "fetch.wait.max.ms": 20,
-    "fetch.error.backoff.ms": 50,
 }
+_FETCH_BYTES = 4 << 20
+RECORDS_PER_CALL = 200
+"""Maximum number of records that one call takes from the client."""
 
 _END = re.compile(r"broker end offset is (\d+)")
 
@@ -100,7 +109,7 @@ def cut_below(
     )
     left = {tp for tp, _, _ in wanted}
     found: dict[TopicPartition, int] = {}
-    consumer = confluent_kafka.Consumer({**config, **SETTINGS}, logger=ClientEvents())
+    consumer = confluent_kafka.Consumer({**config, **_EPOCH_SETTINGS}, logger=ClientEvents())
     deadline, last = time.monotonic() + seconds, "nothing was answered"
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, offset, leader_epoch=epoch) for tp, offset, epoch in wanted])
@@ -118,5 +127,57 @@ def cut_below(
                 doing = f"comparing the leader epochs of {len(left)} partitions, {min(left)} among them"
                 raise KafkaUnavailable(where, doing, last)
         return found
+    finally:
+        consumer.close()
+
+
+def read_records(
+    hook: KafkaHook, ranges: Mapping[TopicPartition, tuple[int, int]], doing: str, *, seconds: float, whole: bool = False
+) -> Generator[Message, None, None]:
+    """Yield the committed records of ranges of offsets, in the order of each partition.
+
+    A range of a topic that does not exist, and offsets that are not there (any more, or yet), are left out.
+
+    :param hook: the cluster.
+    :param ranges: the first offset and the end of each partition.
+    :param doing: the action, for errors.
+    :param seconds: how long reading may take.
+    :param whole: True to raise an error after ``seconds``; False to end.
+    :raises KafkaUnavailable: Kafka does not answer.
+    :raises RightMissing: the user may not read a topic.
+    """
+    import confluent_kafka
+
+    described = hook.describe_topics({tp.topic for tp in ranges}, missing="omit")
+    existing = [tp for tp in ranges if tp.topic in described and tp.partition in described[tp.topic].partitions]
+    bounds = hook.offsets(existing) if existing else {}
+    starts = {tp: max(ranges[tp][0], bounds[tp].low) for tp in existing}
+    left = {tp: end for tp in existing if starts[tp] < (end := min(ranges[tp][1], bounds[tp].lso))}
+    if not left:
+        return
+    events = ClientEvents(hook.config.get("error_cb"))
+    settings: dict[str, Any] = {
+        "queued.max.messages.kbytes": 8192, "fetch.max.bytes": _FETCH_BYTES, "error_cb": events.on_error
+    }  # fmt: skip
+    consumer = confluent_kafka.Consumer(hook.consumer_config(**PROMPT, **settings), logger=events)
+    deadline = time.monotonic() + seconds
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(*tp, starts[tp]) for tp in left])
+        while left:
+            if time.monotonic() > deadline:
+                if whole:
+                    raise KafkaUnavailable(hook.conn_id, doing, f"it takes longer than {seconds:.0f} s")
+                return
+            for message in consume(consumer, RECORDS_PER_CALL, 0.1, hook.config, doing, conn_id=hook.conn_id):
+                error = message.error()
+                topic, partition, offset = message.topic(), message.partition(), message.offset()
+                if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:
+                    raise KafkaUnavailable(hook.conn_id, doing, error.str())
+                assert topic is not None and partition is not None and offset is not None
+                tp = TopicPartition(topic, partition)
+                if error is None and offset < left.get(tp, 0):
+                    yield message
+                if offset + (error is None) >= left.get(tp, 0):
+                    left.pop(tp, None)
     finally:
         consumer.close()

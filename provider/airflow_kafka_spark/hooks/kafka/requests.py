@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, passing
-from airflow_kafka_spark.hooks.kafka.config import consumer_config
+from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, consumer_config
 from airflow_kafka_spark.hooks.kafka.rights import Right
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -323,7 +323,7 @@ def committed(
     rights = [Right("group", "Describe", group_id), Right("topic", "Describe")]
     # This call reports a wrong password at once; the consumer would only time out.
     calls.connect()
-    settings = consumer_config(config, **{"group.id": group_id, "error_cb": calls.events.on_error})
+    settings = {**ALL_BROKERS, **consumer_config(config, **{"group.id": group_id, "error_cb": calls.events.on_error})}
     if not stable:
         settings["isolation.level"] = "read_uncommitted"
     consumer = confluent_kafka.Consumer(settings, logger=calls.events)

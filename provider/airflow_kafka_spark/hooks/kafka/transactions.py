@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.rights import Right, named_rights
 
@@ -22,20 +23,14 @@ OFFSETS_BYTES = 400_000
 """Approximate maximum size in bytes of a group's offsets in one request. Brokers write each request as one batch, and
 ``__consumer_offsets`` accepts batches of up to 1 MiB by default."""
 
-_SETTLE_SECONDS = 0.06
-"""Seconds to wait after the first metadata. With less, every third producer still uses the connection that is being closed."""
 
-
-def fencing_producer(
-    config: Mapping[str, Any], transactional_id: str, known_topic: str, seconds: float, events: ClientEvents
-) -> Producer:
+def fencing_producer(config: Mapping[str, Any], transactional_id: str, seconds: float, events: ClientEvents) -> Producer:
     """Return a producer that has just fenced every earlier one of this id (KIP-98), without an open transaction.
 
     Use it for one transaction: librdkafka has no KIP-890, so a late ``EndTxn`` could end the next one of this producer.
 
     :param config: a producer's configuration.
     :param transactional_id: the id.
-    :param known_topic: any topic that exists.
     :param seconds: timeout for the coordinator.
     :param events: collector of the errors that the client reports beside its answers.
     :raises RightMissing: the user may not use this id.
@@ -44,11 +39,8 @@ def fencing_producer(
     from confluent_kafka import Producer
 
     # Without an error_cb a client raises fatal errors, as that of a fence, from any later call.
-    producer = Producer({**config, "transactional.id": transactional_id, "error_cb": events.on_error}, logger=events)
-    # Fetch the brokers' addresses first. Otherwise librdkafka requests the coordinator on its bootstrap connection, closes that
-    # connection as soon as it knows the brokers, and waits half a second before it repeats the request.
-    producer.list_topics(known_topic, timeout=seconds)
-    producer.poll(_SETTLE_SECONDS)
+    settings = {**ALL_BROKERS, **config, "transactional.id": transactional_id, "error_cb": events.on_error}
+    producer = Producer(settings, logger=events)
     right = Right("transactional id", "Write", transactional_id)
     with named_rights(config, "fencing earlier attempts", right, events=events):
         producer.init_transactions(seconds)

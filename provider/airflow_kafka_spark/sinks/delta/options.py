@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable
-from airflow_kafka_spark.sinks.delta.place import TablePlace, TableStore
+from airflow_kafka_spark.sinks.delta.place import TablePlace, TableStore, open_store
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
@@ -54,8 +54,6 @@ class DeltaSinkOptions:
 
         :raises SinkUnavailable: the connection cannot be used.
         """
-        from airflow_kafka_spark.sinks.delta.access import open_store
-
         try:
             return open_store(self.place, self.conn_id)
         except Exception as error:  # the Amazon provider has errors of its own

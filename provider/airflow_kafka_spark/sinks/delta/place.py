@@ -22,11 +22,12 @@ import urllib.parse
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_kafka_spark.hooks.s3 import S3Access, s3_access
 from airflow_kafka_spark.sinks.files.directory import flush
 
 if TYPE_CHECKING:
@@ -95,58 +96,12 @@ class TablePlace:
     @property
     def uri(self) -> str:
         """The place as a URI without credentials."""
-        return Path(self.path).as_uri() if self.is_local else f"s3://{self.path}"
+        return Path(self.path).as_uri() if self.is_local else f"{self.scheme}://{self.path}"
 
     @property
     def location(self) -> str:
         """The place as deltalake names it."""
-        return self.path if self.is_local else f"s3://{self.path}"
-
-
-@dataclass(frozen=True)
-class S3Access:
-    """The address and credentials of S3. Never shows a credential in its repr.
-
-    :param endpoint: URL of the server; "" for Amazon's.
-    :param region: name of the region; "" for the environment's.
-    :param access_key: the access key; "" for the credentials of the environment.
-    :param secret_key: its secret.
-    :param session_token: of temporary credentials, else "".
-    """
-
-    endpoint: str = ""
-    region: str = ""
-    access_key: str = ""
-    secret_key: str = field(default="", repr=False)
-    session_token: str = field(default="", repr=False)
-
-    @property
-    def storage_options(self) -> dict[str, str]:
-        """The options of deltalake. Commits are conditional PUTs, which fail if another writer has taken the version."""
-        named = {
-            "aws_access_key_id": self.access_key,
-            "aws_secret_access_key": self.secret_key,
-            "aws_session_token": self.session_token,
-            "aws_region": self.region,
-            "aws_endpoint_url": self.endpoint,
-            "aws_allow_http": "true" if self.endpoint.startswith("http:") else "",
-        }
-        return {"aws_conditional_put": "etag", **{name: value for name, value in named.items() if value}}
-
-    def filesystem(self) -> pyarrow.fs.FileSystem:
-        """Return the file system of Arrow."""
-        import pyarrow.fs
-
-        scheme, _, host = self.endpoint.rpartition("://")
-        named: dict[str, Any] = {
-            "access_key": self.access_key,
-            "secret_key": self.secret_key,
-            "session_token": self.session_token,
-            "region": self.region,
-            "endpoint_override": host.rstrip("/"),
-            "scheme": scheme,
-        }
-        return pyarrow.fs.S3FileSystem(**{name: value for name, value in named.items() if value})
+        return self.path if self.is_local else f"{self.scheme}://{self.path}"
 
 
 @dataclass(frozen=True)
@@ -290,3 +245,13 @@ class TableStore:
         if self.place.is_local:
             return pa.OSFile(self.full(path), "wb")
         return self.filesystem.open_output_stream(self.full(path))
+
+
+def open_store(place: TablePlace, conn_id: str | None) -> TableStore:
+    """Return the files of a table, with the credentials of an Airflow connection.
+
+    :param place: where the table is.
+    :param conn_id: a connection of type ``aws``; None for the credentials of the environment. Not used for a local table.
+    :raises Exception: the connection does not exist, or gives no credentials.
+    """
+    return TableStore(place) if place.is_local else TableStore(place, s3_access(conn_id))

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,8 @@ _MARKER = re.compile(r"(.+)-(\d{20})", re.DOTALL)
 _TRIES = 100
 
 
-def marker_name(pipeline: str, version: PipelineVersion) -> str:
-    """Return the name of an attempt: of the pipeline, and of the version that it will commit."""
+def marker_name(pipeline: str, version: PipelineVersion | int) -> str:
+    """Return the name of an attempt: of the pipeline, and of the version or snapshot that it will commit."""
     return f"{pipeline_slug(pipeline)}-{int(version):020d}"
 
 
@@ -54,6 +54,49 @@ def commit_metadata(window: Window, rows: int) -> dict[str, Any]:
         "topic_ids": dict(window.topic_ids),
         "run": window.run,
     }
+
+
+def attempts(store: TableStore, pipeline: str) -> tuple[list[str], list[str]]:
+    """Return the markers of a table's attempts: those of a pipeline, and those of others.
+
+    :raises SinkUnavailable: the store did not answer.
+    """
+    try:
+        names = [info.base_name for info in store.children(ATTEMPTS)]
+    except OSError as error:
+        raise SinkUnavailable(store.place.uri, "looking for earlier attempts", str(error)) from error
+    found = [(match[1], name) for name in names if (match := _MARKER.fullmatch(name))]
+    slug = pipeline_slug(pipeline)
+    return [name for owner, name in found if owner == slug], [name for owner, name in found if owner != slug]
+
+
+def sweep_abandoned(store: TableStore, markers: Iterable[str], fence: Callable[[str, list[str]], object]) -> None:
+    """Remove abandoned attempts. See :meth:`Records.sweep`.
+
+    :param markers: attempts of other pipelines.
+    :param fence: removes attempts of one pipeline, so that none of them can commit afterwards.
+    :raises SinkUnavailable: the store did not answer.
+    """
+    oldest = time.time() - ABANDONED_DAYS * 86400
+    abandoned: dict[str, list[str]] = defaultdict(list)
+    locks: list[AttemptLock] = []
+    try:
+        for marker in list(markers):
+            begun = store.modified(f"{ATTEMPTS}/{marker}/{BEGUN}")
+            if begun is None or begun >= oldest or len(locks) >= SWEPT_AT_ONCE:
+                continue
+            with suppress(OSError, ValueError, KeyError):
+                if store.place.is_local:
+                    locks.append(AttemptLock(Path(store.full(f"{ATTEMPTS}/{marker}"))))
+                text = store.get(f"{ATTEMPTS}/{marker}/{BEGUN}") or "{}"
+                abandoned[json.loads(text)["pipeline"]].append(marker)
+        for pipeline, names in abandoned.items():
+            fence(pipeline, names)
+    except OSError as error:
+        raise SinkUnavailable(store.place.uri, "looking for earlier attempts", str(error)) from error
+    finally:
+        for lock in locks:
+            lock.release()
 
 
 @dataclass(frozen=True)
@@ -172,34 +215,9 @@ class Records:
 
         :return: the pipeline's transaction version, behind which the new attempt commits.
         """
-        try:
-            names = [info.base_name for info in self.store.children(ATTEMPTS)]
-            found = [(match[1], name) for name in names if (match := _MARKER.fullmatch(name))]
-            own = [name for slug, name in found if slug == pipeline_slug(pipeline)]
-            self._sweep_abandoned([name for slug, name in found if slug != pipeline_slug(pipeline)])
-        except OSError as error:
-            raise SinkUnavailable(self.store.place.uri, "looking for earlier attempts", str(error)) from error
+        own, others = attempts(self.store, pipeline)
+        sweep_abandoned(self.store, others, self.fence)
         return self.fence(pipeline, own)
-
-    def _sweep_abandoned(self, markers: Iterable[str]) -> None:
-        oldest = time.time() - ABANDONED_DAYS * 86400
-        abandoned: dict[str, list[str]] = defaultdict(list)
-        locks: list[AttemptLock] = []
-        try:
-            for marker in list(markers):
-                begun = self.store.modified(f"{ATTEMPTS}/{marker}/{BEGUN}")
-                if begun is None or begun >= oldest or len(locks) >= SWEPT_AT_ONCE:
-                    continue
-                with suppress(OSError, ValueError, KeyError):
-                    if self.store.place.is_local:
-                        locks.append(AttemptLock(Path(self.store.full(f"{ATTEMPTS}/{marker}"))))
-                    text = self.store.get(f"{ATTEMPTS}/{marker}/{BEGUN}") or "{}"
-                    abandoned[json.loads(text)["pipeline"]].append(marker)
-            for pipeline, names in abandoned.items():
-                self.fence(pipeline, names)
-        finally:
-            for lock in locks:
-                lock.release()
 
     def _load(self, text: str, name: str) -> WindowRecord:
         try:

@@ -24,11 +24,12 @@ def jsonb(value: Any) -> str:
 # --- sessions -----------------------------------------------------------------------------------------------------------
 
 
-def session_settings(lock_timeout: float, *, durable: bool = True) -> str:
+def session_settings(lock_timeout: float, *, durable: bool = True, application_name: str = "") -> str:
     """Set a session's parameters, so that it behaves alike whatever server, database and role set, and detects a lost client.
 
     :param lock_timeout: seconds to wait for another session's lock.
     :param durable: False if a commit may be lost in a crash of the server, because that is detected and repaired.
+    :param application_name: the session's new name; empty keeps the one of the connection string.
     """
     settings = {
         "client_encoding": "UTF8",
@@ -49,6 +50,8 @@ def session_settings(lock_timeout: float, *, durable: bool = True) -> str:
         "tcp_keepalives_interval": "10",
         "tcp_keepalives_count": "3",
     }
+    if application_name:
+        settings["application_name"] = application_name
     values = ", ".join(f"({literal(name)}, {literal(value)})" for name, value in settings.items())
     # An acknowledged commit has to be durable. Stronger settings, such as waiting for standbys, stay.
     commit = "CASE s.setting WHEN 'off' THEN 'on' ELSE s.setting END" if durable else "'off'"

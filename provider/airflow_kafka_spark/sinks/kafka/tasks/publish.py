@@ -37,11 +37,12 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.hooks.kafka.config import identity
 from airflow_kafka_spark.hooks.kafka.events import ClientEvents
+from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.rights import Right, named_rights, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
 from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
-from airflow_kafka_spark.ledger.topic import PROMPT, LedgerPlace, read_to
+from airflow_kafka_spark.ledger.topic import LedgerPlace, read_to
 from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, refused_by_brokers
 from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, from_bytes
 from airflow_kafka_spark.windows.codec import decode_result, encode_error, marker_to_json, result_to_json
@@ -291,7 +292,7 @@ class Publisher:
         milliseconds = round(self.transaction_timeout * 1000)
         timeouts = {"transaction.timeout.ms": milliseconds, "message.timeout.ms": milliseconds}
         config = {**PRODUCER, **self.config, **timeouts}
-        return fencing_producer(config, f"{self.prefix}{split}", self.ledger.topic, FENCE_SECONDS, events)
+        return fencing_producer(config, f"{self.prefix}{split}", FENCE_SECONDS, events)
 
     def look(self, split: int) -> Marker | None:
         """Return the split's marker, or None if the split is not published.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.hooks.postgres import Name, quote
+from airflow_kafka_spark.hooks.postgres import APPLICATION, Name, quote
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.server import SinkServer
 
@@ -75,12 +75,15 @@ class LoadSession(ABC):
 def open_session(server: SinkServer, application_name: str, *, durable: bool, arrays: bool = False) -> LoadSession:
     """Open a session of ADBC if a correct release of it is installed, else of psycopg.
 
+    :param application_name: the name of the session, by which a later attempt finds it.
     :param durable: False if a commit may be lost in a crash of the server, because that is detected and repaired.
     :param arrays: True if any column is an array.
     """
-    session = (AdbcSession if adbc_serves(arrays) else PsycopgSession)(server.named(application_name))
+    # The connection string is the same for all pipelines, so that they share one ADBC database. Until the session has its name it
+    # does nothing: one of an overtaken attempt then finds the attempt's place gone, like a task that begins late.
+    session = (AdbcSession if adbc_serves(arrays) else PsycopgSession)(server.named(APPLICATION))
     try:
-        session.rows(sql.session_settings(server.lock_timeout, durable=durable))
+        session.rows(sql.session_settings(server.lock_timeout, durable=durable, application_name=application_name))
         session.commit()
     except BaseException:
         session.close()
@@ -150,7 +153,7 @@ class _KeptDatabase:
 @lru_cache(maxsize=8)
 def _database(conninfo: str, thread: int) -> adbc_driver_manager.AdbcDatabase:
     """Return ADBC's database, which holds no session. It reads the server's whole catalog of types and columns when it is made,
-    which takes longer than a small split. So the splits of a Python worker share one.
+    which takes longer than a small split. So all splits that a Python worker loads into a server share one.
 
     A type that is created later is unknown to it. Loading needs none: COPY is encoded by the types of Arrow.
 

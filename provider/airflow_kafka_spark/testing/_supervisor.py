@@ -1,9 +1,9 @@
 """The process that owns the embedded servers. It is run as a script, with the standard library only.
 
-The keeper starts the servers as its own children, forwards signals, and ends them when its parent ends for any reason, including
-SIGKILL, and even if forks of the parent live on and hold the other end of the pipe. On Linux the servers also end when the keeper
-itself is killed, and processes that a killed server has left behind end with the keeper. Only the keeper reaps its children, so a
-process id in a request cannot belong to another process.
+The supervisor starts the servers as its own children, forwards signals, and ends them when its parent ends for any reason,
+SIGKILL included, and even if forks of the parent live on and hold the other end of the pipe. On Linux the servers also end when
+the supervisor itself is killed, and processes that a killed server has left behind end with the supervisor. Only it reaps
+its children, so a process id in a request cannot belong to another process.
 
 Requests and answers are JSON lines on standard input and output.
 """
@@ -34,7 +34,7 @@ _CAP_DAC_OVERRIDE = 1
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 
 
-class _KeeperProcess:
+class Supervisor:
     def __init__(self) -> None:
         self.children: dict[int, subprocess.Popen[bytes]] = {}
         self.exit_signals: dict[int, int] = {}
@@ -155,7 +155,7 @@ def _become(user: list[int] | None) -> None:
 
 
 def main(parent: int) -> None:
-    keeper = _KeeperProcess()
+    supervisor = Supervisor()
     pending = b""
     # The parent decides when to stop. Ctrl-C in its terminal does not reach this process session, but other signals may.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -164,7 +164,7 @@ def main(parent: int) -> None:
     try:
         # Forks of the parent may hold the pipe open, so its end is not a sufficient sign.
         while os.getppid() == parent:
-            keeper.reap()
+            supervisor.reap()
             if not select.select([0], [], [], POLL_PARENT)[0]:
                 continue
             chunk = os.read(0, 65536)
@@ -172,11 +172,11 @@ def main(parent: int) -> None:
                 return
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
-                os.write(1, json.dumps(keeper.answer(json.loads(line))).encode() + b"\n")
+                os.write(1, json.dumps(supervisor.answer(json.loads(line))).encode() + b"\n")
     except BrokenPipeError:
         return
     finally:
-        keeper.end()
+        supervisor.end()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The files source on an object store: ``s3_cases.py``, run in a process that has the packages and jars of one."""
+"""The files source and the Delta sink on an object store: their cases run in one process that has the packages of one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 
 from tests.support import s3
 
-ROOT = Path(__file__).parents[2]
-CASES = Path(__file__).with_name("s3_cases.py")
+ROOT = Path(__file__).parents[1]
+CASES = {"tests/sources/files/s3_cases.py": 15, "tests/sinks/delta/s3_cases.py": 8}
+"""The files with the cases, and how many there are at least."""
 
 
 @pytest.mark.slow
@@ -23,12 +24,15 @@ def test_all_cases_of_an_object_store(kafka, tmp_path):
     path = [str(overlay), str(ROOT)] if overlay else [str(ROOT)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, *filter(None, sys.path)]), "S3_SECRET_FILE": str(told)}
     env["S3_KAFKA"] = kafka.bootstrap_servers
-    command = [sys.executable, "-m", "pytest", str(CASES), "-p", "no:cacheprovider", "-v", "-s", "--log-cli-level=INFO"]
+    options = ["-p", s3.__name__, "-p", "no:cacheprovider", "-v", "-s", "--log-cli-level=INFO"]
     with (tmp_path / "log").open("wb") as log:
+        command = [sys.executable, "-m", "pytest", *CASES, *options]
         ended = subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, timeout=560, check=False)
     said = (tmp_path / "log").read_text(errors="replace")
     assert ended.returncode == 0, said[-20_000:]
+    for file, count in CASES.items():
+        assert len(set(re.findall(rf"^{file}::(\S+)", said, re.MULTILINE))) >= count, said[-2_000:]
     passed = re.search(r"=+ (\d+) passed\b", said)
-    assert passed and int(passed[1]) >= 15, said[-2_000:]
+    assert passed and int(passed[1]) >= sum(CASES.values()), said[-2_000:]
     secret = told.read_text()
     assert len(secret) > 20 and secret not in said

@@ -1,0 +1,1 @@
+"""The Iceberg sink: windows become snapshots of an Iceberg table."""

@@ -1,0 +1,163 @@
+"""Attempts at a table: which of them can still commit, and the removal of what ended ones have left.
+
+::
+
+    <location>/_airflow/attempts/<attempt>/attempt.json   an attempt has begun, and has not been cleaned up after
+    <location>/_airflow/attempts/<attempt>/lock           local tables: locked for as long as the attempt's driver lives
+    <data>/airflow-<attempt>/*.parquet                    data files of an attempt; of the window once it is committed
+    <metadata>/<first half of an id>-*.avro               manifests of an attempt
+
+The name of an attempt ends with the id of the snapshot that it is going to commit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.sinks.delta.place import ATTEMPTS, BEGUN
+from airflow_kafka_spark.sinks.delta.records import attempts, data_directory, sweep_abandoned
+from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
+from airflow_kafka_spark.sinks.iceberg.snapshots import (
+    FENCED,
+    PipelineState,
+    data_files,
+    is_referenced,
+    make_commit,
+    manifest_prefix,
+    metadata_files,
+    new_snapshot_id,
+    tag_name,
+)
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+log = logging.getLogger(__name__)
+
+_TRIES = 100
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """The attempts at one table.
+
+    :param lake: the table.
+    """
+
+    lake: IcebergTable
+
+    def sweep(self, pipeline: str) -> int | None:
+        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines.
+
+        An attempt is abandoned :data:`.ABANDONED_DAYS` days after it began, unless its driver lives and the table is local, where
+        that can be seen (a lock).
+
+        :return: the snapshot that the pipeline's tag names, behind which the new attempt commits.
+        :raises SinkUnavailable: catalog or store did not answer.
+        """
+        store = self.lake.store(self.lake.loaded("looking for earlier attempts"))
+        own, others = attempts(store, pipeline)
+        sweep_abandoned(store, others, self.fence)
+        return self.fence(pipeline, own)
+
+    def fence(self, pipeline: str, markers: Iterable[str]) -> int | None:
+        """Remove ended attempts of a pipeline.
+
+        A snapshot without data takes the pipeline's tag further, so that none of them can commit. No branch gets it. It is left
+        out if all of them have committed or were overtaken.
+
+        :param markers: their names, listed before this is called.
+        :return: the snapshot that the tag names afterwards.
+        :raises SinkUnavailable: catalog or store did not answer.
+        """
+        left = set(markers)
+        error: Exception | None = None
+        fence = new_snapshot_id()
+        for _ in range(_TRIES):
+            table = self.lake.loaded("looking for earlier attempts")
+            state = PipelineState.of(table.metadata, pipeline)
+            committed = {marker for marker in left if table.snapshot_by_id(snapshot_of(marker)) is not None}
+            for marker in committed:
+                self.finish(table, marker)
+            left -= committed
+            # The tag never returns to a snapshot that it has left.
+            overtaken = {marker for marker in left if self._base(table, marker) not in (None, state.tag or 0)}
+            if state.tag == fence or left == overtaken:
+                for marker in left:
+                    self.remove(table, marker, sure=marker not in overtaken)
+                return state.tag
+            try:
+                summary = {**state.summary(pipeline), FENCED: " ".join(sorted(left))}
+                commit = make_commit(table, fence, summary, None, tag_name(pipeline))
+                error = self.lake.try_commit(table, commit.requirements, commit.updates)
+            except Exception as failed:  # each catalog and store has errors of its own
+                error = failed
+        raise self.lake.unavailable("fencing earlier attempts", error or "")
+
+    def finish(self, table: Table, marker: str) -> None:
+        """Remove what an attempt has left that has committed: files of tasks whose result was not taken, and its marker. Never
+        raises; what cannot be removed is found by the next attempt.
+
+        :param table: the table, at a look behind the commit.
+        """
+        directory, snapshot_id = data_directory(marker), snapshot_of(marker)
+        data = self.lake.data_store(table)
+        try:
+            files = data_files(table, [table.snapshot_by_id(snapshot_id)], directory)
+            named = {file.file_path.rpartition("/")[2] for file in files}
+            for info in data.children(directory):
+                if info.base_name not in named:
+                    data.remove(f"{directory}/{info.base_name}")
+            if not named:
+                data.remove_all(directory)
+            self._remove_manifests(table, snapshot_id)
+        except Exception as error:  # each store has errors of its own
+            log.warning("Files that attempt %s has left are not removed: %s", marker, self.lake.access.hidden(str(error)))
+            return
+        self.lake.store(table).remove_all(f"{ATTEMPTS}/{marker}")
+
+    def remove(self, table: Table, marker: str, sure: bool = False) -> None:
+        """Remove an attempt that can no longer commit. Never raises; what cannot be removed is found by the next attempt.
+
+        :param sure: True if it is known that it has not committed. Else its files are kept if a snapshot names one of them:
+            it has committed, and its snapshot has expired since.
+        """
+        directory = data_directory(marker)
+        try:
+            if sure or not is_referenced(table, directory):
+                self.lake.data_store(table).remove_all(directory)
+                self._remove_manifests(table, snapshot_of(marker))
+        except Exception as error:  # each store has errors of its own
+            log.warning("Attempt %s is not removed: %s", marker, self.lake.access.hidden(str(error)))
+            return
+        # The marker goes last: it is what leads to the rest.
+        self.lake.store(table).remove_all(f"{ATTEMPTS}/{marker}")
+
+    def _base(self, table: Table, marker: str) -> int | None:
+        """Return the snapshot that the pipeline's tag named when an attempt began, 0 if there was no tag; None if unknown."""
+        try:
+            text = self.lake.store(table).get(f"{ATTEMPTS}/{marker}/{BEGUN}")
+            return int(json.loads(text)["base"]) if text else None
+        except (ValueError, KeyError, TypeError):
+            return None
+        except OSError as error:
+            raise self.lake.unavailable("looking for earlier attempts", error) from error
+
+    def _remove_manifests(self, table: Table, snapshot_id: int) -> None:
+        """Remove the manifests that were written for tries of a commit that failed."""
+        named = metadata_files(table, snapshot_id)
+        store = self.lake.metadata_store(table)
+        begins = manifest_prefix(snapshot_id)
+        kept = {path.rpartition("/")[2] for path in named or ()}
+        for info in store.children(""):
+            if info.base_name.startswith(begins) and info.base_name not in kept:
+                store.remove(info.base_name)
+
+
+def snapshot_of(marker: str) -> int:
+    """Return the id of the snapshot that an attempt commits."""
+    return int(marker.rpartition("-")[2])

@@ -1,0 +1,272 @@
+"""Iceberg catalogs: their options in Airflow's connections, and one table of a catalog."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
+from airflow_kafka_spark.sinks.delta.place import TablePlace, TableStore
+
+if TYPE_CHECKING:
+    import pyarrow.fs
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+    from pyiceberg.table.update import TableRequirement, TableUpdate
+    from typing_extensions import Self
+
+CATALOGS = ("rest", "sql", "glue", "hive", "dynamodb", "bigquery")
+"""The values of ``type`` in the connection's extra."""
+
+_SECRET = re.compile(r"secret|password|token|credential|session|access[-_]key|account[-_]key|sas", re.IGNORECASE)
+_FILE_IO = "pyiceberg.io.pyarrow.PyArrowFileIO"
+
+
+@dataclass(frozen=True)
+class CatalogAccess:
+    """The options of a catalog. Never shows one in its repr.
+
+    :param conn_id: the Airflow connection.
+    :param name: the catalog's name, under which a SQL catalog stores its tables.
+    :param properties: the options of ``pyiceberg.catalog.load_catalog``.
+    """
+
+    conn_id: str
+    name: str
+    properties: Mapping[str, str] = field(repr=False)
+
+    def open(self) -> Catalog:
+        """Return the catalog.
+
+        :raises Exception: the catalog cannot be opened.
+        """
+        from pyiceberg.catalog import load_catalog
+
+        return load_catalog(self.name, **self.properties)
+
+    @property
+    def address(self) -> str:
+        """The catalog's address without credentials; its type if it has no address."""
+        uri = self.properties.get("uri", "").partition("?")[0]
+        return re.sub(r"//[^/]*@", "//", uri) or self.properties.get("type", "rest")
+
+    def hidden(self, text: str) -> str:
+        """Return a message without the values of secret options."""
+        secrets = [value for name, value in self.properties.items() if _SECRET.search(name) and len(value) > 1]
+        if "uri" in self.properties and (password := urllib.parse.urlsplit(self.properties["uri"]).password):
+            secrets += [password, urllib.parse.unquote(password)]
+        for secret in sorted(secrets, key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text
+
+
+def catalog_access(conn_id: str) -> CatalogAccess:
+    """Return the options of the catalog that a connection names.
+
+    The connection has the fields of Airflow's Iceberg provider: the host is the catalog's URI, login and password are the id and
+    secret of the client (REST) or the user of the database (SQL), and the extra holds all other options of pyiceberg's
+    ``load_catalog``. ``name`` in the extra is the catalog's name, by default the connection's id.
+
+    :raises ConnectionInvalid: the connection does not exist, or its options do not fit each other.
+    """
+    from airflow.providers.common.compat.sdk import BaseHook
+
+    try:
+        found = BaseHook.get_connection(conn_id)
+        extra = dict(found.extra_dejson)
+    except Exception as error:  # Airflow's own errors, and those of a secrets backend
+        raise ConnectionInvalid(conn_id, f"{type(error).__name__}: {error}", "Define it, of type `iceberg`") from error
+    name = str(extra.pop("name", conn_id))
+    options = {key: _text(value) for key, value in extra.items() if value is not None}
+    if found.host:
+        options["uri"] = found.host.rstrip("/") if found.host.startswith("http") else found.host
+    kind = options.setdefault("type", "rest") if "py-catalog-impl" not in options else ""
+    if kind and kind not in CATALOGS:
+        what = f"`type` in its extra is `{kind}`; expected one of {', '.join(CATALOGS)}"
+        if kind == "hadoop":
+            what += ". A Hadoop catalog commits by renaming files, which loses windows where two writers meet"
+        raise ConnectionInvalid(conn_id, what)
+    if kind == "rest" and found.login and found.password:
+        options["credential"] = f"{found.login}:{found.password}"
+    elif kind in ("sql", "") and found.login and "@" not in (uri := options.get("uri", "")) and "://" in uri:
+        scheme, _, rest = uri.partition("://")
+        user = urllib.parse.quote(found.login, safe="")
+        password = f":{urllib.parse.quote(found.password, safe='')}" if found.password else ""
+        options["uri"] = f"{scheme}://{user}{password}@{rest}"
+    if kind in ("rest", "sql") and "uri" not in options:
+        raise ConnectionInvalid(conn_id, f"it has no host, which is the URI of a {kind} catalog")
+    # Data files, manifests and the attempts' own notes are written by Arrow.
+    options["py-io-impl"] = _FILE_IO
+    return CatalogAccess(conn_id, name, options)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class IcebergStore(TableStore):
+    """The files below a location, reached as pyiceberg's FileIO of the table does. Never shows an option in its repr.
+
+    :param location: the location as Iceberg names it, without a slash at its end.
+    :param properties: the options of the table's FileIO, credentials that the catalog has lent included.
+    """
+
+    location: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+
+    @classmethod
+    def of(cls, location: str, properties: Mapping[str, str]) -> IcebergStore:
+        """Return the store of a location.
+
+        :raises ValueError: pyarrow knows no file system for it.
+        """
+        from pyiceberg.io.pyarrow import PyArrowFileIO
+
+        scheme, _, path = PyArrowFileIO.parse_location(location, dict(properties))
+        return cls(TablePlace(scheme, path.rstrip("/")), None, location.rstrip("/"), dict(properties))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "filesystem"}
+
+    @cached_property
+    def filesystem(self) -> pyarrow.fs.FileSystem:
+        """The file system of Arrow that holds the files."""
+        from pyiceberg.io.pyarrow import PyArrowFileIO
+
+        io = PyArrowFileIO(dict(self.properties))
+        scheme, netloc, _ = io.parse_location(self.location, io.properties)
+        return io.fs_by_scheme(scheme, netloc)
+
+    def named(self, path: str) -> str:
+        """Return a path below the location as Iceberg's metadata names it."""
+        return f"{self.location}/{path}"
+
+
+class IcebergTable:
+    """One table of a catalog. A context manager: leaving it closes the catalog.
+
+    :param access: the catalog's options.
+    :param name: namespace and name of the table, joined by dots.
+    :param uri: the sink's URI, for messages.
+    """
+
+    def __init__(self, access: CatalogAccess, name: str, uri: str) -> None:
+        self.access, self.name, self.uri = access, name, uri
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The catalog.
+
+        :raises SinkUnavailable: it cannot be opened.
+        """
+        try:
+            return self.access.open()
+        except Exception as error:  # each catalog has errors of its own
+            raise self.unavailable("opening the catalog", error) from error
+
+    def close(self) -> None:
+        """Close the catalog's connections. May be called again; the next use opens it again."""
+        if (found := self.__dict__.pop("catalog", None)) is not None:
+            found.close()
+
+    def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
+        """Return the error to raise for an error of catalog or store, without secrets."""
+        detail = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        return SinkUnavailable(self.uri, doing, self.access.hidden(detail))
+
+    def load(self, doing: str) -> Table | None:
+        """Return the newest version of the table, or None if there is no such table.
+
+        :param doing: for messages.
+        :raises SinkUnavailable: catalog or store did not answer.
+        """
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        try:
+            return self.catalog.load_table(self.name)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+        except SinkUnavailable:
+            raise
+        except Exception as error:  # each catalog has errors of its own
+            raise self.unavailable(doing, error) from error
+
+    def loaded(self, doing: str) -> Table:
+        """Return the newest version of the table.
+
+        :param doing: for messages.
+        :raises SinkUnavailable: catalog or store did not answer, or the table is gone.
+        """
+        table = self.load(doing)
+        if table is None:
+            raise self.unavailable(doing, "the table is gone")
+        return table
+
+    def has_location(self) -> bool:
+        """Return True if the table's namespace exists, and says where its tables lie.
+
+        :raises SinkUnavailable: the catalog did not answer.
+        """
+        from pyiceberg.exceptions import NoSuchNamespaceError
+
+        try:
+            return "location" in self.catalog.load_namespace_properties(tuple(self.name.split(".")[:-1]))
+        except NoSuchNamespaceError:
+            return False
+        except Exception as error:  # each catalog has errors of its own
+            raise self.unavailable("reading the namespace", error) from error
+
+    def try_commit(
+        self, table: Table, requirements: Sequence[TableRequirement], updates: Sequence[TableUpdate]
+    ) -> Exception | None:
+        """Try one commit, without the retries of pyiceberg.
+
+        :return: None if it is committed. An error says nothing about the outcome: the table has to be looked at again.
+        """
+        from pyiceberg.table.update import AssertTableUUID
+
+        same = AssertTableUUID(uuid=table.metadata.table_uuid)
+        try:
+            answer = self.catalog.commit_table(table, (same, *requirements), tuple(updates))
+            self.flush(table, answer.metadata_location)
+        except Exception as error:  # each catalog has errors of its own
+            return error
+        return None
+
+    def flush(self, table: Table, location: str) -> None:
+        """Make a metadata file durable. In an object store it is when it is written.
+
+        :raises OSError: it cannot be flushed.
+        """
+        from airflow_kafka_spark.sinks.files.directory import flush
+
+        parent, _, name = location.rpartition("/")
+        store = IcebergStore.of(parent, table.io.properties)
+        if store.place.is_local:
+            flush(store.full(name))
+            flush(store.place.path)
+
+    def store(self, table: Table) -> IcebergStore:
+        """Return the table's location."""
+        return IcebergStore.of(table.location(), table.io.properties)
+
+    def data_store(self, table: Table) -> IcebergStore:
+        """Return where data files lie."""
+        return IcebergStore.of(table.properties.get("write.data.path", f"{table.location()}/data"), table.io.properties)
+
+    def metadata_store(self, table: Table) -> IcebergStore:
+        """Return where manifests lie."""
+        place = table.properties.get("write.metadata.path", f"{table.location()}/metadata")
+        return IcebergStore.of(place, table.io.properties)

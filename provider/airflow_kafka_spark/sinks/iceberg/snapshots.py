@@ -1,0 +1,268 @@
+"""Snapshots of an Iceberg table as the sink uses them: the record of a window in each, and commits that are refused if anything
+of the branch or of the pipeline was committed since the table was looked at.
+
+Each snapshot of a pipeline has the window in its summary, and the tag ``airflow.<pipeline>`` names the last of them, which no
+expiry of snapshots removes. The tag is set in the commit of the snapshot. A commit requires that the branch and the tag are still
+what they were at the look, so an attempt that was overtaken can commit nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import WindowConflict
+from airflow_kafka_spark.sinks.delta.records import commit_metadata
+from airflow_kafka_spark.windows.codec import ranges_from_json
+from airflow_kafka_spark.windows.model import Applied, Window
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.table.update import TableRequirement, TableUpdate
+
+PIPELINE = "airflow.pipeline"
+WINDOW = "airflow.window"
+NEWEST = "airflow.newest"
+FENCED = "airflow.fenced"
+"""Keys of a snapshot's summary: the pipeline, the window that was written last and the window with the highest number (JSON), and
+the attempts that can no longer commit."""
+
+
+def tag_name(pipeline: str) -> str:
+    """Return the name of a pipeline's tag."""
+    return f"airflow.{pipeline}"
+
+
+def new_snapshot_id() -> int:
+    """Return the id of a snapshot to come."""
+    return secrets.randbelow((1 << 63) - 1) + 1
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The record of a window in a snapshot.
+
+    :param applied: the window that was written.
+    :param snapshot_id: the snapshot that has added its files. Another one may carry a copy of the record.
+    :param text: the record as it is stored.
+    """
+
+    applied: Applied
+    snapshot_id: int
+    text: str
+
+    @classmethod
+    def of(cls, window: Window, rows: int, snapshot_id: int) -> Recorded:
+        """Return the record of a window that is going to be committed."""
+        text = json.dumps({**commit_metadata(window, rows), "snapshot": snapshot_id}, ensure_ascii=False)
+        return cls.load(text)
+
+    @classmethod
+    def load(cls, text: str) -> Recorded:
+        """Return the record that a text holds.
+
+        :raises WindowConflict: the text cannot be understood.
+        """
+        try:
+            found = json.loads(text)
+            applied = Applied(
+                found["pipeline"],
+                found["number"],
+                ranges_from_json(found["ranges"]),
+                found["rows"],
+                replay=found["replay"],
+                cluster_id=found["cluster_id"],
+                topic_ids=found["topic_ids"],
+            )
+            return cls(applied, found["snapshot"], text)
+        except (ValueError, KeyError, TypeError) as error:
+            raise WindowConflict("of a snapshot's summary", f"`{text[:200]}` cannot be understood", "a record") from error
+
+
+@dataclass(frozen=True)
+class PipelineState:
+    """What a table's metadata holds of a pipeline.
+
+    :param tag: the snapshot that the pipeline's tag names; None if there is no tag.
+    :param records: the record of the newest replay of each window whose snapshot is still there, by number.
+    """
+
+    tag: int | None
+    records: Mapping[int, Recorded]
+
+    @classmethod
+    def of(cls, metadata: TableMetadata, pipeline: str) -> PipelineState:
+        """Return the state that a table's metadata shows.
+
+        :raises WindowConflict: a record cannot be understood.
+        """
+        records: dict[int, Recorded] = {}
+        for snapshot in metadata.snapshots:
+            summary = snapshot.summary.additional_properties if snapshot.summary else {}
+            if summary.get(PIPELINE) != pipeline:
+                continue
+            for text in {summary[key] for key in (WINDOW, NEWEST) if key in summary}:
+                found = Recorded.load(text)
+                known = records.get(found.applied.number)
+                if known is None or known.applied.replay < found.applied.replay:
+                    records[found.applied.number] = found
+        tag = metadata.refs.get(tag_name(pipeline))
+        return cls(tag.snapshot_id if tag else None, records)
+
+    @property
+    def newest(self) -> Recorded | None:
+        """The record of the window with the highest number."""
+        return self.records[max(self.records)] if self.records else None
+
+    def find(self, number: int) -> Recorded | None:
+        """Return the record of a window; None if it is not applied, or if its snapshot has expired."""
+        return self.records.get(number)
+
+    def summary(self, pipeline: str, written: Recorded | None = None) -> dict[str, str]:
+        """Return what the pipeline's next snapshot has in its summary.
+
+        :param written: the window that it applies; None for a fence, which keeps what is known.
+        """
+        last = written or next((r for r in self.records.values() if r.snapshot_id == self.tag), None)
+        newest = max((r for r in (written, self.newest) if r is not None), key=lambda r: r.applied.number, default=None)
+        found = {PIPELINE: pipeline}
+        if last is not None:
+            found[WINDOW] = last.text
+        if newest is not None and newest is not last:
+            found[NEWEST] = newest.text
+        return found
+
+
+# --- commits ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit to try: what it requires, what it changes, and the files of metadata that were written for it."""
+
+    requirements: tuple[TableRequirement, ...]
+    updates: tuple[TableUpdate, ...]
+    written: tuple[str, ...]
+
+
+def manifest_prefix(snapshot_id: int) -> tuple[str, str]:
+    """Return how the names of the manifests and of the manifest list of a snapshot begin."""
+    return str(_commit_uuid(snapshot_id))[:18], f"snap-{snapshot_id}-"
+
+
+def _commit_uuid(snapshot_id: int) -> uuid.UUID:
+    """Return an id for one try of a commit, whose first half leads to the snapshot."""
+    return uuid.UUID(int=snapshot_id << 64 | secrets.randbits(64))
+
+
+def head(metadata: TableMetadata, branch: str) -> int | None:
+    """Return the snapshot that a branch names; None if there is no such branch."""
+    found = metadata.refs.get(branch)
+    return found.snapshot_id if found else None
+
+
+def make_commit(
+    table: Table,
+    snapshot_id: int,
+    summary: Mapping[str, str],
+    branch: str | None,
+    tag: str | None = None,
+    added: Sequence[DataFile] = (),
+    removed: Sequence[DataFile] = (),
+) -> Commit:
+    """Write the manifests of a snapshot, and return the commit that makes it visible.
+
+    :param table: the table at the look. The commit requires that branch, tag and partition spec are still the same.
+    :param branch: the branch that gets the snapshot; None for a snapshot that only the tag names.
+    :param tag: a tag that names the snapshot, too.
+    :raises Exception: catalog or store did not answer.
+    """
+    from pyiceberg.table import Transaction
+    from pyiceberg.table.refs import SnapshotRefType
+    from pyiceberg.table.update import AssertDefaultSpecId
+    from pyiceberg.table.update.snapshot import _MergeAppendFiles
+
+    metadata = table.metadata
+    update = Transaction(table).update_snapshot(snapshot_properties=dict(summary), branch=branch)
+    producer = update.overwrite() if removed else update.merge_append() if added else update.fast_append()
+    if isinstance(producer, _MergeAppendFiles):
+        # On unless the table says otherwise, as for Spark and Flink: windows are many and small.
+        producer._merge_enabled = metadata.properties.get("commit.manifest-merge.enabled", "true").lower() == "true"
+    # The id is known before any file is written, and stays the same when the commit is tried again.
+    producer._snapshot_id, producer.commit_uuid = snapshot_id, _commit_uuid(snapshot_id)
+    for file in added:
+        producer.append_data_file(file)
+    for file in removed:
+        producer.delete_data_file(file)
+    updates, _ = producer._commit()
+    requirements: list[TableRequirement] = [AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})]
+    changes = [updates[0]]
+    for name, kind in ((branch, SnapshotRefType.BRANCH), (tag, SnapshotRefType.TAG)):
+        if name is not None:
+            requirements.append(ref_is(name, head(metadata, name)))
+            changes.append(set_ref(metadata, name, kind, snapshot_id))
+    written = (*producer._written_manifests, *producer._written_manifest_lists)
+    return Commit(tuple(requirements), tuple(changes), written)
+
+
+def ref_is(name: str, snapshot_id: int | None) -> TableRequirement:
+    """Return the requirement that a branch or tag names a snapshot.
+
+    :param snapshot_id: None if there may be no such branch or tag.
+    """
+    from pyiceberg.table.update import AssertRefSnapshotId
+
+    return AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": snapshot_id})
+
+
+def set_ref(metadata: TableMetadata, name: str, kind: Any, snapshot_id: int) -> TableUpdate:
+    """Return the change that lets a branch or tag name a snapshot. How long it keeps snapshots stays as it is."""
+    from pyiceberg.table.update import SetSnapshotRefUpdate
+
+    there = metadata.refs.get(name)
+    kept = {name: getattr(there, name) for name in ("max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep") if there}
+    return SetSnapshotRefUpdate(**{"ref_name": name, "type": kind, "snapshot_id": snapshot_id, **kept})
+
+
+def metadata_files(table: Table, snapshot_id: int) -> set[str] | None:
+    """Return the manifest list and the manifests of a snapshot; None if there is no such snapshot.
+
+    :raises Exception: the store did not answer.
+    """
+    snapshot = table.snapshot_by_id(snapshot_id)
+    if snapshot is None:
+        return None
+    return {snapshot.manifest_list, *(manifest.manifest_path for manifest in snapshot.manifests(table.io))}
+
+
+def data_files(table: Table, snapshots: Iterable[Snapshot | None], directory: str) -> list[DataFile]:
+    """Return the data files of snapshots that lie in a directory, each once.
+
+    :param directory: its name.
+    :raises Exception: the store did not answer.
+    """
+    from pyiceberg.manifest import ManifestContent
+
+    manifests = {m.manifest_path: m for s in snapshots if s is not None for m in s.manifests(table.io)}
+    found: dict[str, DataFile] = {}
+    for manifest in manifests.values():
+        if manifest.content == ManifestContent.DATA:
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                if f"/{directory}/" in entry.data_file.file_path:
+                    found[entry.data_file.file_path] = entry.data_file
+    return list(found.values())
+
+
+def is_referenced(table: Table, directory: str) -> bool:
+    """Return True if a snapshot of the table names a data file in a directory.
+
+    :raises Exception: the store did not answer.
+    """
+    return bool(data_files(table, table.metadata.snapshots, directory))

@@ -1,0 +1,247 @@
+"""Validation of an Iceberg sink: everything that would keep a window from being committed, found before anything runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
+from airflow_kafka_spark.sinks.base import Shape
+from airflow_kafka_spark.sinks.iceberg.options import MAIN
+from airflow_kafka_spark.sinks.iceberg.partitions import EXPECTED, PartitionField, fields_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.table import Table
+
+    from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
+    from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
+
+_LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
+_VERSIONS = (1, 2)
+_FORBIDDEN = {"format-version": {"1", "2"}, "write.format.default": {"parquet"}}
+"""Properties of a table, and the values that a sink can write for."""
+
+
+def iceberg_sink_problems(sink: IcebergSinkOptions, shape: Shape) -> list[Problem]:
+    """Return the problems of options, columns and table. See :meth:`.IcebergSink.validate`."""
+    if importlib.util.find_spec("pyiceberg") is None:
+        return [_uninstalled(), *_options(sink)]
+    options = [*_columns(sink, shape.schema), *_options(sink)]
+    table, found = _open(sink)
+    if table is not None:
+        found += [*_table(sink, table), *_compared(sink, table, shape.schema)]
+    elif not found and not sink.auto_create:
+        what = f"there is no Iceberg table `{sink.table}` in the catalog"
+        found.append(Problem("sink.table", what, "Create it, or set `auto_create=True`"))
+    return [*found, *options]
+
+
+def table_problems(sink: IcebergSinkOptions) -> list[Problem]:
+    """Return the problems of connection, catalog and table. See :meth:`.IcebergSink.target_problems`."""
+    if importlib.util.find_spec("pyiceberg") is None:
+        return [_uninstalled()]
+    table, found = _open(sink)
+    return [*found, *_table(sink, table)] if table is not None else found
+
+
+def _uninstalled() -> Problem:
+    action = 'Install "airflow-provider-kafka-spark[iceberg]" on the Airflow worker and on Spark\'s executors'
+    return Problem("sink", "the package `pyiceberg` is not installed", action)
+
+
+# --- catalog and table ----------------------------------------------------------------------------------------------------
+
+
+def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
+    """Return the table if there is one that can be read, and the problems of getting there."""
+    found = [*_names(sink)]
+    try:
+        lake = sink.open()
+    except ConnectionInvalid as error:
+        return None, [*found, Problem("sink.conn_id", error.detail, error.action)]
+    if found:
+        return None, found
+    with lake:
+        try:
+            table = lake.load("opening the table")
+            if table is None:
+                return None, [*_nowhere(sink, lake)]
+        except KafkaSparkError as error:
+            return None, [Problem("sink.conn_id", str(error), "Check the connection, and the rights that it gives")]
+        try:
+            store = lake.data_store(table)
+            there = store.exists("")
+            if there and store.place.is_local and not os.access(store.place.path, os.W_OK | os.X_OK):
+                what = f"{store.place.path} cannot be written by user {os.geteuid()}"
+                return table, [Problem("sink.table", what, "Give this user the right to")]
+        except Exception as error:  # each store has errors of its own
+            what = f"its location {table.location()} cannot be reached: {lake.access.hidden(str(error))}"
+            return None, [Problem("sink.table", what, "Check the options of its store in the connection's extra")]
+        return table, []
+
+
+def _nowhere(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:
+    """Yield a problem if a table that is created would have no location. A REST catalog chooses one itself."""
+    if not sink.auto_create or "warehouse" in lake.access.properties or lake.access.properties.get("type") not in ("sql", "hive"):
+        return
+    if not lake.has_location():
+        what = "its extra has no `warehouse`, so that there is no place for a table that is created"
+        yield Problem("sink.conn_id", what, "Add it, for instance `file:///mnt/lake` or `s3://lake`")
+
+
+def _names(sink: IcebergSinkOptions) -> Iterator[Problem]:
+    if len(parts := sink.table.split(".")) < 2 or not all(parts):
+        yield Problem("sink.table", f"`{sink.table}` is not a namespace and a name, joined by dots", "Name it `shop.orders`")
+    if not sink.branch or sink.branch.startswith("airflow."):
+        yield Problem("sink.branch", f"`{sink.branch}` cannot be a branch of this sink", f"Name another one, or `{MAIN}`")
+
+
+def _table(sink: IcebergSinkOptions, table: Table) -> Iterator[Problem]:
+    from pyiceberg.table.refs import SnapshotRefType
+
+    where, metadata = f"sink.table {sink.table}", table.metadata
+    if metadata.format_version not in _VERSIONS:
+        what = f"it has format version {metadata.format_version}; expected 1 or 2"
+        yield Problem(where, what, "Name another table")
+    for name, values in _FORBIDDEN.items():
+        if name in table.properties and table.properties[name].lower() not in values:
+            what = f"its property `{name}` is `{table.properties[name]}`; expected {' or '.join(sorted(values))}"
+            yield Problem(where, what, "Change it, or name another table")
+    if (ref := metadata.refs.get(sink.branch)) is not None and ref.snapshot_ref_type != SnapshotRefType.BRANCH:
+        yield Problem("sink.branch", f"`{sink.branch}` is a tag of the table; expected a branch", "Name another one")
+    yield from _layout(sink, table, where)
+
+
+def _layout(sink: IcebergSinkOptions, table: Table, where: str) -> Iterator[Problem]:
+    """Yield the problems of the table's partition spec and sort order."""
+    top = {field.field_id for field in table.schema().fields}
+    for field in table.spec().fields:
+        kind = str(field.transform)
+        if field.source_id not in top or kind.startswith("unknown"):
+            what = f"its partition field `{field.name}` is {kind} of a column within a struct or list, or of an unknown kind"
+            yield Problem(where, what, "Drop that partition field, or name another table")
+    for sorted_by in table.sort_order().fields:
+        if sorted_by.source_id not in top:
+            yield Problem(where, "it is sorted by a column within a struct, which is not supported", "Change its sort order")
+    if sink.partition_by:
+        wanted, there = list(_parsed(sink)), fields_of(table.spec(), table.schema())
+        if wanted != there:
+            named = ", ".join(map(str, there)) or "nothing"
+            what = f"the table is partitioned by {named}; found {', '.join(map(str, wanted))}"
+            yield Problem("sink.partition_by", what, f"Set `partition_by={list(map(str, there))}`, or leave it out")
+
+
+# --- columns ------------------------------------------------------------------------------------------------------------
+
+
+def _parsed(sink: IcebergSinkOptions) -> Iterator[PartitionField]:
+    for text in sink.partition_by:
+        try:
+            yield PartitionField.parse(text)
+        except ValueError:
+            continue
+
+
+def _columns(sink: IcebergSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
+    from airflow_kafka_spark.sinks.iceberg.columns import unstorable
+
+    names = Counter(name.casefold() for name in schema.names)
+    if doubled := [name for name in schema.names if names[name.casefold()] > 1]:
+        what = f"many readers of Iceberg take the columns `{'`, `'.join(doubled)}` for one"
+        yield Problem("schema", what, "Rename all but one of them")
+    for field in schema:
+        if not field.name or "\0" in field.name or "." in field.name:
+            what = f"column `{field.name}` has no name, or a dot in it, which Iceberg has between a struct and its member"
+            yield Problem("schema", what, "Rename it")
+        elif why := unstorable(field.type):
+            yield Problem(f"sink.table column `{field.name}`", f"it is {field.type}: {why}", "Leave it out, or convert it")
+    for text in sink.partition_by:
+        try:
+            PartitionField.parse(text)
+        except ValueError:
+            yield Problem("sink.partition_by", f"`{text}` is not understood; expected {EXPECTED}")
+    wanted = list(_parsed(sink))
+    for name, count in Counter(field.name for field in wanted).items():
+        if count > 1:
+            yield Problem("sink.partition_by", f"{count} fields are called `{name}`", "Leave out all but one")
+    for field in wanted:
+        yield from _partition_field(field, schema)
+
+
+def _partition_field(field: PartitionField, schema: pa.Schema) -> Iterator[Problem]:
+    import pyarrow as pa
+
+    from airflow_kafka_spark.sinks.iceberg.columns import iceberg_schema, unstorable
+
+    if field.column not in schema.names:
+        known = ", ".join(f"`{n}`" for n in schema.names)
+        yield Problem("sink.partition_by", f"there is no column `{field.column}`; there are {known}", "Name one of these")
+        return
+    kind, fine = schema.field(field.column).type, False
+    if not unstorable(kind) and not pa.types.is_nested(kind) and not pa.types.is_floating(kind):
+        source = iceberg_schema(pa.schema([("column", kind)])).fields[0].field_type
+        fine = field.parsed().can_transform(source)
+    if fine:
+        return
+    yield Problem("sink.partition_by", f"`{field}` cannot partition: column `{field.column}` is {kind}", "Name another column")
+
+
+def _compared(sink: IcebergSinkOptions, table: Table, schema: pa.Schema) -> Iterator[Problem]:
+    """Yield a problem for each column that the table does not take."""
+    import pyarrow as pa
+
+    from airflow_kafka_spark.sinks.iceberg.columns import fits, match, required_columns, type_name, unstorable
+
+    storable = pa.schema([field for field in schema if not unstorable(field.type)])
+    before = {field.name: field.field_type for field in table.schema().fields}
+    for found in match(storable, table.metadata):
+        where, name = f"sink.table column `{found.row.name}`", found.row.name
+        if found.column is not None:
+            if not fits(found.kind, found.column.field_type):
+                expected = type_name(found.column.field_type)
+                what = f"found {type_name(found.kind)}; expected {expected}, as the table has it"
+                yield Problem(where, what, "Correct the schema, or give the column another name")
+        elif alike := [column for column in before if column.casefold() == name.casefold()]:
+            yield Problem(where, f"the table has `{alike[0]}`, and many readers take the two for one", f"Call it `{alike[0]}`")
+        elif not sink.auto_evolve:
+            there = ", ".join(f"`{column}` {type_name(kind)}" for column, kind in before.items())
+            what = f"it is new ({type_name(found.kind)}); the table has {there}"
+            yield Problem(where, what, "Set `auto_evolve=True` on the sink, or leave it out of the schema")
+    for name, known in required_columns(storable, table.metadata):
+        what = "the table takes no null in it, and " + ("rows may have one" if known else "the rows do not have it")
+        yield Problem(f"sink.table column `{name}`", what, "Let the table's column take nulls (`DROP NOT NULL`)")
+
+
+# --- files --------------------------------------------------------------------------------------------------------------
+
+
+def _options(sink: IcebergSinkOptions) -> Iterator[Problem]:
+    import pyarrow as pa
+
+    from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec, try_writing
+
+    if sink.mode != "append":
+        what = f"`{sink.mode}` is not supported; expected `append`"
+        yield Problem("sink.mode", what, "Append, and MERGE by key from there in Spark; or use `PostgresSink` to upsert")
+    for name, values in _FORBIDDEN.items():
+        if str(sink.table_properties.get(name, next(iter(values)))).lower() not in values:
+            what = f"`{name}` is `{sink.table_properties[name]}`; expected {' or '.join(sorted(values))}"
+            yield Problem("sink.table_properties", what, "Leave it out")
+    codecs = FileSpec("parquet").writer.codecs
+    if sink.compression not in codecs:
+        known = ", ".join(c for c in codecs if c)
+        yield Problem("sink.compression", f"`{sink.compression}` is not known; expected one of {known}")
+        return
+    for name in _LIMITS:
+        value = sink.options.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            yield Problem("sink.options", f"`{name}` is {value!r}; expected a whole number from 1")
+    spec = sink.spec({}, bool(sink.partition_by))
+    if reserved := sorted(spec.writer.reserved & set(sink.options)):
+        yield Problem("sink.options", f"`{'`, `'.join(reserved)}` cannot be set: the sink sets it itself", "Leave it out")
+    elif error := try_writing(spec, pa.schema([("a", pa.int64())])):
+        yield Problem("sink.options", f"the Parquet writer does not take {dict(spec.format_options)}: {error}")

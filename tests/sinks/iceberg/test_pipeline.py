@@ -1,0 +1,46 @@
+"""A topic becomes an Iceberg table by Spark's tasks: killed, retried, replayed, with records that cannot be read."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from tests.support.control import replay
+from tests.support.dead_letters import check_sorted_out, produce_mixed
+from tests.support.pipelines import pipeline
+
+
+@pytest.fixture
+def lake(kafka, unique, tmp_path):
+    with pipeline("iceberg", kafka, lambda: None, unique, tmp_path) as made:
+        yield made
+
+
+@pytest.mark.faults
+def test_killed_then_retried_and_cleared_every_record_is_in_the_table_exactly_once(lake):
+    lake.produce(200)
+    lake.run("run0")
+    lake.produce(300)
+    victim = lake.victim("run1", fault="sink.in_transaction", split_records=70)
+    victim.wait()
+    assert victim.fired, victim.tail()
+    assert len(lake.rows()) == 200, "a reader saw a part of the window"
+    retried = lake.run("run1", split_records=70)
+    assert lake.check() == 500
+    assert lake.run("run1", split_records=70) == retried, "a cleared task does nothing and returns the same report"
+    lake.produce(50)
+    lake.run("run2")
+    assert lake.check() == 550
+
+
+def test_bad_records_go_to_a_dead_letter_topic_and_a_window_that_is_replayed_is_replaced(lake):
+    dead = f"dead-{lake.topic}"
+    options = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
+    bad = produce_mixed(lake, 100, 5)
+    lake.run("run1", **options)
+    assert check_sorted_out(lake, dead) == (100, bad)
+    with KafkaHook() as hook:
+        replay(hook, lake.name, window=1, why="spoilt rows", ledger_topic=f"ledger-{lake.name}")
+    report = lake.run("run1", **options)
+    assert (report["replay"], report["records_written"]) == (1, 100)
+    assert check_sorted_out(lake, dead) == (100, bad)

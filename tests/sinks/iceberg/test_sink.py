@@ -1,0 +1,625 @@
+"""The Iceberg sink: other writers, maintenance of the table, replays, evolution, partitions, branches, and what it refuses."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import Counter
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from pyiceberg.expressions import EqualTo, GreaterThanOrEqual
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.sorting import NullOrder, SortDirection
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    TruncateTransform,
+    YearTransform,
+)
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
+from airflow_kafka_spark.sinks.base import Shape
+from airflow_kafka_spark.sinks.iceberg.catalog import catalog_access
+from airflow_kafka_spark.sinks.iceberg.partitions import PartitionField
+from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
+from airflow_kafka_spark.sinks.iceberg.snapshots import FENCED, PIPELINE, WINDOW, tag_name
+from airflow_kafka_spark.sinks.iceberg.tasks.transforms import transformed
+from airflow_kafka_spark.windows.codec import ranges_to_json
+from tests.sinks.attempt import Victim, apply, write_all
+from tests.sinks.feed import INSTANTS, SCHEMA, TEXTS, Feed, Job, row
+from tests.sinks.iceberg.cases import NAME, IcebergCase
+from tests.sinks.iceberg.catalogs import LostAnswers, LostRequests
+from tests.sinks.oracle import same_multiset
+
+SMALL = pa.schema([("id", pa.int64()), ("name", pa.string()), ("ratio", pa.float64())])
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> IcebergCase:
+    found = IcebergCase(tmp_path / "lake")
+    found.schema = SMALL
+    return found
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return Feed(SMALL)
+
+
+def current(lake: IcebergCase) -> Table:
+    found = lake.table()
+    assert found is not None
+    return found
+
+
+def of_others(lake: IcebergCase, *ids: int) -> None:
+    """Another writer appends."""
+    if not ids:
+        return
+    with lake.catalog() as catalog:
+        table = catalog.load_table(NAME)
+        columns = {f.name: pa.nulls(len(ids), f.type) for f in table.schema().as_arrow()} | {"id": pa.array(ids, pa.int64())}
+        table.append(pa.table(columns, schema=table.schema().as_arrow()))
+
+
+def compact(lake: IcebergCase) -> None:
+    """Others write all rows into other files."""
+    with lake.catalog() as catalog:
+        table = catalog.load_table(NAME)
+        table.overwrite(table.scan().to_arrow())
+
+
+def expire(lake: IcebergCase) -> None:
+    """All snapshots expire that neither a branch nor a tag names."""
+    with lake.catalog() as catalog:
+        table = catalog.load_table(NAME)
+        table.maintenance.expire_snapshots().older_than(dt.datetime.now() + dt.timedelta(days=1)).commit()
+
+
+def replayed(job: Job, replay: int = 1, first: int = 0) -> Job:
+    """A replay of a window: other rows of the same offsets."""
+    data = {
+        n: [rows.filter(pa.array([i >= first for i in range(rows.batch.num_rows)])) for rows in b] for n, b in job.rows.items()
+    }
+    return replace(job, window=replace(job.window, replay=replay), rows=data)
+
+
+# --- other writers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.faults
+def test_a_commit_of_others_between_look_and_commit_loses_and_doubles_nothing(lake, feed, tmp_path):
+    first, job = feed.next(), feed.next()
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, "sink.in_transaction:stop", tmp_path / "victim") as attempt:
+        assert attempt.stopped()
+        of_others(lake, -1, -2)
+        compact(lake)
+        of_others(lake, -3)
+        assert attempt.wake() == 0
+    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, -1, -2, -3])
+    assert lake.leftovers() == []
+    assert apply(lake.sink, job).number == 2
+
+
+@pytest.mark.faults
+def test_an_attempt_whose_files_were_removed_commits_nothing_though_nobody_else_has(lake, feed, tmp_path):
+    """The attempt that has removed them gave up, so that the window is still open when the zombie wakes."""
+    first, job = feed.next(), feed.next()
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, "sink.in_transaction:stop", tmp_path / "victim") as zombie:
+        assert zombie.stopped()
+        with lake.sink.begin(job.window, job.splits, job.shape):
+            pass
+        assert zombie.wake() == 1
+        assert "Fenced" in zombie.log.read_text()
+    assert lake.sink.applied(job.window) is None
+    assert lake.sink.last_applied(feed.pipeline).number == 1
+    same_multiset(first.expected, lake.read())
+    (fence,) = [s for s in current(lake).snapshots() if FENCED in s.summary.additional_properties]
+    assert fence.snapshot_id not in {entry.snapshot_id for entry in current(lake).history()}, "readers do not see it"
+    apply(lake.sink, job)
+    same_multiset(first.expected + job.expected, lake.read())
+    assert lake.leftovers() == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
+def test_compaction_expired_snapshots_and_other_writers_between_two_attempts_lose_nothing(lake, feed, tmp_path, point):
+    first, job, third = feed.next(), feed.next(), feed.next()
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, point, tmp_path / "victim") as victim:
+        assert victim.died()
+    of_others(lake, -1)
+    compact(lake)
+    expire(lake)
+    of_others(lake, -2)
+    for one in (job, third, job):
+        apply(lake.sink, one)
+    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1, -2])
+
+
+@pytest.mark.faults
+def test_files_of_a_window_stay_though_its_attempt_was_not_cleaned_up_before_its_snapshot_expired(lake, feed, tmp_path):
+    first, job = feed.next(), feed.next()
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, "sink.committed", tmp_path / "victim") as victim:
+        assert victim.died()
+    with lake.catalog() as catalog:
+        catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(feed.pipeline)).commit()
+    of_others(lake, -1)
+    expire(lake)
+    assert len(current(lake).snapshots()) == 1
+    with lake.sink.begin(job.window, job.splits, job.shape):
+        pass
+    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, -1])
+    assert not list(lake.path.glob("warehouse/shop/orders/_airflow/attempts/*"))
+
+
+def test_files_of_a_running_attempt_that_others_remove_are_noticed_before_its_commit(lake, feed):
+    apply(lake.sink, feed.next())
+    before, job = lake.ids(), feed.next()
+    with lake.sink.begin(job.window, job.splits, job.shape) as writer:
+        results = write_all(writer, job)
+        Path(writer.data.full(results[0].token["files"][0]["path"])).unlink()
+        with pytest.raises(SinkUnavailable, match="remove_orphan_files"):
+            writer.commit(results)
+    assert sorted(lake.ids()) == sorted(before)
+    apply(lake.sink, job)
+    assert Counter(lake.ids()) == Counter([*before, *job.ids])
+
+
+@pytest.mark.parametrize("catalog", [LostAnswers, LostRequests])
+def test_a_commit_whose_answer_was_lost_is_looked_up_and_not_repeated(lake, feed, monkeypatch, catalog):
+    first, job = feed.next(), feed.next()
+    apply(lake.sink, first)
+    options = {name: value for name, value in lake.options.items() if name != "type"}
+    lake.connect(**options, **{"py-catalog-impl": f"{catalog.__module__}.{catalog.__name__}"})
+    monkeypatch.setattr(catalog, "lost", 1)
+    assert apply(lake.sink, job).written == len(job.ids)
+    assert catalog.lost == 0
+    same_multiset(first.expected + job.expected, lake.read())
+    assert lake.leftovers() == []
+
+
+def test_a_partition_spec_that_others_change_meanwhile_makes_the_next_attempt_write_for_it(lake, feed):
+    first, job = feed.next(), feed.next()
+    apply(lake.sink, first)
+    with lake.sink.begin(job.window, job.splits, job.shape) as writer:
+        results = write_all(writer, job)
+        with lake.catalog() as catalog, catalog.load_table(NAME).update_spec() as update:
+            update.add_field("id", BucketTransform(2), "shard")
+        with pytest.raises(SinkUnavailable, match="partition spec"):
+            writer.commit(results)
+    apply(lake.sink, job)
+    same_multiset(first.expected + job.expected, lake.read())
+    assert current(lake).inspect.partitions().num_rows == 3
+
+
+# --- what the table remembers ---------------------------------------------------------------------------------------
+
+
+def test_the_snapshot_holds_the_window_and_the_pipelines_tag_names_it(lake, feed):
+    job = feed.next()
+    apply(lake.sink, job)
+    table, window = current(lake), job.window
+    summary = table.current_snapshot().summary.additional_properties
+    assert summary[PIPELINE] == window.pipeline
+    found = json.loads(summary[WINDOW])
+    assert (found["number"], found["rows"], found["ranges"]) == (1, len(job.ids), ranges_to_json(window.ranges))
+    assert (found["cluster_id"], found["topic_ids"]) == (window.cluster_id, dict(window.topic_ids))
+    tag = table.refs()[tag_name(window.pipeline)]
+    assert (tag.snapshot_id, tag.snapshot_ref_type) == (table.current_snapshot().snapshot_id, "tag")
+    assert summary["added-records"] == str(len(job.ids)) == summary["total-records"]
+
+
+def test_the_last_window_is_remembered_when_its_snapshot_is_old_and_when_its_tag_is_gone(lake, feed):
+    jobs = [feed.next(2, 1, 0) for _ in range(4)]
+    for job in jobs[:3]:
+        apply(lake.sink, job)
+    with lake.catalog() as catalog:
+        catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(feed.pipeline)).commit()
+    assert lake.sink.last_applied(feed.pipeline).number == 3
+    apply(lake.sink, jobs[3])
+    of_others(lake, -1)
+    expire(lake)
+    assert len(current(lake).snapshots()) == 2
+    assert [lake.sink.applied(job.window) is not None for job in jobs] == [False, False, False, True]
+    assert lake.sink.last_applied(feed.pipeline).ranges == jobs[3].window.ranges
+    with pytest.raises(WindowConflict, match="expired"):
+        apply(lake.sink, replayed(jobs[1]))
+    apply(lake.sink, feed.next())
+    assert len(lake.ids()) == 4 * 3 + 98 + 1
+
+
+def test_manifests_of_many_windows_are_merged(lake, feed):
+    jobs = [feed.next(1, 0, 0) for _ in range(6)]
+    with lake.catalog() as catalog:
+        apply(lake.sink, jobs[0])
+        with catalog.load_table(NAME).transaction() as change:
+            change.set_properties({"commit.manifest.min-count-to-merge": "3"})
+    for job in jobs[1:]:
+        apply(lake.sink, job)
+    table = current(lake)
+    assert len(table.current_snapshot().manifests(table.io)) < 4
+    assert Counter(lake.ids()) == Counter(i for job in jobs for i in job.ids)
+    again = replayed(jobs[1])
+    apply(lake.sink, again)
+    assert Counter(lake.ids()) == Counter(i for job in jobs for i in job.ids)
+
+
+# --- replays --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"partition_by": ["bucket(2, id)", "name"]}], ids=["plain", "partitioned"])
+def test_a_replay_replaces_the_rows_of_its_window_in_one_snapshot(tmp_path, feed, options):
+    lake = IcebergCase(tmp_path / "lake", **options)
+    lake.schema = SMALL
+    jobs = [feed.next(20, 5, 9) for _ in range(3)]
+    for job in jobs:
+        apply(lake.sink, job)
+    others = [] if options else [-1]  # pyiceberg's own writer has no buckets
+    of_others(lake, *others)
+    again = replayed(jobs[1], first=5)
+    assert 0 < len(again.ids) < len(jobs[1].ids)
+    assert lake.sink.applied(again.window) is None
+    before = len(current(lake).history())
+    assert apply(lake.sink, again).replay == 1
+    assert len(current(lake).history()) == before + 1
+    assert Counter(lake.ids()) == Counter([*jobs[0].ids, *again.ids, *jobs[2].ids, *others])
+    assert lake.sink.last_applied(feed.pipeline).number == 3
+    twice = replayed(jobs[1], replay=2)
+    for one in (twice, again, twice):
+        apply(lake.sink, one)
+    assert Counter(lake.ids()) == Counter([*(i for job in jobs for i in job.ids), *others])
+    expire(lake)
+    assert lake.sink.last_applied(feed.pipeline).number == 3, "the snapshot of the replay knows the newest window, too"
+    apply(lake.sink, fourth := feed.next())
+    assert Counter(lake.ids()) == Counter([*(i for job in [*jobs, fourth] for i in job.ids), *others])
+    # The summary counts what was removed.
+    assert current(lake).current_snapshot().summary["total-records"] == str(len(lake.ids()))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
+def test_a_replay_that_dies_is_repeated_and_a_zombie_of_it_changes_nothing(lake, feed, tmp_path, point):
+    job, second = feed.next(), feed.next()
+    apply(lake.sink, job)
+    apply(lake.sink, second)
+    again = replayed(job, first=3)
+    with Victim(lake.sink, again, point, tmp_path / "victim") as victim:
+        assert victim.died()
+    with Victim(lake.sink, again, "sink.in_transaction:stop", tmp_path / "zombie") as zombie:
+        stopped = zombie.stopped()
+        assert stopped == (point == "sink.in_transaction")
+        apply(lake.sink, again)
+        if stopped:
+            zombie.wake()
+    assert Counter(lake.ids()) == Counter([*again.ids, *second.ids])
+    apply(lake.sink, feed.next())
+    assert not list(lake.path.glob("warehouse/shop/orders/_airflow/attempts/*"))
+
+
+def test_a_replay_of_a_window_whose_files_were_rewritten_is_refused(lake, feed):
+    job = feed.next()
+    apply(lake.sink, job)
+    compact(lake)
+    with pytest.raises(WindowConflict, match="rewrite_data_files"):
+        apply(lake.sink, replayed(job))
+    assert Counter(lake.ids()) == Counter(job.ids)
+    assert lake.leftovers() == []
+
+
+# --- columns --------------------------------------------------------------------------------------------------------
+
+
+def test_new_columns_are_added_to_the_table_and_older_rows_have_none(lake, feed):
+    apply(lake.sink, feed.next(3, 0, 0))
+    wider = replace(feed, schema=SCHEMA)
+    (*_, problem) = lake.sink.validate(wider.shape)
+    assert "auto_evolve" in problem.action and problem.where.startswith("sink.table column")
+    with pytest.raises(SinkUnavailable, match="auto_evolve"):
+        apply(lake.sink, wider.next(2, 0, 0))
+    sink = replace(lake.sink, auto_evolve=True)
+    assert sink.validate(wider.shape) == []
+    job = wider.next(2, 0, 0)
+    lake.schema = SCHEMA
+    apply(replace(sink), replace(job, window=replace(job.window, number=2, moved=1)))
+    found = {line["id"]: line for line in lake.read()}
+    assert found[0]["place"] is None and found[0]["name"] == row(0)["name"]
+    same_multiset(job.expected, [found[i] for i in job.ids])
+
+
+def test_a_column_that_others_have_renamed_or_widened_still_gets_its_values(lake, feed):
+    narrow = pa.schema([("id", pa.int32()), ("name", pa.string()), ("ratio", pa.float32())])
+    feed = Feed(narrow)
+    few = {"values": lambda i: {**row(i), "ratio": float(i)}}
+    first, second = feed.next(4, 0, 0, **few), feed.next(3, 0, 1, **few)
+    apply(lake.sink, first)
+    with lake.catalog() as catalog, catalog.load_table(NAME).update_schema() as update:
+        update.rename_column("name", "full_name")
+        update.update_column("id", LongType())
+        update.update_column("ratio", DoubleType())
+        update.add_column("note", StringType())
+    assert lake.sink.validate(feed.shape) == []
+    apply(lake.sink, second)
+    found = current(lake).scan().to_arrow().to_pylist()
+    expected = [line["name"] for line in first.expected + second.expected]
+    assert Counter(line["full_name"] for line in found) == Counter(expected)
+    assert sorted(line["ratio"] for line in found) == [float(i) for i in range(8)]
+    # A column that takes the old name is another one.
+    with lake.catalog() as catalog, catalog.load_table(NAME).update_schema() as update:
+        update.add_column("name", StringType())
+    apply(lake.sink, third := feed.next(1, 0, 0, **few))
+    (line,) = current(lake).scan(EqualTo("id", third.ids[0])).to_arrow().to_pylist()
+    assert (line["name"], line["full_name"]) == (third.expected[0]["name"], None)
+
+
+def test_columns_that_do_not_fit_are_refused_all_at_once(lake):
+    columns = [
+        NestedField(1, "id", IntegerType(), required=True),
+        NestedField(2, "NAME", StringType()),
+        NestedField(3, "ratio", StringType()),
+        NestedField(4, "amount", DecimalType(10, 2)),
+    ]
+    with lake.catalog() as catalog:
+        catalog.create_namespace("shop")
+        catalog.create_table(NAME, Schema(*columns))
+    shape = Shape("p", SMALL.append(pa.field("amount", pa.decimal128(12, 2))))
+    found = {problem.where: problem for problem in lake.sink.validate(shape)}
+    expected = {f"sink.table column `{name}`" for name in ("id", "name", "ratio", "amount")}
+    assert expected <= set(found)
+    assert "decimal(10, 2)" in found["sink.table column `amount`"].what
+    fitting = pa.schema([pa.field("id", pa.int16(), nullable=False), ("NAME", pa.string()), ("amount", pa.decimal128(9, 2))])
+    assert lake.sink.validate(Shape("p", fitting)) == []
+    narrow = Feed(fitting)
+    job = narrow.next(3, 0, 0, values=lambda i: {"id": i, "NAME": "x", "amount": Decimal(i)})
+    apply(lake.sink, job)
+    assert sorted(lake.ids()) == job.ids
+
+
+def test_the_bounds_of_a_file_are_right_for_readers_that_skip_files(tmp_path):
+    lake = IcebergCase(tmp_path / "lake")
+    feed = Feed(SCHEMA)
+    jobs = [feed.next(40, 0, 0), feed.next(1, 1, 1)]
+    for job in jobs:
+        apply(lake.sink, job)
+    lines = [line for job in jobs for line in job.expected]
+    table = current(lake)
+    for name in ("id", "name", "amount", "placed_at", "wall_clock", "day", "medium", "wide"):
+        values = sorted(line[name] for line in lines if line[name] is not None)
+        for value in (values[0], values[len(values) // 2], values[-1]):
+            plain = value.isoformat() if isinstance(value, (dt.date, dt.datetime)) else value
+            found = table.scan(EqualTo(name, plain)).to_arrow()["id"].to_pylist()
+            assert Counter(found) == Counter(line["id"] for line in lines if line[name] == value), (name, value)
+    assert table.scan(GreaterThanOrEqual("id", 40)).count() == 3
+    assert len(list(table.scan(GreaterThanOrEqual("id", 40)).plan_files())) == 3, "the first window's file is skipped"
+
+
+# --- partitions and order ---------------------------------------------------------------------------------------------
+
+_NUMBERS = [0, 1, -1, 34, 2**31 - 1, -(2**31) + 10, None, 7]
+_LONGS = [*_NUMBERS, 2**63 - 1, -(2**63) + 100]
+_DATES = [dt.date(1970, 1, 1), dt.date(1969, 12, 31), dt.date(2026, 2, 28), None, dt.date(1, 1, 1), dt.date(9999, 12, 31)]
+_NAIVE = [at.replace(tzinfo=None) for at in INSTANTS]
+_DECIMALS = [Decimal("1.23"), Decimal("-0.05"), None, Decimal("0.00"), Decimal("99999999.99")]
+CASES = [
+    (pa.int32(), IntegerType(), _NUMBERS, (BucketTransform(16), TruncateTransform(10), IdentityTransform())),
+    (pa.int64(), LongType(), _LONGS, (BucketTransform(7), TruncateTransform(100), IdentityTransform())),
+    (pa.date32(), DateType(), _DATES, (BucketTransform(5), YearTransform(), MonthTransform(), DayTransform())),
+    (
+        pa.timestamp("us", "UTC"),
+        TimestamptzType(),
+        [*INSTANTS, None],
+        (BucketTransform(5), YearTransform(), MonthTransform(), DayTransform(), HourTransform(), IdentityTransform()),
+    ),
+    (pa.timestamp("us"), TimestampType(), [None, *_NAIVE], (BucketTransform(3), DayTransform(), HourTransform())),
+    (pa.string(), StringType(), [*TEXTS, None], (BucketTransform(9), TruncateTransform(3), IdentityTransform())),
+    (pa.binary(), BinaryType(), [b"", b"\0\xff\1\2", None], (BucketTransform(9), TruncateTransform(2))),
+    (pa.decimal128(12, 2), DecimalType(12, 2), _DECIMALS, (BucketTransform(4), TruncateTransform(5))),
+]
+
+
+@pytest.mark.parametrize(("arrow", "kind", "values", "transforms"), CASES, ids=[str(case[0]) for case in CASES])
+def test_partition_values_are_those_of_pyiceberg(arrow, kind, values, transforms):
+    from pyiceberg.partitioning import _to_partition_representation
+
+    for transform in transforms:
+        found = transformed(pa.array(values, arrow), transform, kind).to_pylist()
+        compute = transform.transform(kind)
+        assert found == [compute(_to_partition_representation(kind, value)) for value in values], transform
+
+
+def test_a_table_that_others_have_partitioned_and_sorted_gets_its_files_so(lake):
+    columns = [
+        NestedField(1, "id", LongType()),
+        NestedField(2, "name", StringType()),
+        NestedField(3, "placed_at", TimestamptzType()),
+    ]
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("placed_at", pa.timestamp("us", "UTC"))])
+    with lake.catalog() as catalog:
+        catalog.create_namespace("shop")
+        table = catalog.create_table(NAME, Schema(*columns))
+        with table.update_spec() as update:
+            update.add_field("placed_at", YearTransform(), "placed_year")
+            update.add_field("name", TruncateTransform(1), "initial")
+        with table.update_sort_order() as update:
+            update.desc("name", IdentityTransform(), NullOrder.NULLS_FIRST)
+            update.asc("id", BucketTransform(3), NullOrder.NULLS_LAST)
+    assert current(lake).sort_order().fields[0].direction == SortDirection.DESC
+    lake.schema, feed = schema, Feed(schema)
+    jobs = [feed.next(60, 20, 0), feed.next(5, 0, 0)]
+    for job in jobs:
+        apply(lake.sink, job)
+    same_multiset([line for job in jobs for line in job.expected], lake.read())
+    table = current(lake)
+    partitions = {(p["placed_year"], p["initial"]) for p in table.inspect.partitions()["partition"].to_pylist()}
+    lines = [line for job in jobs for line in job.expected]
+    assert partitions == {
+        (at.year - 1970 if (at := line["placed_at"]) else None, line["name"] if line["name"] is None else line["name"][:1])
+        for line in lines
+    }
+    bucket = BucketTransform(3).transform(LongType())
+    for path in lake.files():
+        for line_group in [pyarrow.parquet.ParquetFile(lake.path / "warehouse" / path).read().to_pylist()]:
+            names = [line["name"] for line in line_group]
+            expected = sorted(names, key=lambda n: (n is not None, [-b for b in (n or "").encode()] + [1]))
+            assert names == expected
+            same = [(line["name"], bucket(line["id"]), line["id"]) for line in line_group]
+            assert all(one[1:] <= two[1:] for one, two in zip(same, same[1:], strict=False) if one[0] == two[0])
+    found = table.scan(EqualTo("name", "plain")).to_arrow()["id"].to_pylist()
+    assert Counter(found) == Counter(line["id"] for line in lines if line["name"] == "plain")
+    with pytest.raises(AssertionError):
+        assert lake.sink.validate(feed.shape), "how a table is partitioned is no problem unless the options name something else"
+    (problem,) = replace(lake.sink, partition_by=["name"]).validate(feed.shape)
+    assert "year(placed_at), truncate(1, name)" in problem.what
+    assert replace(lake.sink, partition_by=["years(placed_at)", "truncate(name, 1)"]).validate(feed.shape) == []
+
+
+@pytest.mark.parametrize("text", ["log(id)", "bucket(id)", "bucket(0, id)", "day(1, at)", "day(", "truncate(x, id)", "hour()"])
+def test_partition_fields_that_are_not_understood(text):
+    with pytest.raises(ValueError, match="expected a column"):
+        PartitionField.parse(text)
+
+
+# --- branches -------------------------------------------------------------------------------------------------------
+
+
+def test_windows_on_a_branch_are_seen_once_it_is_published(lake, feed):
+    first, second, third = feed.next(), feed.next(), feed.next()
+    apply(lake.sink, first)
+    audit = replace(lake.sink, branch="audit")
+    assert audit.validate(feed.shape) == []
+    assert audit.destination() != lake.sink.destination()
+    apply(audit, second)
+    of_others(lake, -1)
+    assert Counter(lake.ids()) == Counter([*first.ids, -1])
+    assert apply(audit, second).number == 2
+    apply(audit, third)
+    table = current(lake)
+    there = table.scan().use_ref("audit").to_arrow()["id"].to_pylist()
+    assert Counter(there) == Counter([*first.ids, *second.ids, *third.ids])
+    with lake.catalog() as catalog:
+        table = catalog.load_table(NAME)
+        table.manage_snapshots().set_current_snapshot(table.refs()["audit"].snapshot_id).commit()
+    assert Counter(lake.ids()) == Counter([*first.ids, *second.ids, *third.ids])
+    tag = replace(lake.sink, branch=tag_name("another"))
+    assert [problem.where for problem in tag.validate(feed.shape)] == ["sink.branch"]
+
+
+def test_a_branch_of_a_table_without_snapshots_begins_with_an_empty_one(lake, feed):
+    job = feed.next()
+    apply(replace(lake.sink, branch="audit"), job)
+    assert lake.ids() == []
+    assert Counter(current(lake).scan().use_ref("audit").to_arrow()["id"].to_pylist()) == Counter(job.ids)
+
+
+# --- readers --------------------------------------------------------------------------------------------------------
+
+
+def test_polars_and_duckdb_read_the_values_that_were_written(lake, feed):
+    jobs = [feed.next(), feed.next()]
+    for job in jobs:
+        apply(lake.sink, job)
+    lines = [line for job in jobs for line in job.expected]
+    table = current(lake)
+    same_multiset(lines, pl.scan_iceberg(table).collect().to_dicts())
+    with table.scan().to_duckdb("orders") as connection:
+        assert connection.sql("SELECT count(*), sum(id) FROM orders").fetchall() == [
+            (len(lines), sum(line["id"] for line in lines))
+        ]
+    paths = [task.file.file_path.removeprefix("file://") for task in table.scan().plan_files()]
+    same_multiset(lines, duckdb.read_parquet(paths).to_arrow_table().to_pylist())
+
+
+# --- connections ----------------------------------------------------------------------------------------------------
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> str:
+    monkeypatch.setenv("AIRFLOW_CONN_A_LAKE", json.dumps({"conn_type": "iceberg", **fields}))
+    return "a_lake"
+
+
+def test_the_connection_has_the_fields_of_airflows_iceberg_provider(monkeypatch):
+    rest = {"host": "https://catalog.example.com/ws/v1/", "login": "me", "password": "hush", "extra": {"warehouse": "s3://lake"}}
+    access = catalog_access(connect(monkeypatch, **rest))
+    assert access.name == "a_lake" and "hush" not in repr(access)
+    assert access.properties["uri"] == "https://catalog.example.com/ws/v1"
+    assert (access.properties["type"], access.properties["credential"]) == ("rest", "me:hush")
+    assert access.hidden("401 for me:hush, hush") == "401 for ***, hush"
+    sql = {
+        "host": "postgresql+psycopg://db:5432/lake",
+        "login": "me",
+        "password": "h/ush",
+        "extra": {"type": "sql", "name": "lake"},
+    }
+    access = catalog_access(connect(monkeypatch, **sql))
+    assert access.properties["uri"] == "postgresql+psycopg://me:h%2Fush@db:5432/lake"
+    assert (access.name, access.address) == ("lake", "postgresql+psycopg://db:5432/lake")
+    assert access.hidden("no: me:h%2Fush h/ush") == "no: me:*** ***"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"extra": {"type": "hadoop", "warehouse": "/lake"}}, "loses windows"),
+        ({"extra": {"type": "in-memory"}}, "expected one of rest, sql"),
+        ({"extra": {"type": "sql"}}, "has no host"),
+        ({"host": "sqlite://", "extra": {"type": "sql"}}, "no `warehouse`"),
+        ({"host": "sqlite:////nowhere/at/all.db", "extra": {"type": "sql"}}, "opening the catalog"),
+    ],
+)
+def test_catalogs_that_cannot_be_used_are_refused_before_anything_runs(monkeypatch, fields, expected):
+    sink = IcebergSink(NAME, connect(monkeypatch, **fields))
+    (problem,) = sink.validate(Shape("p", SMALL))
+    assert problem.where == "sink.conn_id" and expected in problem.what
+    assert sink.target_problems() == [problem]
+
+
+def test_a_catalog_on_postgresql_with_the_connections_login(postgres, unique, tmp_path, monkeypatch, feed):
+    database = unique("lake").replace("-", "_")
+    with postgres.connect(autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{database}"')
+        connection.execute(f"CREATE ROLE \"{database}\" LOGIN PASSWORD 'hush/hush' SUPERUSER")
+    extra = {"type": "sql", "warehouse": f"file://{tmp_path}/warehouse"}
+    host = postgres.connection_uri().rpartition("@")[2].partition("/")[0]
+    login = {"login": database, "password": "hush/hush"}
+    sink = IcebergSink(NAME, connect(monkeypatch, host=f"postgresql+psycopg://{host}/{database}", extra=extra, **login))
+    jobs = [feed.next(), feed.next()]
+    assert sink.validate(feed.shape) == []
+    for job in jobs:
+        apply(sink, job)
+    assert sink.last_applied(feed.pipeline).number == 2
+    with sink.open() as lake:
+        found = lake.loaded("reading").scan().to_arrow().to_pylist()
+    same_multiset([line for job in jobs for line in job.expected], found)
+    assert "hush" not in str(sink.destination())
+    with postgres.connect(autocommit=True) as connection:
+        connection.execute(f'ALTER ROLE "{database}" NOLOGIN')
+    with pytest.raises(SinkUnavailable) as caught:
+        sink.applied(jobs[0].window)
+    assert "hush" not in str(caught.value)

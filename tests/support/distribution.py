@@ -1,0 +1,136 @@
+"""Decide in which order tests run, and in which of the test processes."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+# Fixtures that start a server or a JVM, and directories whose tests start some by themselves.
+SERVERS = {"kafka", "mariadb", "postgres", "registry", "several_brokers", "site", "spark"}
+SERVER_TESTS = (
+    "tests/faults/",
+    "tests/soak/",
+    "tests/testing/",
+    "tests/with_airflow/",
+    "tests/test_demo.py",
+    "tests/test_package.py",
+)
+
+# Tests that take long come first, so that no process is left alone with one at the end.
+LONG = (
+    "tests/with_airflow/",
+    "tests/test_demo.py",
+    "tests/soak/",
+    "tests/transforms/",
+    "tests/faults/",
+    # These wait more than they work.
+    "tests/triggers/",
+    "tests/sensors/",
+    "tests/hooks/kafka/",
+    "tests/ledger/",
+    "tests/control/",
+    "tests/operators/",
+    "tests/sources/",
+    "tests/sinks/",
+)
+
+# Directories and files whose tests share a server, an Airflow or a venv of their own. One test process runs all of each.
+TOGETHER = {
+    "tests/with_airflow", "tests/transforms", "tests/soak",
+    "tests/test_package.py", "tests/testing/test_embedded_airflow.py", "tests/testing/test_embedded_kafka.py",
+    "tests/triggers/test_base.py",
+    "tests/faults/test_broker.py", "tests/faults/test_publish_broker.py", "tests/faults/test_publish_cluster.py",
+    "tests/faults/test_three_brokers.py", "tests/faults/test_warm_spark.py",
+    "tests/formats/avro/test_avro_write.py", "tests/formats/json/test_json_spark.py",
+    "tests/hooks/test_connections.py", "tests/hooks/test_schema_registry.py",
+    "tests/hooks/kafka/test_hook.py", "tests/hooks/kafka/test_security.py",
+    "tests/operators/test_avro_write.py", "tests/operators/test_log_truncated.py", "tests/operators/test_rights.py",
+    "tests/operators/test_source_tolerance.py",
+    "tests/operators/test_spark_connect.py", "tests/operators/test_wire_formats.py",
+    "tests/operators/visibility/test_operator.py",
+    "tests/sinks/files/test_readers.py", "tests/sources/jdbc/test_mysql.py", "tests/sources/jdbc/test_reading.py",
+}  # fmt: skip
+
+# Tests that use neither the broker nor the Spark of their test process: pure functions, databases, and servers that a test starts
+# for itself. The last test process runs them beside the others, which often wait for a broker or for Spark. Long ones come first.
+WITHOUT_BROKER = (
+    "tests/testing/",
+    "tests/sinks/test_contract.py",
+    "tests/sinks/delta/test_s3.py",
+    "tests/sources/files/test_s3.py",
+    "tests/hooks/test_class_archive.py",
+    "tests/hooks/test_jars.py",
+    "tests/test_package.py",
+    "tests/sinks/postgres/",
+    "tests/sinks/files/test_sink.py",
+    "tests/windows/",
+    "tests/formats/json/test_json_paths.py",
+    "tests/formats/csv/test_csv.py",
+    "tests/formats/",
+    "tests/sources/jdbc/test_windows.py",
+    "tests/sources/jdbc/test_validation.py",
+    "tests/sinks/delta/test_sink.py",
+    "tests/hooks/test_partitioner.py",
+    "tests/hooks/test_spark.py",
+    "tests/mutants/",
+    "tests/road/",
+    "tests/test_docs.py",
+    "tests/test_signatures.py",
+)
+
+# From this number of test processes on, the last one runs the tests without a broker.
+SEVERAL = 4
+
+
+def place(nodeid: str, starts: tuple[str, ...]) -> int:
+    """Return the number of the first of `starts` with which a test's id begins; ``len(starts)`` if none does."""
+    return next((number for number, start in enumerate(starts) if nodeid.startswith(start)), len(starts))
+
+
+def order(items: list[pytest.Item]) -> None:
+    """Sort tests in place: those that need a broker or Spark before those that do not, long ones first in each group."""
+    places: dict[str, tuple[int, int]] = {}
+    for item in items:
+        if (file := item.nodeid.partition("::")[0]) not in places:
+            places[file] = (place(file, WITHOUT_BROKER), place(file, LONG))
+    last = len(WITHOUT_BROKER)
+    items.sort(
+        key=lambda item: (0, at[1]) if (at := places[item.nodeid.partition("::")[0]])[0] == last else (1, at[0]),
+    )
+
+
+class Together(LoadScopeScheduling):  # type: ignore[misc]
+    """Give a test to the next free process, keep together what :data:`TOGETHER` names, and let the last process run
+    :data:`WITHOUT_BROKER`: its tests keep the cores busy while others wait, and it starts neither a broker nor Spark.
+
+    A process whose own tests are done goes on with those of the others.
+    """
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        moved = [name for name in (*SERVER_TESTS, *LONG, *TOGETHER, *WITHOUT_BROKER) if not (config.rootpath / name).exists()]
+        assert not moved, f"{Path(__file__).name} names what is not there (any more): {moved}"
+        config.option.loadscopereorder = False  # in the order of `order`
+        super().__init__(config, log)
+        self._queues: dict[bool, deque[str]] = {}
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        directory = file.rpartition("/")[0]
+        return directory if directory in TOGETHER else file if file in TOGETHER else nodeid
+
+    def _assign_work_unit(self, node: Any) -> None:
+        if not self._queues:
+            self._queues = {True: deque(), False: deque()}
+            for scope in self.workqueue:
+                self._queues[place(scope, WITHOUT_BROKER) < len(WITHOUT_BROKER)].append(scope)
+        last = self.numnodes >= SEVERAL and node.gateway.id == f"gw{self.numnodes - 1}"
+        for queue in (self._queues[last], self._queues[not last]):
+            while queue:
+                if (scope := queue.popleft()) in self.workqueue:
+                    self.workqueue.move_to_end(scope, last=False)
+                    return super()._assign_work_unit(node)
+        super()._assign_work_unit(node)  # what a process that has died left
