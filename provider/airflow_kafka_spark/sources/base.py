@@ -33,7 +33,7 @@ class FrozenWindow:
         attempt. Each row of the window is in exactly one split.
     :param position: the source's position once the window is published (JSON), for the next :meth:`RowSource.freeze`.
     :param rows: the number of rows, None if counting them would need a pass of its own.
-    :param remaining: whether the source held more rows than this window takes.
+    :param remaining: True if the source held more rows than this window takes.
     """
 
     splits: tuple[Mapping[str, Any], ...]

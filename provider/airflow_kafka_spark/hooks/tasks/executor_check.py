@@ -87,7 +87,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     """The requirements of a task for the Python worker that unpickles it.
 
     :param packages: the packages.
@@ -100,7 +100,7 @@ class Needs:
     environment: tuple[str, str]
 
     @classmethod
-    def of(cls, parts: Iterable[str]) -> Needs:
+    def of(cls, parts: Iterable[str]) -> Requirements:
         """Return the requirements of parts of a task, with the driver's versions.
 
         :param parts: keys of :data:`PACKAGES`.
@@ -161,10 +161,10 @@ class CheckedOnExecutors:
             pickled = cloudpickle.dumps((type(self), self.__dict__))
         finally:
             _pickling.is_nested = False
-        return load, (Needs.of({*self.needs, *parts_of(pickled)}), pickled)
+        return load, (Requirements.of({*self.needs, *parts_of(pickled)}), pickled)
 
 
-def load(needs: Needs, pickled: bytes) -> Any:
+def load(needs: Requirements, pickled: bytes) -> Any:
     """Return the unpickled task.
 
     :raises ExecutorLacks: this process cannot run it.
