@@ -114,6 +114,8 @@ def test_formats_and_sinks_that_are_none_columns_that_are_there_already_and_a_ma
     found = problems(files, topics=5, value=Debezium("json"), sink=FilesSink("relative", format="parquett"), max_records="all")
     assert set(found) == {"topics", "value.value", "sink.path", "sink.format", "max_records"}
     assert "`5 (int)`" in found["topics"]
+    tolerant = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": "bad topic!", "max_errors": 5.5}
+    assert set(problems(files, **tolerant)) == {"errors_deadletterqueue_topic_name", "max_errors"}
     found = problems(files, value=Json(schema=SCHEMA + ", offset bigint"), metadata_columns=["offset", "nonsense"])
     assert "metadata_columns" in found
     ctx = context("run1")
@@ -199,8 +201,8 @@ def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_and_what_they_
         found, unchecked = complaints(flow, **wrong, key="missing", source=source, transforms=UNKNOWN_FIELD)
         assert set(found) == {*places, "source.key", "sink.key"}
         assert unchecked == {"transforms": "source.key"}
-        found, unchecked = complaints(flow, **wrong, table="no_such_table", source=source)
-        assert set(found) == {*places, "source.table"}
+        found, unchecked = complaints(flow, **{**wrong, "topic": "no where"}, table="no_such_table", source=source)
+        assert set(found) == {*places, "source.table"} and "cannot be a topic's name" in found["sink.topic"]
         assert unchecked == {
             "source.include_columns": "source.table",
             "source.key": "source.table",
