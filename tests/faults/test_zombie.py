@@ -54,7 +54,6 @@ def test_an_attempt_whose_sessions_an_administrator_ends_may_be_retried_unless_a
 
     zombie = flow.victim("run1", fault="sink.in_transaction:stop")
     zombie.wait_stopped()
-    zombie.freeze()
     # The retry claims the window, and is killed before it looks at the database.
     retry = flow.victim("run1", fault="planned")
     assert retry.wait() == -9 and retry.fired, retry.tail()

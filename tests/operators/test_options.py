@@ -13,6 +13,7 @@ try:
 except ImportError:  # Airflow 3.0 and 3.1
     from airflow.serialization.serialized_objects import SerializedDAG as DagSerialization
 
+from airflow_kafka_spark.bad_records.options import ErrorOptions
 from airflow_kafka_spark.formats import Json, Raw
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
 from airflow_kafka_spark.operators.binding import Run
@@ -20,6 +21,7 @@ from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, Wi
 from airflow_kafka_spark.operators.publishing import sink_problems
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink
 from airflow_kafka_spark.sources import FilesSource
+from airflow_kafka_spark.sources.kafka.topics import Subscription
 
 RUN = Run("d", "r", "t")
 
@@ -133,3 +135,14 @@ def test_default_args_reach_every_option():
     with DAG("d", schedule=None, default_args={"kafka_conn_id": "second", "errors_tolerance": "all", "keep_windows": 7}):
         made = to_files()
     assert (made.kafka_conn_id, made.errors.tolerance, made.ledger_options.keep_windows) == ("second", "all", 7)
+
+
+def test_names_that_no_topic_may_have_are_named_without_a_server_and_beside_other_mistakes():
+    errors = ErrorOptions(tolerance="all", topic="bad topic!", most=5.5).problems()
+    assert [problem.where for problem in errors] == ["errors_deadletterqueue_topic_name", "max_errors"]
+    sink = KafkaSink(topic="no where", auto_create=True, transaction_timeout=0).problems(None)
+    assert [problem.where for problem in sink] == ["sink.topic", "sink.transaction_timeout"]
+    (topics,) = Subscription.of(5, None).validate()  # type: ignore[arg-type]
+    assert "`5 (int)` cannot be a topic's name" in topics.what
+    files = FilesSink("relative", format="parquett").target_problems()  # type: ignore[arg-type]
+    assert [problem.where for problem in files] == ["sink.path", "sink.format"]

@@ -345,7 +345,7 @@ def test_each_action_of_a_page_works_with_exactly_the_documented_rights(cluster,
             stable(cluster)
 
 
-def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, tmp_path):
+def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, unique, tmp_path):
     report = moved(cluster, tmp_path, "seen")
     for command in ("show", "plan", "windows"):
         assert main([command, "seen", "--kafka-conn-id", "viewer"]) == 0, command
@@ -371,13 +371,24 @@ def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, tmp_pa
     for trigger in triggers:
         assert "error" not in (payload := fire(trigger, 120)), payload
 
+    # A pipeline whose topic and group the viewer may not see hides no other one.
+    hidden = unique("hidden")
+    cluster.kafka.create_topic(hidden, 1)
+    granted = [(READ, hidden), (GROUP, hidden)]
+    own = [renamed(acl, to) for acl in documented()[0] for name, to in granted if acl.name == name]
+    cluster.grant(own)
+    run(to_files, {"directory": tmp_path / hidden, "topics": hidden, "pipeline": hidden, "group_id": hidden}, "run1")
+
     watch = LedgerWatch(LedgerName("viewer", LEDGER), KafkaHook)
     watch.start()
     try:
+        watch.mark_interest(hidden)
         watch.mark_interest("seen")
         eventually(lambda: watch.state[0] == "ok" and "seen" in watch.lag_trackers, 60)
         measured = watch.lag_trackers["seen"].measured
         assert measured is not None and measured.lag is not None and not measured.problem
+        unseen = watch.lag_trackers[hidden].measured
+        assert unseen is not None and unseen.lag is None and f"right Describe on topic `{hidden}`" in unseen.problem
     finally:
         watch.stop()
     with KafkaHook("viewer") as hook:

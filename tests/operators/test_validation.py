@@ -11,8 +11,8 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import ValidationError
-from airflow_kafka_spark.formats import Json, String
-from airflow_kafka_spark.sinks import PostgresSink
+from airflow_kafka_spark.formats import Debezium, Json, String
+from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.transforms import Cast, Sql
 from tests.support.pipelines import SCHEMA, make
 from tests.support.relay import relay
@@ -111,6 +111,11 @@ def test_formats_and_sinks_that_are_none_columns_that_are_there_already_and_a_ma
     for wrong in ({"value": "json"}, {"key": 1}, {"sink": "table"}):
         assert set(wrong) <= set(problems(files, **wrong)), "something that is no format or sink"
     assert "key" in str(problems(files, key=String(encoding="no-such-encoding"))), "formats of keys are checked too"
+    found = problems(files, topics=5, value=Debezium("json"), sink=FilesSink("relative", format="parquett"), max_records="all")
+    assert set(found) >= {"topics", "value.value", "sink.path", "sink.format", "max_records"}
+    assert "`5 (int)`" in found["topics"]
+    tolerant = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": "bad topic!", "max_errors": 5.5}
+    assert set(problems(files, **tolerant)) == {"errors_deadletterqueue_topic_name", "max_errors"}
     found = problems(files, value=Json(schema=SCHEMA + ", offset bigint"), metadata_columns=["offset", "nonsense"])
     assert "metadata_columns" in found
     ctx = context("run1")
@@ -196,8 +201,8 @@ def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_and_what_they_
         found, unchecked = complaints(flow, **wrong, key="missing", source=source, transforms=UNKNOWN_FIELD)
         assert set(found) == {*places, "source.key", "sink.key"}
         assert unchecked == {"transforms": "source.key"}
-        found, unchecked = complaints(flow, **wrong, table="no_such_table", source=source)
-        assert set(found) == {*places, "source.table"}
+        found, unchecked = complaints(flow, **{**wrong, "topic": "no where"}, table="no_such_table", source=source)
+        assert set(found) == {*places, "source.table"} and "cannot be a topic's name" in found["sink.topic"]
         assert unchecked == {
             "source.include_columns": "source.table",
             "source.key": "source.table",

@@ -81,6 +81,8 @@ class ErrorOptions:
         if not self.topic and not self.skip:
             action = "Name a topic, or say `errors_skip=True`: they are then left out for good, and only counted"
             return [Problem(where, "bad records would be lost without a word", action)]
+        if self.topic and (wrong := _name_problems(where, self.topic)):
+            return wrong
         factor = self.replication_factor
         if self.topic and (isinstance(factor, bool) or not isinstance(factor, int) or (factor < 1 and factor != -1)):
             found = f"`{factor!r}` is no number of replicas; expected a whole number from 1, or -1 for the brokers' default"
@@ -144,6 +146,16 @@ class ErrorOptions:
         return DeadLetterTopic(hook, self.topic, self.replication_factor, envelope)
 
 
+def _name_problems(where: str, topic: str) -> list[Problem]:
+    if isinstance(topic, str) and TOPIC_NAME.fullmatch(topic):
+        return []
+    return [
+        Problem(
+            where, f"`{topic}` is no name that a topic may have", "Use letters, digits, `.`, `_` and `-`, at most 249 of them"
+        )
+    ]
+
+
 def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str], what: str = "letters") -> list[Problem]:
     """Return why records cannot be sent to a topic.
 
@@ -151,9 +163,8 @@ def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str]
     :param taken: the topics that it must not be: those that are read, and the ledger.
     :param what: the records, for the message.
     """
-    if not isinstance(topic, str) or not TOPIC_NAME.fullmatch(topic):
-        action = "Use letters, digits, `.`, `_` and `-`, at most 249 of them"
-        return [Problem(where, f"`{topic}` is no name that a topic may have", action)]
+    if wrong := _name_problems(where, topic):
+        return wrong
     if topic in taken:
         return [Problem(where, f"`{topic}` is read by this very pipeline, or is its ledger", "Name another topic")]
     try:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from airflow_kafka_spark.errors import RightMissing
 from airflow_kafka_spark.ledger.lag import NextRecords, aged, lags_of
 from airflow_kafka_spark.windows.lag import BacklogHead, Lag, PartitionLag
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -19,6 +20,8 @@ MAX_PEEKS = 200
 """Maximum number of partitions whose next record one round reads for its timestamp."""
 MAX_GROUPS = 50
 """Maximum number of groups whose committed offsets one round fetches, with one request each."""
+REFUSED_SECONDS = 300.0
+"""Seconds after which a topic is asked for again that the connection's user may not describe."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,16 @@ class LagMonitor:
     _group_asked: dict[str, float] = field(default_factory=dict)
     _committed: dict[str, dict[TopicPartition, int | None]] = field(default_factory=dict)
     _due_ends: dict[tuple[str, TopicPartition, int], int] = field(default_factory=dict)
+    _refused_topics: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """Topics that the user may not describe: when to ask again, and the error."""
+    _refused_groups: dict[str, str] = field(default_factory=dict)
 
     def measure(
         self, hook: KafkaHook, positions: Mapping[str, ReadPosition], interest: Iterable[str] = ()
     ) -> dict[str, LagMeasurement]:
         """Return the lag of each pipeline.
+
+        A topic or group for which the user lacks a right hides the lag of its own pipelines only.
 
         :param positions: position of each pipeline.
         :param interest: pipelines whose pages are open. They are measured first, and their groups are fetched.
@@ -100,7 +108,7 @@ class LagMonitor:
         first = [name for name in dict.fromkeys(interest) if name in positions]
         names = [*first, *(name for name in positions if name not in set(first))]
         topics = {topic for position in positions.values() for topic in position.all_topics}
-        described = hook.describe_topics(sorted(topics), missing="omit") if topics else {}
+        described = self._describe(hook, topics)
         self._ask_groups(hook, {name: positions[name] for name in names}, set(first), described)
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         offsets = hook.offsets(partitions) if partitions else {}
@@ -112,6 +120,19 @@ class LagMonitor:
         # Without records, because they cannot be read or were deleted meanwhile, ages are unknown. The lag in records is known.
         heads, now = self._next_records.find(hook, lags, ids, most=MAX_PEEKS, tolerate=True), time.time()
         return {name: self._measured(name, positions[name], states[name], heads, offsets, now, described) for name in names}
+
+    def _describe(self, hook: KafkaHook, topics: set[str]) -> Mapping[str, TopicDescription]:
+        """Return the topics that exist and that the user may describe."""
+        now = time.monotonic()
+        self._refused_topics = {topic: kept for topic, kept in self._refused_topics.items() if kept[0] > now}
+        while asked := sorted(topics - self._refused_topics.keys()):
+            try:
+                return hook.describe_topics(asked, missing="omit")
+            except RightMissing as error:
+                if error.name not in asked:
+                    raise
+                self._refused_topics[error.name] = now + REFUSED_SECONDS, str(error)
+        return {}
 
     # --- groups ---
 
@@ -127,9 +148,15 @@ class LagMonitor:
             assert group is not None
             there = [described[topic] for topic in position.topics if topic in described]
             partitions = [tp for topic in there for tp in topic.topic_partitions] or list(position.offsets)
-            found = hook.committed(group, partitions, stable=False) if partitions else {}
-            self._committed[group] = {tp: offset.offset if offset else None for tp, offset in found.items()}
             self._group_asked[group] = time.monotonic()
+            try:
+                found = hook.committed(group, partitions, stable=False) if partitions else {}
+            except RightMissing as error:
+                self._committed.pop(group, None)
+                self._refused_groups[group] = str(error)
+                continue
+            self._refused_groups.pop(group, None)
+            self._committed[group] = {tp: offset.offset if offset else None for tp, offset in found.items()}
 
     # --- data intervals ---
 
@@ -187,12 +214,16 @@ class LagMonitor:
         described: Mapping[str, TopicDescription],
     ) -> LagMeasurement:
         committed = self._committed.get(position.group or "")
-        gone = sorted(position.all_topics - described.keys())
+        absent = position.all_topics - described.keys()
+        refused = [error for topic, (_, error) in sorted(self._refused_topics.items()) if topic in absent]
+        gone = sorted(absent - self._refused_topics.keys())
         bounds = {tp: offsets[tp] for tp in states}
         if position.by_group and committed is None:
-            return LagMeasurement(None, bounds, now, committed, "the offsets of its group have not been fetched yet")
+            reason = self._refused_groups.get(position.group or "", "the offsets of its group have not been fetched yet")
+            return LagMeasurement(None, bounds, now, committed, reason)
         if not states:
             problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)}" if gone else "its topics are unknown"
+            problem = refused[0] if refused else problem
             return LagMeasurement(None, bounds, now, committed, problem)
         found, estimated = {}, False
         for tp, state in states.items():
@@ -204,5 +235,5 @@ class LagMonitor:
             # A record that was not read counts, but its age is unknown. One after the end is not due yet.
             head = heads[tp, state.start] if is_known else BacklogHead(state.start, None)
             found[tp] = aged(state, head if head and head.offset < state.end else None, now)
-        problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)} any more" if gone else ""
+        problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)} any more" if gone else "".join(refused[:1])
         return LagMeasurement(Lag(name, found, now), bounds, now, committed, problem, estimated)

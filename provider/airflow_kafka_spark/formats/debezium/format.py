@@ -93,7 +93,8 @@ class Debezium(Format):
 
     def of_topics(self, topics: Sequence[str], part: Part) -> Format:
         """Return this format with the format of its events for these topics."""
-        return replace(self, value=self.value.of_topics(topics, part))
+        # `validate` reports a value that is no format.
+        return replace(self, value=self.value.of_topics(topics, part)) if isinstance(self.value, Format) else self
 
     @property
     def added(self) -> tuple[tuple[str, str, str], ...]:

@@ -87,10 +87,10 @@ class FilesSink(FilesSinkOptions, Sink):
         return files_sink_problems(self, shape)
 
     def target_problems(self) -> list[Problem]:
-        """Return the problems of the directory and of the rights to it."""
-        from airflow_kafka_spark.sinks.files.validation import directory_problems
+        """Return the problems of the directory, of the rights to it, and of format, compression and options."""
+        from airflow_kafka_spark.sinks.files.validation import target_problems
 
-        return directory_problems(self)
+        return target_problems(self)
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the window with the highest number among the directories of ``path``.

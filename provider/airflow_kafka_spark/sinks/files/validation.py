@@ -29,12 +29,15 @@ def files_sink_problems(sink: FilesSinkOptions, shape: Shape) -> list[Problem]:
     return [*_place(sink, shape), *_columns(sink, shape.schema), *_files(sink, shape.schema)]
 
 
-def directory_problems(sink: FilesSinkOptions) -> list[Problem]:
-    """Return the problems of the directory, whatever the rows are. See :meth:`.FilesSink.target_problems`."""
+def target_problems(sink: FilesSinkOptions) -> list[Problem]:
+    """Return the problems of the directory and of the options, whatever the rows are. See :meth:`.FilesSink.target_problems`."""
+    import pyarrow as pa
+
+    options = list(_files(sink, pa.schema([])))
     try:
-        return list(_rights(sink.directory))
+        return [*_rights(sink.directory), *options]
     except ValueError as error:
-        return [_not_a_directory(error)]
+        return [_not_a_directory(error), *options]
 
 
 # --- place --------------------------------------------------------------------------------------------------------------

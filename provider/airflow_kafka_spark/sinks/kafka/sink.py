@@ -11,6 +11,7 @@ from airflow_kafka_spark.formats.base import Format, Kind, StructEncoder, spark_
 from airflow_kafka_spark.formats.types import columns_of
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.windows.binding import Endpoint
+from airflow_kafka_spark.windows.model import TOPIC_NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -130,11 +131,18 @@ class KafkaSink:
         if bool(self.topic) == bool(self.topic_column):
             given = "both are given" if self.topic else "none is given"
             problems.append(Problem("sink.topic", f"either `topic` or `topic_column`: {given}", "Give one of them"))
+        if self.topic and not self._has_valid_name:
+            action = "Use letters, digits, `.`, `_` and `-`, at most 249 of them"
+            problems.append(Problem("sink.topic", f"`{self.topic}` cannot be a topic's name", action))
         if self.topic_column and self.auto_create:
             problems.append(
                 Problem("sink.auto_create", "it creates `topic`, not the topics of a column", "Create those beforehand")
             )
         return problems
+
+    @property
+    def _has_valid_name(self) -> bool:
+        return isinstance(self.topic, str) and TOPIC_NAME.fullmatch(self.topic) is not None
 
     def _producer_problems(self) -> list[Problem]:
         taken = sorted(OWN_SETTINGS & set(self.producer_config))
@@ -153,7 +161,7 @@ class KafkaSink:
         """Return what the brokers refuse: a missing topic, a transaction timeout that is too long. Changes nothing."""
         problems = []
         try:
-            if self.topic and not self.auto_create and not hook.describe_topics([self.topic], missing="omit"):
+            if self._has_valid_name and not self.auto_create and not hook.describe_topics([str(self.topic)], missing="omit"):
                 action = "Create it, or set `auto_create=True`"
                 problems.append(Problem("sink.topic", f"topic `{self.topic}` does not exist", action))
             longest = hook.broker_config().get("transaction.max.timeout.ms")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,9 +31,13 @@ class Subscription:
 
     @classmethod
     def of(cls, topics: str | Sequence[str] | None, pattern: str | None) -> Subscription:
-        names = [topics] if isinstance(topics, str) else list(topics or ())
+        given: list[object] = (
+            [topics] if isinstance(topics, str) or not isinstance(topics or (), Iterable) else list(topics or ())
+        )
+        # What is no text becomes one that is no topic's name, so that `validate` reports it.
+        names = [item if isinstance(item, str) else f"{item!r} ({type(item).__name__})" for item in given]
         # A comma separated list is what Connect's `topics` takes.
-        return cls(tuple(name.strip() for item in names for name in str(item).split(",") if name.strip()), pattern or None)
+        return cls(tuple(name.strip() for item in names for name in item.split(",") if name.strip()), pattern or None)
 
     def validate(self) -> list[Problem]:
         """Return the problems that show without asking Kafka."""
