@@ -104,7 +104,7 @@ def _records(topic_ids: dict[str, str]) -> Iterator[tuple[str, Any]]:
 
 
 def _windows() -> Iterator[tuple[str, Any]]:
-    from airflow_kafka_spark.windows.memory import Attempt, Entry, position_record, window_record
+    from airflow_kafka_spark.windows.memory import Attempt, WindowEntry, position_record, window_record
     from airflow_kafka_spark.windows.model import OffsetRange, State, Window
     from airflow_kafka_spark.windows.plan import Position, next_position
     from airflow_kafka_spark.windows.report import Report
@@ -117,14 +117,14 @@ def _windows() -> Iterator[tuple[str, Any]]:
             window = Window(name, number, ranges, f"flow/scheduled__{at}/task_{index}", at)
             position = next_position(position, window)
             report = Report(window, records_read=120, records_written=120, timings={"total": 3.0}, completed_at=at, group_id=name)
-            yield name, window_record(Entry(window, State.COMPLETE, Attempt(1, "0" * 16, window.run, at), report.to_dict()))
+            yield name, window_record(WindowEntry(window, State.COMPLETE, Attempt(1, "0" * 16, window.run, at), report.to_dict()))
             yield name, position_record(name, position, number)
 
 
 def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tuple[str, Any]]:
     from airflow_kafka_spark.windows.interval import IntervalState
     from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, archived
-    from airflow_kafka_spark.windows.memory import Attempt, Entry, archive_record, interval_record, window_record
+    from airflow_kafka_spark.windows.memory import Attempt, WindowEntry, archive_record, interval_record, window_record
     from airflow_kafka_spark.windows.model import OffsetRange, State, Window
     from airflow_kafka_spark.windows.report import Report
 
@@ -148,7 +148,7 @@ def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tup
             bounds = (interval.start_ms, interval.end_ms)
             window = Window(lane, 1, ranges, run, "", topic_ids=ids, interval=bounds)
             report = Report(window, records_read=50, records_written=50, timings={"total": 3.0}, group_id=name)
-            yield name, window_record(Entry(window, State.COMPLETE, Attempt(1, "0" * 16, run, ""), report.to_dict()))
+            yield name, window_record(WindowEntry(window, State.COMPLETE, Attempt(1, "0" * 16, run, ""), report.to_dict()))
     yield from ((name, interval_record(name, state)) for state in old)
 
 
@@ -221,7 +221,7 @@ def _move(what: str, hour: int) -> None:
             ranges = tuple(OffsetRange(topic, p, start[p], end[p]) for p in sorted(end))
             assert all(r.span == 1 for r in ranges), ranges
             window = Window(ledger.pipeline, 1, ranges, ledger.run, "", topic_ids=read().topic_ids, interval=bounds)
-            ledger.look()
+            ledger.read()
         else:
             known = ledger.memory
             assert known.last_number

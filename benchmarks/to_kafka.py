@@ -102,29 +102,29 @@ def run(stand: Stand) -> None:
         "SourceToKafkaOperator, FilesSource of Parquet (exactly-once)": parquet,
     }
     compare(stand, "PostgreSQL and Parquet -> Kafka, 4 partitions", contestants, base=LIMIT)
-    _look(stand)
+    _find_markers(stand)
 
 
-def _look(stand: Stand, splits: int = 64) -> None:
+def _find_markers(stand: Stand, splits: int = 64) -> None:
     """Each split of a window looks for its marker before it writes: here after all of them have written theirs."""
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.operators.publishing import publisher
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
-    from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
     from airflow_kafka_spark.windows.model import SourcePlan, Window
 
-    stand.kafka.create_topic("looks", 4)
-    with KafkaHook() as hook, Ledger(hook, "looks", "run") as ledger:
-        ledger.plan(Window("looks", 1, (), "run", "", source=SourcePlan(tuple({"n": n} for n in range(splits)))))
-        worker = publisher(hook, KafkaSink("looks", Json()), ledger)
+    stand.kafka.create_topic("markers", 4)
+    with KafkaHook() as hook, Ledger(hook, "markers", "run") as ledger:
+        ledger.plan(Window("markers", 1, (), "run", "", source=SourcePlan(tuple({"n": n} for n in range(splits)))))
+        worker = publisher(hook, KafkaSink("markers", Json()), ledger)
         for split in range(splits):
-            worker.publish(split, Incoming(iter(())))
+            worker.publish(split, RecordBatches(iter(())))
         seconds = []
         for split in range(splits):
             begun = time.monotonic()
-            assert worker.look(split) is not None
+            assert worker.find_marker(split) is not None
             seconds.append(time.monotonic() - begun)
     print(f"\nLook for a split's marker among {splits}: median {statistics.median(seconds) * 1000:.0f} ms, "
           f"worst {max(seconds) * 1000:.0f} ms", flush=True)  # fmt: skip

@@ -90,7 +90,7 @@ def _write(kafka: Any) -> int:
     from airflow_kafka_spark.hooks.partitioner import partition_of
     from airflow_kafka_spark.ledger.topic import CONFIG
     from airflow_kafka_spark.ledger.topic import PARTITIONS as LEDGER_PARTITIONS
-    from airflow_kafka_spark.windows.memory import Attempt, Entry, position_record, window_record
+    from airflow_kafka_spark.windows.memory import Attempt, WindowEntry, position_record, window_record
     from airflow_kafka_spark.windows.model import OffsetRange, State, Window
     from airflow_kafka_spark.windows.plan import Position, next_position
     from airflow_kafka_spark.windows.report import Report
@@ -116,7 +116,7 @@ def _write(kafka: Any) -> int:
             report = Report(
                 window, records_read=120, records_written=120, timings={"total": 3.0}, completed_at=at, group_id=f"g{dag}-{task}"
             )
-            entry = Entry(window, State.COMPLETE, Attempt(1, "0" * 16, window.run, at), report.to_dict())
+            entry = WindowEntry(window, State.COMPLETE, Attempt(1, "0" * 16, window.run, at), report.to_dict())
             for record in (window_record(entry), position_record(name, position, number)):
                 producer.produce(LEDGER, record.value, record.key, partition=home)
                 count += 1

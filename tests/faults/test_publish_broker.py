@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_kafka_spark.errors import KafkaSparkError, TransactionTimedOut
-from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing._processes import wait_until
 from tests.support.kafka_proxy import KafkaProxy, Trap, commit_of, records_of
@@ -143,7 +143,7 @@ def test_a_source_that_is_slower_than_the_transaction_allows_publishes_nothing_o
             yield rows(0).slice(ROWS // 2)
 
         with pytest.raises(TransactionTimedOut, match="transaction_timeout"):
-            made.publisher.publish(0, Incoming(slow()))
+            made.publisher.publish(0, RecordBatches(slow()))
         assert made.reader.caught_up() == []
-        replace(made.publisher, transaction_timeout=60).publish(0, Incoming(iter([rows(0)])))
+        replace(made.publisher, transaction_timeout=60).publish(0, RecordBatches(iter([rows(0)])))
         assert made.check() == ROWS

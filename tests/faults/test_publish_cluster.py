@@ -20,7 +20,7 @@ import pytest
 
 from airflow_kafka_spark.cli.definition import main as cli
 from airflow_kafka_spark.errors import Fenced
-from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from tests.support.cluster import OURS, Driver, connection, standalone
 from tests.support.shop import make, shop
 from tests.support.splits import ROWS, rows, splits
@@ -146,7 +146,9 @@ def test_copies_of_a_split_that_run_side_by_side_publish_it_once(kafka, unique):
     with splits(kafka, unique, SPLITS) as made, ThreadPoolExecutor(COPIES) as pool:
         for split in range(SPLITS):
             middle = threading.Barrier(COPIES)
-            copies = [pool.submit(made.publisher.publish, split, Incoming(half_by_half(split, middle))) for _ in range(COPIES)]
+            copies = [
+                pool.submit(made.publisher.publish, split, RecordBatches(half_by_half(split, middle))) for _ in range(COPIES)
+            ]
             errors = [copy.exception(120) for copy in copies]
             assert all(error is None or isinstance(error, Fenced) for error in errors), errors
             markers = [copy.result() for copy, error in zip(copies, errors, strict=True) if error is None]

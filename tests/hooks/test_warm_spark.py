@@ -13,7 +13,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid
 from airflow_kafka_spark.hooks.spark import SparkHook
 from airflow_kafka_spark.hooks.warm_spark import client
 from airflow_kafka_spark.hooks.warm_spark.process import (
-    Place,
+    ProcessFiles,
     WarmSettings,
     WarmUnavailable,
     connect,
@@ -107,7 +107,7 @@ def test_the_directory_is_the_users_alone(private):
 
 
 def test_what_a_process_that_died_has_left_is_removed_and_does_not_count(private):
-    gone, there = Place(private, "gone"), Place(private, "there")
+    gone, there = ProcessFiles(private, "gone"), ProcessFiles(private, "there")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(gone.socket))
     gone.log.touch()

@@ -24,8 +24,8 @@ from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive
 from airflow_kafka_spark.windows.memory import (
     Attempt,
-    Entry,
     LedgerRecord,
+    WindowEntry,
     archive_record,
     dead_key,
     group_key,
@@ -225,7 +225,7 @@ def hang(attempt, kafka, pipeline, topic, ledger_topic_name, unique):
 
     def open_one() -> Producer:
         with attempt() as ledger:
-            partition = ledger.topic.look(pipeline).partition
+            partition = ledger.topic.read(pipeline).partition
         settings = {"transactional.id": unique("other"), "transaction.timeout.ms": 600_000}
         other = Producer({**kafka.connection_extra(), **settings})
         other.init_transactions(30)
@@ -306,7 +306,7 @@ def open_split(hook, kafka, pipeline, ledger_topic_name):
         producer.init_transactions(30)
         producer.begin_transaction()
         key, value = marker_record(owner, Marker(number, split))[:2]
-        producer.produce(ledger_topic_name, value, key, place.look(pipeline).partition)
+        producer.produce(ledger_topic_name, value, key, place.read(pipeline).partition)
         producer.flush(30)
         return producer
 
@@ -386,7 +386,7 @@ def test_a_member_that_joins_the_group_meanwhile_cannot_keep_a_flushed_window_op
 def test_a_record_of_a_newer_version_is_refused(attempt, kafka, pipeline, topic, ledger_topic_name):
     complete_one(attempt, pipeline, topic, 1)
     with attempt() as ledger:
-        partition = ledger.topic.look(pipeline).partition
+        partition = ledger.topic.read(pipeline).partition
     producer = Producer(kafka.connection_extra())
     producer.produce(ledger_topic_name, json.dumps({"v": 99}).encode(), window_key(pipeline, 2), partition)
     producer.flush(30)
@@ -441,9 +441,9 @@ def write_history(kafka, name, partition, pipeline, topic, first, last, keep=100
         producer.produce(name, record.value, record.key, partition)
 
     for number in range(first, last + 1):
-        entry = Entry(window(pipeline, topic, number, f"run{number}"), State.PLANNED, Attempt(1, "t", f"run{number}", ""))
+        entry = WindowEntry(window(pipeline, topic, number, f"run{number}"), State.PLANNED, Attempt(1, "t", f"run{number}", ""))
         send(window_record(entry))
-        send(window_record(Entry(entry.window, State.COMPLETE, entry.attempt, {"n": number})))
+        send(window_record(WindowEntry(entry.window, State.COMPLETE, entry.attempt, {"n": number})))
         send(position_record(pipeline, Position(entry.window.ends, {topic: "id"}, "c"), number))
         if number > keep:
             send(LedgerRecord(window_key(pipeline, number - keep), None))
@@ -455,7 +455,7 @@ def test_reading_the_ledger_does_not_grow_with_the_age_of_the_pipeline(
 ):
     complete_one(attempt, pipeline, topic, 1)
     with attempt() as ledger:
-        partition = ledger.topic.look(pipeline).partition
+        partition = ledger.topic.read(pipeline).partition
     read = counted(monkeypatch)
     costs = []
     for first, last in ((2, 299), (301, 10_000)):
@@ -529,7 +529,7 @@ def test_what_an_older_attempt_writes_until_it_is_fenced_is_seen(attempt, pipeli
 
 
 HOUR = Interval.of_ms(0, 3_600_000)
-PLANNED = Entry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "t", "run", ""))
+PLANNED = WindowEntry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "t", "run", ""))
 
 
 @pytest.mark.parametrize(

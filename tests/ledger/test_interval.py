@@ -167,6 +167,6 @@ def test_an_attempt_reads_each_record_of_the_ledger_once(hourly, monkeypatch):
     with ledger:
         window = Window(ledger.pipeline, NUMBER, (OffsetRange(hourly.topic, 0, 30, 40),), "r", "", interval=ledger._bounds)
         ledger.plan(window)
-        ledger.look()
+        ledger.read()
     assert len(read) == len(set(read)), "some were read twice"
     assert read[len(seen) :], "and what came since was read"

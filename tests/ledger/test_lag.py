@@ -15,7 +15,7 @@ from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.lag import LagMeter, peek
 from airflow_kafka_spark.ledger.topic import LedgerReader, LedgerTopic
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
-from airflow_kafka_spark.windows.lag import Head, Status, worst
+from airflow_kafka_spark.windows.lag import BacklogHead, Status, worst
 from airflow_kafka_spark.windows.memory import interval_record
 from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition, Window
 from tests.support.lag import commit, consuming, delete_group, now_ms, produce, transact, transaction
@@ -65,7 +65,7 @@ def test_seconds_are_the_age_of_the_record_at_the_committed_offset(kafka, hook, 
 def test_the_timestamp_is_exactly_that_record_s(kafka, hook, topic):
     stamps = [produce(kafka, topic, age=age) for age in (50, 40, 30)]
     found = peek(hook, {TopicPartition(topic, 0): (1, 3)})
-    assert found[TopicPartition(topic, 0)].head == Head(1, stamps[1])
+    assert found[TopicPartition(topic, 0)].head == BacklogHead(1, stamps[1])
 
 
 def test_a_record_from_the_future_is_no_negative_lag(kafka, hook, topic):
@@ -293,12 +293,12 @@ def test_a_nightly_pipeline_is_not_called_dead_until_it_has_missed_a_night(kafka
 def test_a_pipeline_s_ledger_is_read_on_from_what_was_seen(kafka, hook, topic, unique):
     pipeline, ledger = unique("pipe"), unique("ledger")
     reader = LedgerReader(pipeline, ledger)
-    assert not reader.look(hook).exists
+    assert not reader.read(hook).exists
     complete(hook, pipeline, ledger, window(pipeline, topic, 1, 0, 0, hook))
-    assert reader.look(hook).last_number == 1
+    assert reader.read(hook).last_number == 1
     whole = LedgerTopic(hook, ledger)
     whole.ensure()
-    assert reader.look(hook) == whole.look(pipeline).memory
+    assert reader.read(hook) == whole.read(pipeline).memory
 
 
 def test_now_is_the_clock_of_this_machine(kafka, hook, topic):

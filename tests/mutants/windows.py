@@ -30,10 +30,10 @@ _OF_LEDGER = (
         path="ledger/attempt.py",
         old="""        self._fence_both()
         self.hint = self.hint or self._find_hint()
-        return self.look()
+        return self.read()
 """,
         new="""        self.hint = self.hint or self._find_hint()
-        self.look()
+        self.read()
         self._fence_both()
         return self.memory
 """,

@@ -67,7 +67,7 @@ class Pair:
             )
             ledger.plan(window)
             landed = self.produce(*counts)
-            record, place = marker_record(self.name, Marker(number, 0, landed)), ledger.place
+            record, place = marker_record(self.name, Marker(number, 0, landed)), ledger.ledger_claim
             producer = Producer(self.kafka.connection_extra())
             producer.produce(self.ledger_topic, record.value, record.key, place.partition)
             assert producer.flush(30) == 0

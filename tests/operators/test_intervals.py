@@ -262,9 +262,9 @@ def test_what_is_remembered_of_intervals_stays_small_and_old_ones_can_still_be_r
     with KafkaHook() as hook:
         ledger = LedgerTopic(hook, f"ledger-{pipeline.name}")
         ledger.ensure()
-        lanes = [f"{pipeline.name}.{name}" for name in ledger.look(pipeline.name).memory.intervals]
+        lanes = [f"{pipeline.name}.{name}" for name in ledger.read(pipeline.name).memory.intervals]
         assert len(lanes) == 3
-        remembered = [lane for lane in lanes if ledger.look(lane, parent=pipeline.name).memory.entries]
+        remembered = [lane for lane in lanes if ledger.read(lane, parent=pipeline.name).memory.entries]
     assert len(remembered) == 2
     assert intervals.run(0, keep_windows=2)["records_read"] == 0, "told without its details"
     again = intervals.run(0, keep_windows=2, cleared=1)
@@ -342,7 +342,7 @@ def test_a_pipeline_of_intervals_that_was_forgotten_or_lost_its_ledger_doubles_n
         assert forgotten.records >= 6, "two lanes with a window and a position each, and their intervals"
         ledger = LedgerTopic(hook, topic)
         ledger.ensure()
-        assert not ledger.look(name).memory.intervals
+        assert not ledger.read(name).memory.intervals
     again = intervals.run(0)
     assert [(r["start"], r["end"]) for r in again["ranges"]] == [(r["start"], r["end"]) for r in reports[0]["ranges"]]
     intervals.pipeline.kafka.delete_topic(topic)

@@ -143,7 +143,7 @@ def test_a_split_with_more_bad_records_than_were_counted_or_kept_is_not_publishe
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
-    from airflow_kafka_spark.sinks.kafka.tasks.publish import BadRecordPolicy, Incoming, Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import BadRecordPolicy, Publisher, RecordBatches
     from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA as LETTER
     from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, to_bytes
     from airflow_kafka_spark.windows.model import SourcePlan, SplitResult, Window
@@ -153,9 +153,9 @@ def test_a_split_with_more_bad_records_than_were_counted_or_kept_is_not_publishe
     letter = {"topic": orders.topic, "partition": 0, "offset": 7, "timestamp": 5, "key": None, "value": b"x", "reason": "bad"}
     result = SplitResult(0, records=2, rejected=1, letters=to_bytes(pa.Table.from_pylist([letter], schema=LETTER)))
 
-    def incoming(result: SplitResult) -> Incoming:
+    def incoming(result: SplitResult) -> RecordBatches:
         rows = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"v"])})
-        return Incoming(iter([rows]), result=result)
+        return RecordBatches(iter([rows]), result=result)
 
     policy = BadRecordPolicy(dead, 1, Envelope(orders.name, {}), counted={0: 0})
     with KafkaHook() as hook, Ledger(hook, orders.name, "dag/run1/task", topic=orders.arguments["ledger_topic"]) as ledger:
@@ -163,7 +163,7 @@ def test_a_split_with_more_bad_records_than_were_counted_or_kept_is_not_publishe
         configs = hook.producer_config(), hook.consumer_config()
         publisher = Publisher(
             *configs,
-            ledger.place,
+            ledger.ledger_claim,
             ledger.split_prefix,
             orders.output,
             {orders.output: 4},

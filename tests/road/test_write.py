@@ -15,7 +15,7 @@ from airflow_kafka_spark.road.tasks.sort import RecordOrigin
 from airflow_kafka_spark.road.tasks.write import OTHERS, REFUSED, TAKEN, CapturingWriter, OtherSink, WriteTask
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
-from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.windows.codec import decode_result, encode_result
 from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult
 from airflow_kafka_spark.windows.offset_set import OffsetSet
@@ -81,7 +81,7 @@ def write(own: SplitWriter, other: SplitWriter, tolerance: Tolerance | None) -> 
     others = (OtherSink(COLUMN, COLUMNS, CapturingWriter(other), "write"),)
     task = WriteTask(PackedSplits.of([SPLIT]), COLUMNS, own, "fail", tolerance, others=others)
     batches = [batch([0, 1, 2], {1, 2}, {0}), batch([3, 4, 5], {5}), batch([-1], set(), end=SplitResult(0, records=6))]
-    return decode_result(task._write(SPLIT, Incoming(iter(batches)), RecordOrigin()))
+    return decode_result(task._write(SPLIT, RecordBatches(iter(batches)), RecordOrigin()))
 
 
 def test_each_row_is_in_one_sink_and_counted_there() -> None:

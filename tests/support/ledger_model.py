@@ -532,14 +532,14 @@ class PublishingOperator(ModelOperator):
 
 
 def publish_one(ledger: Any, window: Window, split: int, offset: int) -> None:
-    """Fence, look, write, as ``Publisher.publish`` has it; a task that finds itself fenced ends."""
-    place = ledger.place
+    """Fence, read, write, as ``Publisher.publish`` has it; a task that finds itself fenced ends."""
+    place = ledger.ledger_claim
     name = f"{ledger.split_prefix}{split}"
     epoch = _ask("fence", name)
     claimed = ClaimedWindow(place)
     claimed.read_on(lambda start: _read_to(None, None, start, HIGH, (window_key(window.pipeline, window.number),)), HIGH)
     publisher = SimpleNamespace(ledger=place, _memory=claimed.memory, _doing=str)
-    if Publisher.look(publisher, split) is not None:  # type: ignore[arg-type]
+    if Publisher.find_marker(publisher, split) is not None:  # type: ignore[arg-type]
         return
     marker = Marker(window.number, split, (Landed("out", 0, offset, offset, 1),), 1)
     record = marker_record(window.pipeline, marker)

@@ -69,7 +69,7 @@ def splits(kafka: EmbeddedKafka, unique: Callable[[str], str], count: int, trans
         publisher = Publisher(
             config=hook.producer_config(),
             reading=hook.consumer_config(),
-            ledger=ledger.place,
+            ledger=ledger.ledger_claim,
             prefix=ledger.split_prefix,
             topic=topic,
             partitions={topic: 3},

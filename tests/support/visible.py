@@ -81,7 +81,7 @@ def main(options: dict[str, Any], result: Path) -> None:
     from airflow_kafka_spark.road import watch
     from tests.support.pipelines import make
 
-    watch.LOOK_SECONDS = 0.05
+    watch.POLL_SECONDS = 0.05
     with DAG(options["dag_id"], schedule=None, start_date=datetime(2026, 1, 1, tzinfo=timezone.utc)) as dag:
         make(**options["arguments"])
     with create_session() as session:

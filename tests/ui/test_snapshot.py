@@ -11,8 +11,8 @@ from airflow_kafka_spark.ui.views import dead_letters_json, window_json, windows
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, parse_ledger_name
 from airflow_kafka_spark.windows.memory import (
     Attempt,
-    Entry,
     LedgerRecord,
+    WindowEntry,
     interval_record,
     position_record,
     window_key,
@@ -27,7 +27,7 @@ def entry(pipeline, number, state=State.COMPLETE, interval=None):
         pipeline, number, (OffsetRange("t", 0, number, number + 1),), "d/r/t", "2026-01-01T00:00:00Z", interval=interval
     )
     report = {"completed_at": f"2026-01-01T00:{number // 60 % 60:02d}:{number % 60:02d}Z"} if state is State.COMPLETE else None
-    return Entry(window, state, Attempt(1, "x", "d/r/t", "2026-01-01T00:00:00Z"), report)
+    return WindowEntry(window, state, Attempt(1, "x", "d/r/t", "2026-01-01T00:00:00Z"), report)
 
 
 def put(snapshot, record, offset):

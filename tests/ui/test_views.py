@@ -20,7 +20,7 @@ from airflow_kafka_spark.ui.airflow_metadata import (
 from airflow_kafka_spark.ui.snapshot import PipelineSummary
 from airflow_kafka_spark.ui.views import ListQuery, PipelineItem, WindowView, endpoint_name, list_page, pipeline_row, windows_csv
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.memory import Attempt, Entry
+from airflow_kafka_spark.windows.memory import Attempt, WindowEntry
 from airflow_kafka_spark.windows.model import OffsetRange, State, Window
 
 LEDGER = LedgerName("kafka_default", "airflow-windows")
@@ -31,7 +31,7 @@ PAUSE = Change(1, "pause", "ann", "night", "2026-01-01T00:00:00Z")
 
 def summary(name="p", *, state=State.COMPLETE, **facts):
     window = Window(name, 2, (OffsetRange("t", 0, 1, 2),), "d/run1/t", "2026-01-01T00:00:00Z")
-    entry = Entry(window, state, Attempt(3, "x", "d/run2/t", "2026-01-01T01:00:00Z"))
+    entry = WindowEntry(window, state, Attempt(3, "x", "d/run2/t", "2026-01-01T01:00:00Z"))
     held = {"last": entry} if state is State.COMPLETE else {"open": entry, "running_tasks": (TASK,)}
     return PipelineSummary(name, **held, **facts)
 
@@ -74,7 +74,7 @@ def test_a_task_that_fails_before_it_plans_a_window_is_a_failed_pipeline_with_it
     assert shown["reason"] == "its task is up_for_retry, before a window was planned"
     assert (shown["failure"]["run"], shown["failure"]["url"]) == ("d/run2/t", TASK.url)
     # A window that was completed since says that it works again.
-    since = Entry(
+    since = WindowEntry(
         summary().last.window, State.COMPLETE, Attempt(1, "x", "d/run3/t", ""), {"completed_at": "2040-01-01T00:00:00Z"}
     )
     assert row(PipelineSummary("p", last=since), tasks=tasks, failed=failed)["activity"] == "idle"
@@ -151,7 +151,7 @@ def window_view(number, state, report=None, **facts):
     window = Window(
         "p", number, (OffsetRange("t", 0, 5, 15), OffsetRange("t", 1, 0, 2)), "=d/run/t", "2026-01-01T00:00:00Z", **facts
     )
-    return WindowView(Entry(window, state, Attempt(2, "x", "d/run/t", ""), report), None)
+    return WindowView(WindowEntry(window, state, Attempt(2, "x", "d/run/t", ""), report), None)
 
 
 def test_windows_are_exported_with_a_column_for_each_fact():

@@ -16,7 +16,7 @@ from airflow_kafka_spark.ui.snapshot import PipelineSummary
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
 from airflow_kafka_spark.windows.cadence import Periodic, Timetabled, Unscheduled
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.lag import Head, Lag, Observation, PartitionLag, Status
+from airflow_kafka_spark.windows.lag import BacklogHead, Lag, Observation, PartitionLag, Status
 from airflow_kafka_spark.windows.memory import window_key
 from airflow_kafka_spark.windows.model import TopicPartition
 from tests.support.control import reset
@@ -213,7 +213,7 @@ def test_a_clock_that_is_slow_makes_no_pipeline_go_back():
     now = 10_000.0
 
     def seen(at, committed):
-        return Lag("p", {tp: PartitionLag(committed, 0, 100, Head(committed, int((at - 5) * 1000)), seconds=5.0)}, at)
+        return Lag("p", {tp: PartitionLag(committed, 0, 100, BacklogHead(committed, int((at - 5) * 1000)), seconds=5.0)}, at)
 
     assert tracker.judge(seen(now, 30), {tp: [Observation(now - 60, 30, active=True)]}).status is Status.OK
     # It was moved on from 30 to 40 behind our back; whoever did so has a clock that is two minutes slow, or two fast.

@@ -10,11 +10,11 @@ from airflow_kafka_spark.errors import FollowBroken
 from airflow_kafka_spark.windows.changes import Change, change_from_json, change_to_json
 from airflow_kafka_spark.windows.codec import position_from_json, position_to_json
 from airflow_kafka_spark.windows.follow import follow, published_behind, reached_of
-from airflow_kafka_spark.windows.memory import Attempt, Entry, Memory
+from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowEntry
 from airflow_kafka_spark.windows.model import (
+    FollowedWindow,
     Landed,
     Published,
-    Reached,
     SourcePlan,
     State,
     TopicPartition,
@@ -26,14 +26,14 @@ from airflow_kafka_spark.windows.plan import Position
 TP = TopicPartition("t", 0)
 
 
-def entry(number: int, first: int, records: int) -> Entry:
+def entry(number: int, first: int, records: int) -> WindowEntry:
     window = Window("up", number, (), "run", "", source=SourcePlan(()))
     landed = Landed("t", 0, first, first + records - 1, records)
     report = {"published": [vars(landed)] if records else []}
-    return Entry(window, State.COMPLETE, Attempt(1, "", "", ""), report)
+    return WindowEntry(window, State.COMPLETE, Attempt(1, "", "", ""), report)
 
 
-def upstream(*entries: Entry, total: int, last: int = 0, **facts) -> Memory:
+def upstream(*entries: WindowEntry, total: int, last: int = 0, **facts) -> Memory:
     numbers = {e.window.number: e for e in entries}
     end = max((part["last"] + 1 for e in entries for part in (e.report or {})["published"]), default=0)
     position = Position(source={}, published={TP: Published(end, total)})
@@ -67,9 +67,9 @@ def test_what_lies_in_a_topic_of_the_same_name_that_is_gone_is_not_counted():
 
 def test_what_is_followed_never_goes_back():
     found = upstream(entry(1, 0, 3), total=3)
-    told, ends = follow(found, Reached(7, {"t": 90}), ["t"], {TP: 90})
+    told, ends = follow(found, FollowedWindow(7, {"t": 90}), ["t"], {TP: 90})
     assert (told.last, told.records, ends) == (1, 0, {TP: 3}), "it counts anew"
-    told, _ = follow(found, Reached(7, {"t": 3}), ["t"], {TP: 3})
+    told, _ = follow(found, FollowedWindow(7, {"t": 3}), ["t"], {TP: 3})
     assert (told.first, told.last, told.records) == (8, 7, 0)
 
 
@@ -81,7 +81,7 @@ def test_what_older_ledgers_do_not_say_is_asked_of_the_windows_that_they_hold():
 
 
 def test_positions_and_changes_are_what_they_were():
-    position = Position({TP: 3}, followed={"up": Reached(4, {"t": 9})}, published={TP: Published(10, 7)})
+    position = Position({TP: 3}, followed={"up": FollowedWindow(4, {"t": 9})}, published={TP: Published(10, 7)})
     assert position_from_json(position_to_json(position)) == position
     change = Change(
         2, "forget", "ann", "", "", discarded=(9,), window=9, landed=(Landed("t", 0, 1, 2, 2),), published={TP: Published(10, 7)}
@@ -94,6 +94,6 @@ def test_a_pipeline_that_was_renamed_is_followed_by_its_new_name_and_from_where_
     with pytest.raises(FollowBroken, match='follows="new"'):
         follow(old, None, ["t"], {TP: 0})
     new = replace(upstream(total=9, last=3, changes={1: Change(1, "rename", "ann", "", "", name="up")}), pipeline="new")
-    assert reached_of(new, Position(followed={"up": Reached(2, {"t": 5})})) == Reached(2, {"t": 5})
-    told, _ = follow(new, Reached(2, {"t": 5}), ["t"], {TP: 5})
+    assert reached_of(new, Position(followed={"up": FollowedWindow(2, {"t": 5})})) == FollowedWindow(2, {"t": 5})
+    told, _ = follow(new, FollowedWindow(2, {"t": 5}), ["t"], {TP: 5})
     assert (told.pipeline, told.first, told.last, told.records) == ("new", 3, 3, 4)

@@ -22,9 +22,9 @@ from airflow_kafka_spark.windows.interval_boundaries import (
     boundary_from_record,
     boundary_prefix,
     boundary_to_record,
+    fit_proposal,
     interval_ranges,
     near_boundaries,
-    place,
     propose,
     settle,
     to_archive,
@@ -342,7 +342,7 @@ class TestWhatWasDeletedBeforeItWasDecided:
                         continue
                     first = next((o for o, stamp in whole.stamps.items() if stamp >= instant), whole.end)
                     found = next((o for o, stamp in whole.stamps.items() if o >= low and stamp >= instant), whole.end)
-                    settled[instant] = place(self.propose(instant, found, low, *settled.values(), now=now), settled)
+                    settled[instant] = fit_proposal(self.propose(instant, found, low, *settled.values(), now=now), settled)
                     places[instant] = max(first, *places.values(), 0)
                     boundary = settled[instant]
                     assert boundary.earliest.get(0, boundary.offsets[0]) <= places[instant] <= boundary.offsets[0]

@@ -11,7 +11,7 @@ from airflow_kafka_spark.windows.cadence import PERIODS, Periodic
 from airflow_kafka_spark.windows.lag import (
     MIN_OBSERVATIONS,
     OBSERVATIONS,
-    Head,
+    BacklogHead,
     History,
     Lag,
     Observation,
@@ -44,7 +44,7 @@ def for_each_seed(test):
 
 
 def state(committed, end, head=None, seconds=0.0, low=0):
-    return PartitionLag(committed, low, end, None if head is None else Head(head, 0), seconds=seconds)
+    return PartitionLag(committed, low, end, None if head is None else BacklogHead(head, 0), seconds=seconds)
 
 
 def lag(*states):

@@ -14,7 +14,7 @@ from airflow_kafka_spark.windows.latency import (
     MINUTE,
     WIDTHS,
     Latency,
-    Times,
+    TimestampHistogram,
     consumption,
     latency,
     parse_counts,
@@ -25,7 +25,7 @@ STAMPS = st.lists(st.integers(0, 40 * DAY), min_size=1, max_size=200)
 
 
 def times(stamps, width=WIDTHS[0]):
-    return Times(width, Counter(stamp // width for stamp in stamps))
+    return TimestampHistogram(width, Counter(stamp // width for stamp in stamps))
 
 
 @given(st.lists(STAMPS, min_size=1, max_size=6))
@@ -48,7 +48,7 @@ def test_latency_is_from_the_timestamp_of_a_record_to_the_flush():
     stamps = [1000 * n for n in range(100)]
     found = latency(times(stamps), min(stamps), max(stamps), 100_000)
     assert found == Latency(min=1.0, p50=pytest.approx(51, abs=1), p95=pytest.approx(96, abs=1), max=100.0)
-    assert latency(Times(), None, None, 5) is None
+    assert latency(TimestampHistogram(), None, None, 5) is None
 
 
 def test_one_record_has_one_latency():

@@ -289,11 +289,11 @@ def test_looking_before_the_fence(model):
     def look_first(ledger):
         ledger.hint = ledger.hint or ledger._find_hint()
         ledger._planner = ledger._closer = None
-        memory = ledger.look()
+        memory = ledger.read()
         ledger._planner, ledger._closer = ledger._fence("plan"), ledger._fence("close")
         return memory
 
-    patches = [patch.object(Ledger, "_fence_and_look", look_first)]
+    patches = [patch.object(Ledger, "_fence_and_read", look_first)]
     assert noticed(one_window(), {"A": ONE, "B": ONE}, [ONE, LAST], patches=patches)
 
 
@@ -343,7 +343,7 @@ def test_tasks_of_a_window_that_is_given_up_go_on(model, rule):
 
 
 def test_a_task_publishes_its_split_without_a_look(model):
-    patches = [patch.object(ledger_model.Publisher, "look", lambda *args: None)]
+    patches = [patch.object(ledger_model.Publisher, "find_marker", lambda *args: None)]
     text = noticed(two_splits(), {"A": PUBLISHED, "B": PUBLISHED}, [PUBLISHED, LAST_PUBLISHED], records=0, patches=patches)
     assert "doubled" in text
 

@@ -15,9 +15,9 @@ from airflow_kafka_spark.windows.memory import (
     PAUSE_VERSION,
     VERSION,
     Attempt,
-    Entry,
     LedgerRecord,
     NewerVersion,
+    WindowEntry,
     change_key,
     change_record,
     control_record,
@@ -34,9 +34,9 @@ from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition
 from airflow_kafka_spark.windows.plan import Position
 
 
-def entry(number: int, state: State, pipeline: str = "p", token: str = "a") -> Entry:
+def entry(number: int, state: State, pipeline: str = "p", token: str = "a") -> WindowEntry:
     window = Window(pipeline, number, (OffsetRange("t", 0, number, number + 1),), f"run{number}", "")
-    return Entry(window, state, Attempt(1, token, "run", ""), {"n": number} if state is State.COMPLETE else None)
+    return WindowEntry(window, state, Attempt(1, token, "run", ""), {"n": number} if state is State.COMPLETE else None)
 
 
 def log(*records: LedgerRecord) -> list[LedgerRecord]:

@@ -137,7 +137,7 @@ class SideOutputs:
             # The topics' own limits, so that the client refuses a record that is too large; the ledger's record is sent, too.
             largest = max([DEFAULT_LARGEST, *map(self.hook.largest_record, wanted)])
             producer = ledger.fence_dead_letters(**{"message.max.bytes": largest})
-            known = ledger.look_as_owner().dead.get(number)
+            known = ledger.read_as_owner().dead.get(number)
             try:
                 return self._send_once(producer, self._outputs(letters, routes, known), ledger, known, captured, skipped)
             except Fenced:
@@ -276,5 +276,5 @@ def known_dead_letters(ledger: Ledger) -> DeadLetters | None:
     """
     if ledger.attempts > 1:
         ledger.fence_dead_letters()
-        ledger.look_as_owner()
+        ledger.read_as_owner()
     return ledger.memory.dead.get(ledger.claimed.window.number)

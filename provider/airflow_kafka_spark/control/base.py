@@ -4,7 +4,7 @@ Control records (pause, resume, replay, resend, rebind) are written to the ledge
 
 Three things make that safe. A control has a key of its own kind, which no attempt and no reset writes. Its writer fences a
 transactional id of its own kind, ``<ledger topic>.<pipeline>.control``: of two concurrent writers the second one sees the
-record of the first one. An attempt that leaves a hint into the ledger sets it before everything that its last look may have
+record of the first one. An attempt that leaves a hint into the ledger sets it before everything that its last read may have
 missed (:attr:`~airflow_kafka_spark.windows.memory.Memory.oldest_offset`).
 """
 
@@ -23,16 +23,16 @@ from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpe
 from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
-from airflow_kafka_spark.ledger.topic import TOPIC, Found
+from airflow_kafka_spark.ledger.topic import TOPIC, LedgerContent
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.changes import Action, Change
 from airflow_kafka_spark.windows.memory import (
     CONTROL,
     PAUSE_VERSION,
     VERSION,
-    Entry,
     LedgerRecord,
     Memory,
+    WindowEntry,
     control_key,
     control_prefix,
     control_record,
@@ -107,7 +107,7 @@ class OpenWindow:
     attempt_began: str = ""
 
     @classmethod
-    def of(cls, entry: Entry) -> OpenWindow:
+    def of(cls, entry: WindowEntry) -> OpenWindow:
         window, attempt = entry.window, entry.attempt
         return cls(str(window), window.number, window.run, window.planned_at, attempt.number, attempt.started_at)
 
@@ -248,7 +248,7 @@ def open_windows(memory: Memory) -> tuple[OpenWindow, ...]:
 
 
 @dataclass(frozen=True)
-class Beside:
+class AccompanyingRecords:
     """Records that become visible together with the record of a change.
 
     :param doing: the action, for errors.
@@ -268,10 +268,10 @@ class Beside:
 class ControlLedger(Ledger):
     """Writes the control requests of a pipeline. Do not enter it as a context: that would fence the pipeline's attempts."""
 
-    def write(self, decide: Callable[[Memory], Change | None], beside: Beside | None = None) -> Change | None:
+    def write(self, decide: Callable[[Memory], Change | None], beside: AccompanyingRecords | None = None) -> Change | None:
         """Write what ``decide`` makes of what the ledger holds, in one Kafka transaction of a record or two.
 
-        Guarantee: it is written whole or not at all; between its look and its commit no other writer writes a control of this
+        Guarantee: it is written whole or not at all; between its read and its commit no other writer writes a control of this
         pipeline. Attempts, resets and their transactions are not fenced.
 
         :param decide: None for nothing to do; called again if another writer was faster.
@@ -310,13 +310,13 @@ class ControlLedger(Ledger):
         assert failure is not None
         raise failure
 
-    def _produce(self, producer: Producer, beside: Beside) -> None:
+    def _produce(self, producer: Producer, beside: AccompanyingRecords) -> None:
         try:
             beside.produce(producer)
         except Exception as error:
             raise self.translated(error, beside.doing, "`, `".join(sorted(beside.topics))) from error
 
-    def _find(self) -> Found:
+    def _find(self) -> LedgerContent:
         """Read the ledger. Only control records that an open transaction hides are waited for; an attempt at work may take as
         long as it needs."""
         topic = existing_ledger(self.hook, self.topic.name)
@@ -324,7 +324,7 @@ class ControlLedger(Ledger):
             raise PipelineUnknown(self.pipeline, self.topic.name)
         self.topic = topic
         mine = (control_prefix(self.pipeline),)
-        found = topic.glance(self.pipeline, mine)
+        found = topic.read_without_waiting(self.pipeline, mine)
         self._partition = found.partition
         return found
 
@@ -414,7 +414,7 @@ def request_change(
     memory: Memory,
     request: ChangeRequest,
     decide: Callable[[Memory], Change | None],
-    beside: Beside | None = None,
+    beside: AccompanyingRecords | None = None,
 ) -> tuple[Change | None, Memory]:
     """Write a control request, unless it has been made already or this is a dry run.
 

@@ -13,7 +13,7 @@ from airflow_kafka_spark.control.pipelines import existing_ledger, find, group_o
 from airflow_kafka_spark.control.position_change import fence_splits, published_by, refuse_members, refuse_open
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
-from airflow_kafka_spark.ledger.topic import WAIT_FOR_NONE, Found, LedgerTopic
+from airflow_kafka_spark.ledger.topic import WAIT_FOR_NONE, LedgerContent, LedgerTopic
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import ARCHIVE, LedgerRecord, Memory, change_record, key_prefix
 from airflow_kafka_spark.windows.model import State, add_landed
@@ -59,7 +59,7 @@ def forget(
         fence_splits(ledger, open_entries(ledger.memory))
         fenced: set[str] = set()
         while True:
-            found = ledger.topic.look(pipeline)
+            found = ledger.topic.read(pipeline)
             memory, change = found.memory, found.memory.next_change
             _check_forget(hook, memory, ledger_topic, group_id, delete_group, discard_open)
             planned = {s.interval.ledger_name(pipeline) for s in memory.intervals.recent.values() if s.state is State.PLANNED}
@@ -80,7 +80,7 @@ def forget(
     return _result(memory, change, request, len(keys), group)
 
 
-def _find(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -> Found:
+def _find(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -> LedgerContent:
     """Return what the ledger holds of a pipeline.
 
     :param is_said: True if a group is named that is to be deleted: it may have outlived the ledger's records.
@@ -91,7 +91,7 @@ def _find(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -
     except PipelineUnknown:
         if not is_said:
             raise
-        return Found(Memory(pipeline), 0)
+        return LedgerContent(Memory(pipeline), 0)
 
 
 def _came_later(memory: Memory, keys: Iterable[bytes]) -> bool:
@@ -151,7 +151,7 @@ def _check_forget(
     return group
 
 
-def live_keys(topic: LedgerTopic, found: Found, *, wait: bool = True) -> list[bytes]:
+def live_keys(topic: LedgerTopic, found: LedgerContent, *, wait: bool = True) -> list[bytes]:
     """Return every key of the pipeline, and of its intervals, that has a value."""
     names = [
         found.memory.pipeline,

@@ -61,7 +61,7 @@ def _set_paused(hook: KafkaHook, request: ChangeRequest, action: Literal["pause"
 
 def _warnings(memory: Memory, action: str, changed: bool) -> tuple[str, ...]:
     if not changed and memory.pause is not None:
-        return (f"The pipeline is paused already: {sentence_of(memory.pause)}",)
+        return (f"The pipeline is paused already: {memory.pause.sentence}",)
     if not changed:
         return ("The pipeline is not paused",)
     going, intervals = open_windows(memory), bool(memory.intervals)
@@ -77,8 +77,3 @@ def _warnings(memory: Memory, action: str, changed: bool) -> tuple[str, ...]:
         "It continues with the next run of its task",
         *(["Intervals whose tasks were skipped are moved once these are cleared"] if intervals else []),
     )
-
-
-def sentence_of(change: Change) -> str:
-    """Return who made a change, when and why, as one sentence."""
-    return f"{change.who} did so at {change.at}: {change.why}"

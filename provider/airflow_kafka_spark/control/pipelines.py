@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import PipelineUnknown
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.ledger.topic import TOPIC, Found, LedgerTopic
+from airflow_kafka_spark.ledger.topic import TOPIC, LedgerContent, LedgerTopic
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.changes import Change, change_to_json
-from airflow_kafka_spark.windows.memory import Entry, Memory
+from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
 from airflow_kafka_spark.windows.plan import PartitionLog
 
@@ -145,7 +145,7 @@ def windows(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, limit:
 # --- shared with the commands --------------------------------------------------------------------------------------------
 
 
-def find(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> Found:
+def find(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> LedgerContent:
     """Read the ledger without fencing, creating or waiting: records that an open transaction hides are not seen. A command that
     writes reads again after it has fenced.
 
@@ -154,7 +154,7 @@ def find(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> Found:
     topic = existing_ledger(hook, ledger_topic)
     if topic is None:
         raise PipelineUnknown(pipeline, ledger_topic)
-    found = topic.glance(pipeline)
+    found = topic.read_without_waiting(pipeline)
     if found.memory.is_blank and not found.memory.history and not found.memory.intervals:
         raise PipelineUnknown(pipeline, ledger_topic)
     return found
@@ -166,7 +166,7 @@ def existing_ledger(hook: KafkaHook, ledger_topic: str = TOPIC) -> LedgerTopic |
     return topic if topic.find_existing() else None
 
 
-def open_entries(memory: Memory) -> tuple[Entry, ...]:
+def open_entries(memory: Memory) -> tuple[WindowEntry, ...]:
     """Return the windows that are planned and not complete; data intervals are not among them."""
     return tuple(e for _, e in sorted(memory.entries.items()) if e.state is State.PLANNED)
 
@@ -205,7 +205,7 @@ def _partition_position(
     return PartitionPosition(*tp, offset, there.low, there.lso, there.high, committed, lag)
 
 
-def _window_state(entry: Entry) -> WindowState:
+def _window_state(entry: WindowEntry) -> WindowState:
     window, report = entry.window, entry.report if entry.state is State.COMPLETE else None
     facts: Mapping[str, Any] = report or {}
     return WindowState(

@@ -13,12 +13,12 @@ from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import listed, resolve_start, within
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
 from airflow_kafka_spark.ledger.group import offset_metadata
-from airflow_kafka_spark.ledger.topic import Found, Hint
+from airflow_kafka_spark.ledger.topic import Hint, LedgerContent
 from airflow_kafka_spark.windows.changes import Action, Change
 from airflow_kafka_spark.windows.memory import (
-    Entry,
     LedgerRecord,
     Memory,
+    WindowEntry,
     binding_record,
     change_key,
     change_record,
@@ -90,9 +90,9 @@ class PositionChange:
     position: Position
     before: Mapping[TopicPartition, int]
     moves: tuple[Move, ...]
-    given_up: tuple[Entry, ...]
+    given_up: tuple[WindowEntry, ...]
     log: Log
-    restored: tuple[Entry, ...] = ()
+    restored: tuple[WindowEntry, ...] = ()
     last_number: int = 0
 
 
@@ -201,7 +201,7 @@ def _shifted(
     return wanted, after
 
 
-def fence_splits(ledger: ChangeLedger, windows: Sequence[Entry]) -> None:
+def fence_splits(ledger: ChangeLedger, windows: Sequence[WindowEntry]) -> None:
     """Take over windows that are given up, and fence the tasks that may still publish splits of them. Look at the ledger
     afterwards: no marker of these windows is added to what it holds then."""
     published = [entry for entry in windows if entry.window.source or entry.window.target]
@@ -221,7 +221,7 @@ def published_by(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ...]
 
 
 def write_position_change(
-    ledger: ChangeLedger, found: Found, move: PositionChange, action: Action, request: ChangeRequest
+    ledger: ChangeLedger, found: LedgerContent, move: PositionChange, action: Action, request: ChangeRequest
 ) -> None:
     """Write position, record of the change and the group's offsets in one Kafka transaction; remove the windows that are given
     up.

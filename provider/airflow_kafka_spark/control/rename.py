@@ -13,7 +13,7 @@ from airflow_kafka_spark.errors import ChangeRefused
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
 from airflow_kafka_spark.ledger.group import offset_metadata
-from airflow_kafka_spark.ledger.topic import Found, Hint
+from airflow_kafka_spark.ledger.topic import Hint, LedgerContent
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, change_record, position_record
 from airflow_kafka_spark.windows.model import Window
@@ -50,12 +50,12 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
     memory = find(hook, pipeline, request.ledger_topic).memory
     topic = existing_ledger(hook, request.ledger_topic)
     assert topic is not None, "the pipeline was found in it"
-    there = topic.glance(to)
+    there = topic.read_without_waiting(to)
     group, change = planned(memory, there.memory)
     if not request.dry_run:
         run = f"rename by {request.who}"
         with ChangeLedger(hook, pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
-            found, other = ledger.topic.look(pipeline), ledger.topic.look(to)
+            found, other = ledger.topic.read(pipeline), ledger.topic.read(to)
             memory = found.memory
             group, change = planned(memory, other.memory)
             _write(hook, ledger, found, other, to, change)
@@ -98,7 +98,7 @@ def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, group_id: st
     return mirroring_group(hook, memory, group_id)
 
 
-def _write(hook: KafkaHook, ledger: ChangeLedger, found: Found, other: Found, to: str, change: Change) -> None:
+def _write(hook: KafkaHook, ledger: ChangeLedger, found: LedgerContent, other: LedgerContent, to: str, change: Change) -> None:
     """Write the records under both names and the group's offsets in one Kafka transaction.
 
     :raises Fenced: an attempt under the old name has taken over meanwhile; nothing was changed.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.control.base import (
-    Beside,
+    AccompanyingRecords,
     ChangeRequest,
     ChangeResult,
     SentAgain,
@@ -22,7 +22,7 @@ from airflow_kafka_spark.hooks.kafka.log import read_records
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import dead_letters_at
-from airflow_kafka_spark.windows.memory import Entry, Memory
+from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import Landed, OffsetRange, TopicPartition
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ ORIGIN = (f"{PREFIX}topic", f"{PREFIX}partition", f"{PREFIX}offset")
 
 
 @dataclass(frozen=True)
-class Letter:
+class DeadLetter:
     """A dead letter, as the record that it was.
 
     :param origin: where the record was read.
@@ -97,7 +97,7 @@ def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     before = memory.resends(number, interval)
     left = _left(landed, before)
     if not left:
-        already = (f"They were sent again already: {_said(before[-1])}",)
+        already = (f"They were sent again already: {before[-1].sentence}",)
         return _result(request, entry, interval, before[-1], (), changed=False, warnings=already)
     letters = _read(hook, request.pipeline, entry, left)
     parts = _parts(letters)
@@ -108,18 +108,18 @@ def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
 
     topics = {part.topic for part in parts}
     largest = max(hook.largest_record(topic) for topic in topics)
-    beside = Beside("sending dead letters again", topics, produce, SECONDS, {"message.max.bytes": largest})
+    beside = AccompanyingRecords("sending dead letters again", topics, produce, SECONDS, {"message.max.bytes": largest})
     change, memory = request_change(hook, memory, request, decide, beside)
     if change is None:
         done = memory.resends(number, interval)
-        said = (f"They were sent again meanwhile: {_said(done[-1])}",) if done else ()
+        said = (f"They were sent again meanwhile: {done[-1].sentence}",) if done else ()
         return _result(request, entry, interval, done[-1] if done else None, (), changed=False, warnings=said)
     return _result(request, entry, interval, change, parts, changed=True, warnings=_warnings(left, letters))
 
 
 def _result(
     request: ChangeRequest,
-    entry: Entry,
+    entry: WindowEntry,
     interval: str,
     change: Change | None,
     parts: Sequence[SentAgain],
@@ -136,11 +136,9 @@ def _result(
     )
 
 
-def _said(change: Change) -> str:
-    return f"{change.who} did so at {change.at}: {change.why}"
-
-
-def _window(hook: KafkaHook, memory: Memory, ledger_topic: str, interval: str, number: int) -> tuple[Entry, tuple[Landed, ...]]:
+def _window(
+    hook: KafkaHook, memory: Memory, ledger_topic: str, interval: str, number: int
+) -> tuple[WindowEntry, tuple[Landed, ...]]:
     """Return a complete window, and where its dead letters lie."""
     pipeline = memory.pipeline
     if interval:
@@ -190,7 +188,7 @@ def _left(landed: Sequence[Landed], before: Sequence[Change]) -> tuple[Landed, .
     return tuple(found)
 
 
-def _read(hook: KafkaHook, pipeline: str, entry: Entry, landed: Sequence[Landed]) -> list[Letter]:
+def _read(hook: KafkaHook, pipeline: str, entry: WindowEntry, landed: Sequence[Landed]) -> list[DeadLetter]:
     """Return the dead letters of a window. Those of other windows and pipelines may lie between them.
 
     :raises ResendRefused: one of them does not say where it came from, none of them is there any more, or they are too many.
@@ -228,7 +226,7 @@ def _too_many(found: str, expected: str) -> ResendRefused:
     )
 
 
-def _letter(message: Message, names: set[str]) -> Letter | None:
+def _letter(message: Message, names: set[str]) -> DeadLetter | None:
     """Return the record that a dead letter was; None if it is another pipeline's, or does not say where it came from."""
     headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
     starts = [at for at in range(len(headers)) if tuple(n for n, _ in headers[at : at + 3]) == ORIGIN]
@@ -243,14 +241,14 @@ def _letter(message: Message, names: set[str]) -> Letter | None:
     kind, timestamp = message.timestamp()
     stamp = timestamp if kind == 1 and timestamp > 0 else None
     origin = TopicPartition(topic, int(partition))
-    return Letter(origin, int(offset), message.key(), message.value(), stamp, tuple(headers[:at]))
+    return DeadLetter(origin, int(offset), message.key(), message.value(), stamp, tuple(headers[:at]))
 
 
-def _is_of(ranges: Sequence[OffsetRange], letter: Letter) -> bool:
+def _is_of(ranges: Sequence[OffsetRange], letter: DeadLetter) -> bool:
     return any(r.topic_partition == letter.origin and r.start <= letter.offset < r.end for r in ranges)
 
 
-def _parts(letters: Sequence[Letter]) -> tuple[SentAgain, ...]:
+def _parts(letters: Sequence[DeadLetter]) -> tuple[SentAgain, ...]:
     counts = Counter(letter.origin for letter in letters)
     return tuple(SentAgain(*tp, counts[tp]) for tp in sorted(counts))
 
@@ -266,7 +264,7 @@ def _check_partitions(hook: KafkaHook, parts: Sequence[SentAgain]) -> None:
             )
 
 
-def _produce(producer: Producer, letters: Sequence[Letter]) -> None:
+def _produce(producer: Producer, letters: Sequence[DeadLetter]) -> None:
     """Produce and flush.
 
     :raises confluent_kafka.KafkaException: one was refused, or was not acknowledged in time.
@@ -294,7 +292,7 @@ def _produce(producer: Producer, letters: Sequence[Letter]) -> None:
         raise KafkaException(failures[0] if failures else KafkaError(KafkaError._TIMED_OUT, "records were not acknowledged"))
 
 
-def _warnings(left: Sequence[Landed], letters: Sequence[Letter]) -> tuple[str, ...]:
+def _warnings(left: Sequence[Landed], letters: Sequence[DeadLetter]) -> tuple[str, ...]:
     gone = sum(part.records for part in left) - len(letters)
     return (
         *(

@@ -75,13 +75,13 @@ def reset(
 
     # First without fencing: a window that is being worked on must not be disturbed by what is refused.
     is_said = bool(group_id and (named_topics(only) or group_id == group_of_source(request)))
-    move, group = planned(_look(hook, request, is_said=is_said))
+    move, group = planned(_read_memory(hook, request, is_said=is_said))
     if not request.dry_run:
         run = f"reset by {request.who}"
         with ChangeLedger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
             move, group = planned(ledger.memory)
             fence_splits(ledger, move.given_up)
-            write_position_change(ledger, ledger.topic.look(request.pipeline), move, "reset", request)
+            write_position_change(ledger, ledger.topic.read(request.pipeline), move, "reset", request)
     given_up = tuple(map(OpenWindow.of, move.given_up))
     return replace(
         ChangeResult.of("reset", request, move.number),
@@ -124,10 +124,10 @@ def _behind_lost_window(
     return PositionChange(memory.next_change, position, {}, (), open_entries(memory), log, last_number=named.number)
 
 
-# --- whether it may be done -----------------------------------------------------------------------------------------------
+# --- conditions ---------------------------------------------------------------------------------------------------------
 
 
-def _look(hook: KafkaHook, request: ChangeRequest, *, is_said: bool) -> Memory:
+def _read_memory(hook: KafkaHook, request: ChangeRequest, *, is_said: bool) -> Memory:
     """Return what the ledger holds of a pipeline; an empty memory if it does not know the pipeline, and topics and group are
     named."""
     try:
@@ -143,7 +143,7 @@ def _check(
 ) -> str:
     """Return the group that is moved with it.
 
-    :param is_said: whether the topics to be moved are named: then the ledger need not know the pipeline, if the group is, too.
+    :param is_said: True if the topics to be moved are named: then the ledger need not know the pipeline, if the group is, too.
     """
     if not (is_said and group_id):
         refuse_blank(memory, ledger_topic)

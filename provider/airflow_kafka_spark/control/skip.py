@@ -18,7 +18,7 @@ from airflow_kafka_spark.control.position_change import (
 from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import ChangeLedger
-from airflow_kafka_spark.windows.memory import Entry, Memory
+from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import Gap, TopicPartition
 from airflow_kafka_spark.windows.offset_specs import parse_target
 from airflow_kafka_spark.windows.plan import next_position
@@ -70,7 +70,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
                 )
             move, group = planned(memory)
             fence_splits(ledger, move.given_up)
-            write_position_change(ledger, ledger.topic.look(request.pipeline), move, "skip", request)
+            write_position_change(ledger, ledger.topic.read(request.pipeline), move, "skip", request)
     return replace(
         ChangeResult.of("skip", request, move.number),
         group_id=group,
@@ -101,7 +101,7 @@ def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | N
     return None
 
 
-def _past(hook: KafkaHook, memory: Memory, entry: Entry) -> PositionChange:
+def _past(hook: KafkaHook, memory: Memory, entry: WindowEntry) -> PositionChange:
     """Return the change that passes over an open window: the position that moving it would have led to. A window that is only
     being replayed has led there already."""
     if entry.window.replay:
@@ -149,7 +149,7 @@ def _skipped(move: PositionChange) -> tuple[Gap, ...]:
     return tuple(gap for gap in gaps if gap.start < gap.end)
 
 
-def _warnings(memory: Memory, entry: Entry | None) -> tuple[str, ...]:
+def _warnings(memory: Memory, entry: WindowEntry | None) -> tuple[str, ...]:
     if entry is None:
         return ("What is skipped is not moved to the sink, unless the pipeline is reset to before it",)
     published = sorted({split for window, split in memory.markers if window == entry.window.number})

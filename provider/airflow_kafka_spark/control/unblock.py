@@ -54,7 +54,7 @@ def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_ru
     topic = existing_ledger(hook, ledger_topic)
     if topic is None:
         raise PipelineUnknown(pipeline, ledger_topic)
-    partition = topic.glance(pipeline).partition
+    partition = topic.read_without_waiting(pipeline).partition
     tp = TopicPartition(ledger_topic, partition)
     bounds = hook.offsets([tp])[tp]
     if bounds.lso >= bounds.high:

@@ -1,6 +1,8 @@
-"""Base class of the errors."""
+"""Base class of the errors, and names in their messages."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class KafkaSparkError(Exception):
@@ -33,3 +35,8 @@ def _rebuild(cls: type[KafkaSparkError], args: tuple, facts: dict) -> KafkaSpark
     error.args = args
     error.__dict__.update(facts)
     return error
+
+
+def quote_names(names: Iterable[str]) -> str:
+    """Return names for a message: in backticks, separated by commas."""
+    return ", ".join(f"`{name}`" for name in names)

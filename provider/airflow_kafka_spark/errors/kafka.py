@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_kafka_spark.errors.base import KafkaSparkError
+from airflow_kafka_spark.errors.base import KafkaSparkError, quote_names
 
 
 class KafkaRefused(KafkaSparkError):
@@ -68,7 +68,7 @@ class TopicMissing(KafkaSparkError):
     def __init__(self, conn_id: str, topics: Sequence[str]) -> None:
         self.conn_id = conn_id
         self.topics = tuple(topics)
-        names = ", ".join(f"`{t}`" for t in self.topics)
+        names = quote_names(self.topics)
         verb = "does" if len(self.topics) == 1 else "do"
         super().__init__(
             f"{names} {verb} not exist on the cluster of connection `{conn_id}`",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats.types import backticked
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def single_column_problems(where: str, columns: Sequence[str], format: Format) -
     """Return what is wrong with the columns to write, for a format that writes one."""
     if len(columns) == 1:
         return []
-    listed = ", ".join(f"`{c}`" for c in columns) or "none"
+    listed = quote_names(columns) or "none"
     return [Problem(where, f"{type(format).__name__} holds one column, found {listed}", "Name one column, or use Json")]
 
 

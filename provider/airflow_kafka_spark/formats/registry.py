@@ -213,9 +213,9 @@ class RegistryFormat(Format):
         """Return the full name of the records to read, for the strategies that use it; empty if it is unknown."""
 
     @property
-    @abstractmethod
     def _has_schema(self) -> bool:
-        """Return True if the option ``schema`` is given."""
+        """Return True if the option ``schema`` is given. Each format has it, with types of its own."""
+        return bool(getattr(self, "schema", ""))
 
     @property
     @abstractmethod

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_kafka_spark.errors import ConnectionInvalid
+from airflow_kafka_spark.errors.base import quote_names
 
 if TYPE_CHECKING:
     import psycopg
@@ -93,7 +94,7 @@ def _libpq_options(conn_id: str, extra: Mapping[str, Any]) -> dict[str, Any]:
         )
     unknown = sorted(set(extra) - known - _NOT_LIBPQ - _TOKENS - {"application_name", "fallback_application_name"})
     if unknown:
-        names = ", ".join(f"`{name}`" for name in unknown)
+        names = quote_names(unknown)
         raise ConnectionInvalid(
             conn_id, f"its extra holds {names}, which libpq does not know", "Remove it, or correct its spelling"
         )

@@ -41,7 +41,7 @@ from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.ledger.group import offset_metadata, planned_metadata
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
-from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerPlace, LedgerTopic, unreadable_version
+from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerClaim, LedgerTopic, unreadable_version
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.dead_letters import DeadLetters
 from airflow_kafka_spark.windows.interval import sharing_offsets
@@ -49,10 +49,10 @@ from airflow_kafka_spark.windows.memory import (
     BINDING,
     CONTROL,
     Attempt,
-    Entry,
     LedgerRecord,
     Memory,
     NewerVersion,
+    WindowEntry,
     binding_record,
     control_prefix,
     dead_key,
@@ -145,7 +145,7 @@ class Ledger:
         self._partition = 0
         self.plan_offsets: Mapping[TopicPartition, int] = {}
         """Offsets of the group to commit with the plan of a source's window. Their metadata name the window."""
-        self._entry: Entry | None = None
+        self._entry: WindowEntry | None = None
         self._bound: Binding | None = None
         self._events = ClientEvents()
         self._planner: Producer | None = None
@@ -173,9 +173,9 @@ class Ledger:
         self.hint = self._find_hint()
         self.memory = Memory(self.pipeline)
         if self.hint and self.hint.topic_id == topic.topic_id and self.hint.partition in topic.partitions:
-            self.memory = topic.look_into(self.pipeline, self.hint.partition, self.hint.offset, wait_for=wait_for).memory
+            self.memory = topic.read_partition(self.pipeline, self.hint.partition, self.hint.offset, wait_for=wait_for).memory
         if not self.memory.exists:
-            found = topic.glance(self.pipeline, wait_for)
+            found = topic.read_without_waiting(self.pipeline, wait_for)
             self.memory = found.memory
 
     @property
@@ -186,18 +186,18 @@ class Ledger:
 
     def __enter__(self: L) -> L:
         self.topic.ensure()
-        self._fence_and_look()
+        self._fence_and_read()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._planner = self._closer = None
 
-    def _fence_and_look(self) -> Memory:
+    def _fence_and_read(self) -> Memory:
         """Fence both ids, then read the ledger. If only one were fenced, a transaction of the other could still be written."""
         self._events = ClientEvents(self.hook.config.get("error_cb"))
         self._fence_both()
         self.hint = self.hint or self._find_hint()
-        return self.look()
+        return self.read()
 
     def _fence_both(self) -> None:
         with ThreadPoolExecutor(2) as pool:
@@ -258,9 +258,9 @@ class Ledger:
         hints = (Hint.from_metadata(offset.metadata, self.pipeline) for offset in committed.values() if offset)
         return next(filter(None, hints), None)
 
-    def look(self) -> Memory:
+    def read(self) -> Memory:
         """Read the ledger, and return the present state of this pipeline."""
-        found = self.topic.look(self.pipeline, self.hint, self._end_hidden_splits)
+        found = self.topic.read(self.pipeline, self.hint, self._end_hidden_splits)
         self.memory, self._partition = found.memory, found.partition
         return self.memory
 
@@ -276,7 +276,7 @@ class Ledger:
             elif kind in (CONTROL, BINDING):
                 self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, kind))
 
-    def completed(self, run: str) -> Entry | None:
+    def completed(self, run: str) -> WindowEntry | None:
         """Return the COMPLETE window of this run; None if the ledger holds no such window."""
         return self.memory.completed_by(run)
 
@@ -304,13 +304,13 @@ class Ledger:
             raise unreadable_version(topic.name, f"group `{self.group_id}` has {error}", "records") from None
         if owner is None or owner == self.parent_pipeline:
             return None
-        there = topic.glance(owner).memory
+        there = topic.read_without_waiting(owner).memory
         intervals = [interval.state for interval in there.intervals.spans]
         # Once a window is complete, the group's metadata count. A first window that was forgotten or given up leaves this record.
         is_first = there.last_number == 0 and State.COMPLETE not in intervals
         return owner if is_first and (there.open_entry is not None or intervals) else None
 
-    def plan(self, window: Window) -> Entry:
+    def plan(self, window: Window) -> WindowEntry:
         """Write the plan of a window. Once this returns, every later attempt reads this plan and no other.
 
         :raises Fenced: a newer attempt has taken over.
@@ -318,11 +318,11 @@ class Ledger:
         :raises WindowTooWide: its COMPLETE record would be too large for the ledger topic; nothing was written.
         """
         self.refuse_too_wide(window)
-        entry = self._claim(Entry(window, State.PLANNED, self._attempt(1)))
+        entry = self._claim(WindowEntry(window, State.PLANNED, self._attempt(1)))
         faults.reached("plan.written")
         if self.beside_intervals or self.memory.intervals:
             # After the claim: intervals that are planned later read this window, and those planned earlier are read here.
-            self.look()
+            self.read()
             self._withdraw_if_overlapping(entry)
         return entry
 
@@ -335,7 +335,7 @@ class Ledger:
         from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
 
         report = widest(window, self.group_id or "").to_dict()
-        value = window_record(Entry(window, State.COMPLETE, self._attempt(1), report)).value or b""
+        value = window_record(WindowEntry(window, State.COMPLETE, self._attempt(1), report)).value or b""
         if len(value) <= SMALL_RECORD_BYTES:
             return
         try:
@@ -347,7 +347,7 @@ class Ledger:
         if size > largest:
             raise WindowTooWide(str(window), len(window.ranges), self.topic.name, size, largest)
 
-    def reopen(self, entry: Entry) -> Entry:
+    def reopen(self, entry: WindowEntry) -> WindowEntry:
         """Take over a window that an earlier attempt planned and did not complete.
 
         :raises PlannedMeanwhile: as for :meth:`plan`; the earlier attempt died before this check.
@@ -355,7 +355,7 @@ class Ledger:
         self._withdraw_if_overlapping(entry)
         return self._claim(replace(entry, attempt=self._attempt(entry.attempt.number + 1)))
 
-    def _withdraw_if_overlapping(self, entry: Entry) -> None:
+    def _withdraw_if_overlapping(self, entry: WindowEntry) -> None:
         """Withdraw a window if a data interval that was planned earlier has some of its offsets. None of its records was moved,
         because moving starts after this check."""
         window = entry.window
@@ -378,7 +378,7 @@ class Ledger:
             # If this attempt has not removed the window, the next one reads it and withdraws it.
             raise self.translated(error, "withdrawing a plan") from error
 
-    def replay(self, entry: Entry) -> Entry:
+    def replay(self, entry: WindowEntry) -> WindowEntry:
         """Reopen a COMPLETE window with its offsets, so that the sink replaces its rows. Position and group do not move."""
         window = replace(entry.window, replay=entry.window.replay + 1)
         return self._claim(replace(entry, window=window, state=State.PLANNED, attempt=self._attempt(1)))
@@ -386,13 +386,13 @@ class Ledger:
     def _attempt(self, number: int) -> Attempt:
         return Attempt(number, secrets.token_hex(8), self.run, utc_now())
 
-    def along(self, entry: Entry) -> list[LedgerRecord]:
+    def along(self, entry: WindowEntry) -> list[LedgerRecord]:
         """Return further records to write with those of a window: the binding of the pipeline. They are written again with each
         window, because readers start after older ones."""
         binding = self._bound or self.memory.binding
         return [binding_record(self.pipeline, binding)] if binding else []
 
-    def _claim(self, entry: Entry) -> Entry:
+    def _claim(self, entry: WindowEntry) -> WindowEntry:
         producer, self._planner = self._planner, None
         assert producer is not None, "one ledger plans one window"
         entry = replace(entry, tries=with_tries(entry.tries, self.run, self.tries, keep=entry.window.run))
@@ -420,13 +420,13 @@ class Ledger:
         self._entry = entry
         return entry
 
-    def _resolve_claim(self, error: Exception, entry: Entry) -> None:
+    def _resolve_claim(self, error: Exception, entry: WindowEntry) -> None:
         """Read the ledger after a transaction whose outcome is unknown, and raise the error unless the plan was written."""
         failure = self.translated(error, "writing the plan")
         if isinstance(failure, Fenced):
             raise failure from None
         log.warning("Writing the plan of window %s failed (%s): the ledger will say what happened", entry.window, failure)
-        if self._fence_and_look().owned(entry.window.number, entry.attempt.token) is None:
+        if self._fence_and_read().owned(entry.window.number, entry.attempt.token) is None:
             raise failure from error
 
     @property
@@ -440,10 +440,10 @@ class Ledger:
         return transactional_id_of(self.topic.name, self.pipeline, SPLIT)
 
     @property
-    def place(self) -> LedgerPlace:
+    def ledger_claim(self) -> LedgerClaim:
         """The place in the ledger where the tasks of the claimed window write their markers, and from which they read records
         since the claim."""
-        return LedgerPlace(
+        return LedgerClaim(
             self.topic.name,
             self._partition,
             self.claimed.offset,
@@ -453,22 +453,22 @@ class Ledger:
         )
 
     @property
-    def place_hint(self) -> Hint:
+    def claim_hint(self) -> Hint:
         """A hint at the oldest record that is needed while the claimed window is open."""
         return Hint(self.topic.topic_id, self._partition, self.memory.oldest_offset)
 
     @property
-    def claimed(self) -> Entry:
+    def claimed(self) -> WindowEntry:
         """The window that this attempt works on."""
         assert self._entry is not None
         return self._entry
 
-    def look_as_owner(self) -> Memory:
+    def read_as_owner(self) -> Memory:
         """Read the ledger, and return the state of the pipeline if this attempt still owns the claimed window.
 
         :raises Fenced: a newer attempt has claimed the window, or has completed it.
         """
-        mine = self.look().owned(self.claimed.window.number, self.claimed.attempt.token)
+        mine = self.read().owned(self.claimed.window.number, self.claimed.attempt.token)
         if mine is None or mine.state is not self.claimed.state:
             raise Fenced(self.pipeline, f"working on window {self.claimed.window.number}")
         return self.memory
@@ -482,7 +482,7 @@ class Ledger:
 
         :raises Fenced: a newer attempt has claimed the window, or has completed it.
         """
-        number, found = self.claimed.window.number, self.look_as_owner()
+        number, found = self.claimed.window.number, self.read_as_owner()
         return {split: marker for (window, split), marker in found.markers.items() if window == number}
 
     def verify(self) -> None:
@@ -497,7 +497,7 @@ class Ledger:
         claimed = self.claimed
         own = (window_key(self.pipeline, claimed.window.number),)
         # Records before the claim are not needed here.
-        found = self.topic.look_into(self.pipeline, self._partition, max(claimed.offset, 0), wait_for=own).memory
+        found = self.topic.read_partition(self.pipeline, self._partition, max(claimed.offset, 0), wait_for=own).memory
         if found.owned(claimed.window.number, claimed.attempt.token) is None:
             raise Fenced(self.pipeline, f"working on window {claimed.window.number}")
 
@@ -524,13 +524,13 @@ class Ledger:
                     raise failure from error
                 log.warning("Closing window %s failed (try %d of %d): %s", entry.window, tries, CLOSE_TRIES, failure)
             # The outcome is unknown. Fence before reading: only then can that transaction no longer be committed.
-            found = self._fence_and_look().owned(entry.window.number, entry.attempt.token)
+            found = self._fence_and_read().owned(entry.window.number, entry.attempt.token)
             if found is None:
                 raise Fenced(self.pipeline, "closing the window")
             if found.state is State.COMPLETE:
                 return
 
-    def _close_once(self, producer: Producer, entry: Entry, offsets: Mapping[TopicPartition, int]) -> None:
+    def _close_once(self, producer: Producer, entry: WindowEntry, offsets: Mapping[TopicPartition, int]) -> None:
         window = entry.window
         # The position already includes a window that is replayed.
         position = self.memory.position if window.replay else next_position(self.memory.position, window)
@@ -630,7 +630,7 @@ class ChangeLedger(Ledger):
         self._planner = self._fence("plan")
         self._closer = self._fence("close")
 
-    def take_over(self, entries: Sequence[Entry]) -> None:
+    def take_over(self, entries: Sequence[WindowEntry]) -> None:
         """Claim open windows, as a newer attempt does. Tasks that read the ledger from now on find another owner, and publish
         nothing. The fences of splits alone would not stop a task that starts after them.
 
@@ -680,7 +680,7 @@ class ChangeLedger(Ledger):
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
             failure = self.translated(error, "changing the pipeline's offsets")
-            if isinstance(failure, (Fenced, GroupHasMembers)) or not is_done(self._fence_and_look()):
+            if isinstance(failure, (Fenced, GroupHasMembers)) or not is_done(self._fence_and_read()):
                 raise failure from error
 
 

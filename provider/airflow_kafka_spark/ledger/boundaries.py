@@ -28,8 +28,8 @@ from airflow_kafka_spark.windows.interval_boundaries import (
     boundary_from_record,
     boundary_prefix,
     boundary_to_record,
+    fit_proposal,
     near_boundaries,
-    place,
     propose,
     settle,
     to_archive,
@@ -205,7 +205,7 @@ class Boundaries:
             return {}
         topic_id, now = current.topic_ids.get(topic, ""), now_ms()
         return {
-            instant: place(propose(topic, topic_id, instant, lows, lows, known, by=self.by, now=now), known)
+            instant: fit_proposal(propose(topic, topic_id, instant, lows, lows, known, by=self.by, now=now), known)
             for instant in wanted
             if instant < horizon.instant and instant not in known
         }
@@ -213,7 +213,7 @@ class Boundaries:
     def _read(self, topic: str) -> TopicBoundaries:
         single, archived = prefixes = boundary_prefix(topic), archive_prefix(topic)
 
-        def look(partition: int) -> TopicBoundaries:
+        def read(partition: int) -> TopicBoundaries:
             proposals: list[tuple[bytes, Boundary]] = []
             archives: list[tuple[bytes, BoundaryArchive]] = []
             try:
@@ -229,7 +229,7 @@ class Boundaries:
                 raise unreadable_version(self.ledger.name, f"topic `{topic}` has {error}", "boundaries") from None
             return TopicBoundaries(tuple(proposals), tuple(archives), partition)
 
-        return self.ledger.find(f"boundaries of {topic}", look, lambda there: bool(there.proposals or there.archives))
+        return self.ledger.find(f"boundaries of {topic}", read, lambda there: bool(there.proposals or there.archives))
 
     def _write(self, proposals: Sequence[Boundary], kept: Mapping[str, TopicBoundaries]) -> None:
         """Write proposals without a transaction: the first one in the log is valid, and a second one changes nothing."""

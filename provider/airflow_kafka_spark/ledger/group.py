@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.ledger.topic import Hint
+from airflow_kafka_spark.windows.codec import json_bytes
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import TopicPartition, Window
 from airflow_kafka_spark.windows.plan import Position
@@ -34,7 +35,7 @@ def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
     }
     if window.source is not None:
         facts |= _source_facts(window.source.position)
-    return _compact(facts)
+    return json_bytes(facts).decode()
 
 
 def planned_metadata(window: Window, topic: str, position: Mapping[str, object] | None) -> str:
@@ -43,15 +44,11 @@ def planned_metadata(window: Window, topic: str, position: Mapping[str, object] 
     :param position: the source's position before the window.
     """
     facts = {"pipeline": window.pipeline, "window": window.id, "topic_id": window.topic_ids.get(topic, ""), "planned": True}
-    return _compact(facts | _source_facts(position))
+    return json_bytes(facts | _source_facts(position)).decode()
 
 
 def _source_facts(position: Mapping[str, object] | None) -> dict[str, object]:
-    return {"source": position} if len(_compact({"source": position}).encode()) <= LARGEST_SOURCE else {}
-
-
-def _compact(facts: Mapping[str, object]) -> str:
-    return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)
+    return {"source": position} if len(json_bytes({"source": position})) <= LARGEST_SOURCE else {}
 
 
 @dataclass(frozen=True)

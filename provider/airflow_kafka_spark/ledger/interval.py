@@ -7,22 +7,22 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, IntervalOverlaps, PlannedMeanwhile
-from airflow_kafka_spark.ledger.attempt import TRANSACTION_SECONDS, Ledger
+from airflow_kafka_spark.ledger.attempt import KEEP_WINDOWS, TRANSACTION_SECONDS, Ledger
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
-from airflow_kafka_spark.ledger.topic import WAIT_FOR_NONE, Found
+from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, LedgerContent
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous, overlapping, sharing_offsets
 from airflow_kafka_spark.windows.interval_archive import archived
 from airflow_kafka_spark.windows.memory import (
     BINDING,
     Attempt,
-    Entry,
     LedgerRecord,
     Memory,
+    WindowEntry,
     archive_record,
     binding_record,
     dead_key,
@@ -31,7 +31,7 @@ from airflow_kafka_spark.windows.memory import (
     position_key,
     window_key,
 )
-from airflow_kafka_spark.windows.model import State, TopicPartition, Window, share_offsets
+from airflow_kafka_spark.windows.model import State, TopicPartition, Tries, Window, share_offsets
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -51,16 +51,31 @@ class IntervalLedger(Ledger):
     Guarantee: attempts at one interval fence each other, attempts at different intervals do not; no two intervals of a pipeline
     overlap; the group's offsets follow the intervals that are complete without a hole, and never go back.
 
+    :param hook: the cluster.
     :param pipeline: the pipeline's name.
+    :param run: the run that this attempt belongs to.
     :param interval: the interval.
+    :param group_id: the consumer group, recorded with the first interval; :meth:`follow` moves it. None without one.
+    :param topic: name of the ledger topic.
+    :param keep_windows: number of intervals that have records of their own; older ones are archived.
+    :param tries: Airflow's counters of the run's task, stored with the window.
     :ivar sink_has_it: True if the sink holds the interval, but the ledger has no record of it.
-
-    The other parameters are those of :class:`Ledger`. ``group_id`` is only recorded with the first interval; :meth:`follow` moves
-    the group.
     """
 
-    def __init__(self, hook: KafkaHook, pipeline: str, run: str, interval: Interval, **options: Any) -> None:
-        super().__init__(hook, interval.ledger_name(pipeline), run, **options)
+    def __init__(
+        self,
+        hook: KafkaHook,
+        pipeline: str,
+        run: str,
+        interval: Interval,
+        *,
+        group_id: str | None = None,
+        topic: str = TOPIC,
+        keep_windows: int = KEEP_WINDOWS,
+        tries: Tries = Tries(),  # noqa: B008 - a frozen value
+    ) -> None:
+        name = interval.ledger_name(pipeline)
+        super().__init__(hook, name, run, group_id=group_id, topic=topic, keep_windows=keep_windows, tries=tries)
         self.parent_pipeline = pipeline
         self.interval = interval
         self._parent = Memory(pipeline)
@@ -69,8 +84,8 @@ class IntervalLedger(Ledger):
     def _peek(self, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> None:
         """Read the ledger of the interval and that of its pipeline without fencing; both are in one partition."""
 
-        def there(partition: int) -> Found:
-            return self.topic.look_into(self.pipeline, partition, wait_for=wait_for, parent=self.parent_pipeline)
+        def there(partition: int) -> LedgerContent:
+            return self.topic.read_partition(self.pipeline, partition, wait_for=wait_for, parent=self.parent_pipeline)
 
         found = self.topic.find(self.parent_pipeline, there, lambda found: found.exists)
         self._parent = found.parent or Memory(self.parent_pipeline)
@@ -81,14 +96,14 @@ class IntervalLedger(Ledger):
         """The state of the pipeline that this interval belongs to."""
         return self._parent
 
-    def look(self) -> Memory:
+    def read(self) -> Memory:
         """Read the ledger of this interval and that of its pipeline, and return the state of this interval."""
-        found = self.topic.look(self.pipeline, None, self._end_hidden_splits, parent=self.parent_pipeline)
+        found = self.topic.read(self.pipeline, None, self._end_hidden_splits, parent=self.parent_pipeline)
         self.memory, self._partition = found.memory, found.partition
         self._parent = found.parent or Memory(self.parent_pipeline)
         return self.memory
 
-    def completed(self, run: str) -> Entry | None:
+    def completed(self, run: str) -> WindowEntry | None:
         """Return the window of the interval if it is complete, by whatever run; otherwise None."""
         entry, known = self.memory.entries.get(NUMBER), self.known
         if entry is None and known is not None and known.state is State.COMPLETE:
@@ -97,7 +112,7 @@ class IntervalLedger(Ledger):
                 self.pipeline, NUMBER, known.ranges, known.run, "", topic_ids=known.topic_ids, interval=self._bounds,
                 gaps=known.gaps, replay=known.replay,
             )  # fmt: skip
-            return Entry(window, State.COMPLETE, Attempt(1, "", known.run, ""), tries=known.tries)
+            return WindowEntry(window, State.COMPLETE, Attempt(1, "", known.run, ""), tries=known.tries)
         return entry if entry is not None and entry.state is State.COMPLETE else None
 
     @property
@@ -130,7 +145,7 @@ class IntervalLedger(Ledger):
                 return binding
             producer = self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, BINDING))
             seen = known
-            self.look()
+            self.read()
             if self._parent.binding != seen:
                 continue
             try:
@@ -143,10 +158,10 @@ class IntervalLedger(Ledger):
                 failure = self.translated(error, "writing what the pipeline is bound to")
                 if not isinstance(failure, Fenced):
                     raise failure from error
-                self.look()
+                self.read()
         raise Fenced(self.parent_pipeline, "writing what the pipeline is bound to")
 
-    def plan(self, window: Window) -> Entry:
+    def plan(self, window: Window) -> WindowEntry:
         """Write the plan of the interval, as :meth:`Ledger.plan`.
 
         :raises IntervalOverlaps: another interval of this pipeline has some of these instants.
@@ -154,14 +169,14 @@ class IntervalLedger(Ledger):
         """
         self.refuse_overlaps()
         self.refuse_too_wide(window)
-        entry = self._claim(Entry(window, State.PLANNED, self._attempt(1)))
+        entry = self._claim(WindowEntry(window, State.PLANNED, self._attempt(1)))
         faults.reached("plan.written")
         # Others may have been planned concurrently. All are in the log now, and all readers see them in the order of the log.
-        self.look()
+        self.read()
         self._withdraw_if_overlapping(entry)
         return entry
 
-    def _withdraw_if_overlapping(self, entry: Entry) -> None:
+    def _withdraw_if_overlapping(self, entry: WindowEntry) -> None:
         """Withdraw an interval if a window or an interval that was planned earlier has some of its instants or offsets. None of
         its records was moved, because moving starts after this check, at every attempt."""
         mine, window = self.known, entry.window
@@ -192,7 +207,7 @@ class IntervalLedger(Ledger):
     def _withdraw(self) -> None:
         self.withdraw(window_key(self.pipeline, NUMBER), interval_key(self.parent_pipeline, self.interval))
 
-    def along(self, entry: Entry) -> list[LedgerRecord]:
+    def along(self, entry: WindowEntry) -> list[LedgerRecord]:
         """Return the record of the interval in the pipeline's ledger."""
         window = entry.window
         known = self.known
@@ -231,7 +246,7 @@ class IntervalLedger(Ledger):
     ) -> dict[TopicPartition, int]:
         producer = self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, "group"))
         faults.reached("group.fenced")
-        self.look()
+        self.read()
         committed, log = where()
         lows = {tp: partition.low for tp, partition in log.partitions.items()}
         intervals = self._parent.intervals.spans

@@ -27,7 +27,7 @@ from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.topic import TOPIC, LedgerReader
 from airflow_kafka_spark.windows.cadence import CompletedWindow, Periodic, cadence_of_windows
 from airflow_kafka_spark.windows.instants import parse_iso
-from airflow_kafka_spark.windows.lag import Head, History, Lag, Observation, PartitionLag, Verdict
+from airflow_kafka_spark.windows.lag import BacklogHead, History, Lag, Observation, PartitionLag, Verdict
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import State, TopicPartition
 
@@ -51,18 +51,18 @@ class LogMoved(Exception):
 
 
 @dataclass(frozen=True)
-class Peeked:
+class SpanSample:
     """The result of reading one span of offsets.
 
     :param head: the first record; None without one.
     :param until: without a record, the offset below which there is none.
     """
 
-    head: Head | None
+    head: BacklogHead | None
     until: int
 
 
-def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, Peeked]:
+def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, SpanSample]:
     """Return the first committed record of each span of offsets. One consumer reads all spans, each up to its first record.
 
     :param spans: half-open ``[start, end)``, not empty, below the last stable offset.
@@ -79,7 +79,7 @@ def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> di
     events = ClientEvents(hook.config.get("error_cb"))
     settings = {"fetch.message.max.bytes": fetch, "queued.min.messages": 1, "error_cb": events.on_error}
     consumer = confluent_kafka.Consumer(hook.consumer_config(**PROMPT, **settings), logger=events)
-    found: dict[TopicPartition, Peeked] = {}
+    found: dict[TopicPartition, SpanSample] = {}
     began = time.monotonic()
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, start) for tp, (start, _) in spans.items()])
@@ -101,7 +101,7 @@ def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> di
     return found
 
 
-def _peeked(hook: KafkaHook, tp: TopicPartition, message: Any, end: int) -> Peeked | None:
+def _peeked(hook: KafkaHook, tp: TopicPartition, message: Any, end: int) -> SpanSample | None:
     """Return the result for a span from a message of its partition; None if the message does not decide it."""
     import confluent_kafka
 
@@ -109,12 +109,12 @@ def _peeked(hook: KafkaHook, tp: TopicPartition, message: Any, end: int) -> Peek
     if error is None:
         kind, timestamp = message.timestamp()
         if message.offset() >= end:
-            return Peeked(None, end)
+            return SpanSample(None, end)
         known = kind != confluent_kafka.TIMESTAMP_NOT_AVAILABLE and timestamp >= 0
-        return Peeked(Head(message.offset(), timestamp if known else None), message.offset())
+        return SpanSample(BacklogHead(message.offset(), timestamp if known else None), message.offset())
     if error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
         # The last stable offset was reached. It never goes back, so it is at or after `end`.
-        return Peeked(None, end) if message.offset() >= end else None
+        return SpanSample(None, end) if message.offset() >= end else None
     if error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
         raise LogMoved(str(tp))
     if error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID"):
@@ -134,7 +134,7 @@ class EarlierRead:
 
     topic_id: str
     start: int
-    peeked: Peeked
+    peeked: SpanSample
     at: float
 
     def covers(self, topic_id: str, start: int) -> bool:
@@ -160,7 +160,7 @@ class NextRecords:
         *,
         most: int | None = None,
         tolerate: bool = False,
-    ) -> dict[tuple[TopicPartition, int], Head | None]:
+    ) -> dict[tuple[TopicPartition, int], BacklogHead | None]:
         """Return the next record by partition and starting offset; None if no record is left. Unread partitions are missing.
 
         :param states: consumers in partitions; several may have different offsets in one partition.
@@ -168,7 +168,7 @@ class NextRecords:
         :param most: maximum number of partitions that are read; None (default) for all.
         :param tolerate: True leaves out partitions that cannot be read; False (default) raises the errors of :func:`peek`.
         """
-        found: dict[tuple[TopicPartition, int], Head | None] = {}
+        found: dict[tuple[TopicPartition, int], BacklogHead | None] = {}
         spans: dict[TopicPartition, tuple[int, int]] = {}
         places: dict[TopicPartition, int] = {}
         for tp, state in states:
@@ -249,7 +249,7 @@ class LagMeter:
         described = hook.describe_topics(self._topics_of(memory))
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         ids = {name: topic.topic_id for name, topic in described.items()}
-        self._look_back(memory, ids)
+        self._read_completions(memory, ids)
         at: dict[TopicPartition, int | None] = {}
         ids_then: Mapping[str, str] = {}
         active = False
@@ -282,9 +282,9 @@ class LagMeter:
             return None
         if self._ledger is None:
             self._ledger = LedgerReader(self.pipeline, self.ledger_topic)
-        return self._ledger.look(hook)
+        return self._ledger.read(hook)
 
-    def _look_back(self, memory: Memory | None, ids: Mapping[str, str]) -> None:
+    def _read_completions(self, memory: Memory | None, ids: Mapping[str, str]) -> None:
         """Read the completion times of windows from the ledger, and, without a ``schedule``, derive one from them."""
         complete = [
             (instant(entry.report["completed_at"]), entry.window)
@@ -334,7 +334,7 @@ def lags_of(
     return states
 
 
-def aged(state: PartitionLag, head: Head | None, now: float) -> PartitionLag:
+def aged(state: PartitionLag, head: BacklogHead | None, now: float) -> PartitionLag:
     """Return the state with its next record and the age of that record."""
     if head is None:
         return state

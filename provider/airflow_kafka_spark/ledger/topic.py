@@ -90,7 +90,7 @@ class Hint:
 
 
 @dataclass(frozen=True)
-class LedgerPlace:
+class LedgerClaim:
     """The facts of a claimed window that a task needs to read and write the ledger.
 
     :param topic: the ledger topic.
@@ -110,7 +110,7 @@ class LedgerPlace:
 
 
 @dataclass(frozen=True)
-class Found:
+class LedgerContent:
     """The result of reading the ledger: the state of a pipeline, and the partition of its records.
 
     :param parent: the state of the parent pipeline, whose records are in that partition, too.
@@ -222,9 +222,9 @@ class LedgerTopic:
         if min(replicas, in_sync) < 2 and (warning := may_lose_records(self.name, replicas, in_sync, self.hook.broker_count())):
             log.warning("%s", warning)
 
-    def look(
+    def read(
         self, pipeline: str, hint: Hint | None = None, on_hidden: OnHidden | None = None, *, parent: str | None = None
-    ) -> Found:
+    ) -> LedgerContent:
         """Return the state of a pipeline from all of its committed records up to the present high watermark.
 
         The last stable offset is not enough: an open transaction of another pipeline may hide a committed record of this one, so
@@ -236,36 +236,36 @@ class LedgerTopic:
         :raises LedgerUnreadable: the end cannot be reached, or a record has a newer version.
         """
         if hint and hint.topic_id == self.topic_id and hint.partition in self.partitions:
-            found = self.look_into(pipeline, hint.partition, hint.offset, on_hidden=on_hidden)
+            found = self.read_partition(pipeline, hint.partition, hint.offset, on_hidden=on_hidden)
             if found.exists:
                 return found
 
-        def there(partition: int) -> Found:
-            return self.look_into(pipeline, partition, on_hidden=on_hidden, parent=parent)
+        def there(partition: int) -> LedgerContent:
+            return self.read_partition(pipeline, partition, on_hidden=on_hidden, parent=parent)
 
         return self.find(parent or pipeline, there, lambda found: found.exists)
 
-    def glance(self, pipeline: str, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> Found:
+    def read_without_waiting(self, pipeline: str, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> LedgerContent:
         """Return the state of a pipeline without waiting for open transactions, whose records are then missing.
 
         :param wait_for: prefixes of keys. The end of open transactions that may contain such keys is awaited. Default: none.
         """
-        return self.find(pipeline, lambda p: self.look_into(pipeline, p, wait_for=wait_for), lambda found: found.exists)
+        return self.find(pipeline, lambda p: self.read_partition(pipeline, p, wait_for=wait_for), lambda found: found.exists)
 
-    def find(self, name: str, look: Callable[[int], T], is_there: Callable[[T], bool]) -> T:
+    def find(self, name: str, read: Callable[[int], T], is_there: Callable[[T], bool]) -> T:
         """Return the result of reading the partition that contains the records of a name: that of new records, or else any other.
         Records of a name stay in the partition of the first one, even if partitions were added since.
 
-        :param look: reads one partition.
+        :param read: reads one partition.
         :param is_there: returns True if the partition contains records of the name.
         """
         home = self.partition_of(name)
-        found = look(home)
+        found = read(home)
         others = [p for p in self.partitions if p != home]
         if is_there(found) or not others:
             return found
         with ThreadPoolExecutor(len(others)) as pool:
-            return next((there for there in pool.map(look, others) if is_there(there)), found)
+            return next((there for there in pool.map(read, others) if is_there(there)), found)
 
     def partition_of(self, name: str) -> int:
         """Return the partition for the first record of a name."""
@@ -273,7 +273,7 @@ class LedgerTopic:
 
         return partition_of(name.encode(), len(self.partitions))
 
-    def look_into(
+    def read_partition(
         self,
         pipeline: str,
         partition: int,
@@ -282,20 +282,20 @@ class LedgerTopic:
         wait_for: tuple[bytes, ...] | None = None,
         on_hidden: OnHidden | None = None,
         parent: str | None = None,
-    ) -> Found:
+    ) -> LedgerContent:
         """Return the state of a pipeline from the records of one partition.
 
         :param start: offset at which to begin.
         :param wait_for: prefixes of keys. The end of open transactions that may contain such keys is awaited. Default: all keys
             of the pipeline.
-        :param parent: as for :meth:`look`.
+        :param parent: as for :meth:`read`.
         """
         names = (pipeline, parent) if parent else (pipeline,)
         mine = tuple(map(key_prefix, names))
         records = self.newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
         try:
             memory = remember(pipeline, records, self._archives)
-            return Found(memory, partition, remember(parent, records, self._archives) if parent else None)
+            return LedgerContent(memory, partition, remember(parent, records, self._archives) if parent else None)
         except NewerVersion as error:
             raise unreadable_version(self.name, f"pipeline `{pipeline}` has {error}", "records") from None
 
@@ -353,7 +353,7 @@ class LedgerReader:
     _memory: Memory | None = None
     _topic: LedgerTopic | None = None
 
-    def look(self, hook: KafkaHook) -> Memory:
+    def read(self, hook: KafkaHook) -> Memory:
         """Return the state of the pipeline; its ``exists`` is False if the ledger holds no record of the pipeline.
 
         The ledger is read again only if something was written to it since.
@@ -369,7 +369,7 @@ class LedgerReader:
             # Not `ensure`: a reader needs no right but to read.
             if not self._topic.find_existing():
                 return Memory(self.pipeline)
-            self._memory, self._seen = self._topic.look(self.pipeline).memory, seen
+            self._memory, self._seen = self._topic.read(self.pipeline).memory, seen
         return self._memory
 
 
@@ -425,7 +425,7 @@ def read_to(
     import confluent_kafka
 
     consumer = confluent_kafka.Consumer(dict(config), logger=ClientEvents())
-    waiting, looked_ahead = _Waiting(config, tp, end, on_open_transaction), False
+    waiting, looked_ahead = _StallTimer(config, tp, end, on_open_transaction), False
     try:
         consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, start)])
         while True:
@@ -451,7 +451,7 @@ def read_to(
         consumer.close()
 
 
-class _Waiting:
+class _StallTimer:
     """Measures the time for which a reader makes no progress, and aborts the transaction that holds it back.
 
     Every transaction that hides records before the first end has been open since the reader began to wait. So the time is counted

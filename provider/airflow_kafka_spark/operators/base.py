@@ -1,7 +1,7 @@
 """The life of a window, on one page.
 
 1. **Validate** everything at once, before anything is changed.
-2. **Fence and look**: open the ledger, which fences every earlier attempt and holds what they have done. The ledger of a paused
+2. **Fence and read**: open the ledger, which fences every earlier attempt and holds what they have done. The ledger of a paused
    pipeline is read without fencing, and the task is skipped.
 3. **Plan**: an open window is finished first, also that of another run; else freeze the next one and write it to the ledger.
 4. **Move**: one Spark job reads, decodes and writes the window to where no reader sees it yet.
@@ -30,17 +30,13 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions
 from airflow_kafka_spark.errors import (
     BadRecords,
-    ConnectionInvalid,
     CountMismatch,
     Fenced,
     KafkaSparkError,
     PlannedMeanwhile,
     Problem,
     RightMissing,
-    SinkRejected,
-    SinkUnavailable,
     SparkJobFailed,
-    SparkUnavailable,
     Unchecked,
     ValidationError,
 )
@@ -62,7 +58,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sources.base import RowSource
     from airflow_kafka_spark.transforms.chain import TransformLike
-    from airflow_kafka_spark.windows.memory import Entry
+    from airflow_kafka_spark.windows.memory import WindowEntry
 
 
 class Cancellable(Protocol):
@@ -278,14 +274,14 @@ class WindowOperator(VisibleOperator):
         knows. It is called in a thread beside the validation."""
         return None
 
-    def is_rerun(self, done: Entry, run: Run) -> bool:
+    def is_rerun(self, done: WindowEntry, run: Run) -> bool:
         """Return True if this run has moved its window before and its task was cleared to move it again.
 
         :raises ValidationError: so it is, and the sink cannot replace rows.
         """
         return self.on_rerun == "replay" and self.was_cleared(done, run)
 
-    def _reported(self, ledger: Ledger, done: Entry, run: Run, *, is_paused: bool) -> dict[str, Any]:
+    def _reported(self, ledger: Ledger, done: WindowEntry, run: Run, *, is_paused: bool) -> dict[str, Any]:
         """Return the report of this run's window, which is complete already.
 
         :raises DestinationChanged: it was moved to another place than this run's.
@@ -297,7 +293,7 @@ class WindowOperator(VisibleOperator):
             self.follow(ledger)
         return dict(done.report or Report(done.window, gaps=done.window.gaps).to_dict())
 
-    def _moves_again(self, ledger: Ledger, done: Entry, run: Run) -> bool:
+    def _moves_again(self, ledger: Ledger, done: WindowEntry, run: Run) -> bool:
         """Return True if a complete window is moved again: its task was cleared and ``on_rerun`` says so, or a person has asked.
 
         :raises ValidationError: so it is, and the sink cannot replace rows.
@@ -310,7 +306,7 @@ class WindowOperator(VisibleOperator):
             raise ValidationError(problems)
         return True
 
-    def _refuse_replay(self, unfinished: Entry) -> None:
+    def _refuse_replay(self, unfinished: WindowEntry) -> None:
         """Make sure that the sink can replace rows, before an open replay goes on: it may have been planned for another sink, or
         another file system.
 
@@ -330,13 +326,13 @@ class WindowOperator(VisibleOperator):
             return self.sink.replay_problems()
         return [Problem("sink", "what is published to Kafka cannot be replaced")]
 
-    def was_cleared(self, done: Entry, run: Run) -> bool:
+    def was_cleared(self, done: WindowEntry, run: Run) -> bool:
         """Return True if the task was cleared after its last attempt at this window, which it has planned or moved. Another run
         may have finished the window. A task that is only retried, because it died after the close, was not cleared."""
         known = done.tries.get(run.id)
         return known is not None and run.tries.cleared_since(known, self.retries or 0)
 
-    def _next_window(self, ledger: Ledger, run: Run, done: Entry | None) -> Entry:
+    def _next_window(self, ledger: Ledger, run: Run, done: WindowEntry | None) -> WindowEntry:
         """Return the open window if there is one, also that of another run; else the one that is moved again; else a new one,
         frozen and written to the ledger."""
         unfinished, found = ledger.memory.open_entry, self.binding(run)
@@ -381,22 +377,23 @@ class WindowOperator(VisibleOperator):
         :return: the binding of the window.
         :raises BindingChanged: the pipeline is bound to others.
         """
-        bindings.warn_without_name(ledger.parent_pipeline, ledger.parent_memory, found)
+        bindings.note_without_name(ledger.parent_pipeline, ledger.parent_memory, found)
         kept = ledger.bind(lambda whole: bindings.bound(ledger.parent_pipeline, whole, found, is_free=self._destination_is_free))
         return replace(found, writer=replace(found.writer, deployment=kept.writer.deployment), decided=kept.decided)
 
-    def _complete(self, ledger: Ledger, entry: Entry, watch: Stopwatch) -> Report:
+    def _complete(self, ledger: Ledger, entry: WindowEntry, watch: Stopwatch) -> Report:
         window = entry.window
-        if window.is_empty:
-            report = Report(window, gaps=window.gaps)
-        elif (applied := self.applied(window)) is not None:
-            self.log.info("The sink has committed window %s already: only the close is left", window)
-            report = sum_up_applied(window, applied, ledger.memory.dead.get(window.number))
-        else:
-            self.check(window)
-            self.progress.step("move")
-            with watch.step("move"), self._explained(ledger):
-                report = self.move(window, ledger)
+        with self._explained(ledger):
+            if window.is_empty:
+                report = Report(window, gaps=window.gaps)
+            elif (applied := self.applied(window)) is not None:
+                self.log.info("The sink has committed window %s already: only the close is left", window)
+                report = sum_up_applied(window, applied, ledger.memory.dead.get(window.number))
+            else:
+                self.check(window)
+                self.progress.step("move")
+                with watch.step("move"):
+                    report = self.move(window, ledger)
         report = replace(report, sink=self.sink.uri, guarantee=self.sink.guarantee.value, attempts=entry.attempt.number)
         faults.reached("close.begin")
         self.progress.step("close")
@@ -414,13 +411,16 @@ class WindowOperator(VisibleOperator):
         """Raise errors of a move with what only the operator knows: the connection, whether splits are committed one by one, and
         whether a newer attempt has taken over.
 
-        A newer attempt ends the database sessions and the transactions of this one, whose errors would be misleading.
+        A newer attempt ends the database sessions and the transactions of this one, removes its stages, and moves on, so that any
+        error of this one may be misleading.
         """
         try:
             yield
         except RightMissing as error:
             raise error.at(self.kafka_conn_id) from error
-        except (ConnectionInvalid, SinkRejected, SinkUnavailable, SparkJobFailed, SparkUnavailable) as error:
+        except Fenced:
+            raise
+        except KafkaSparkError as error:
             try:
                 ledger.verify()
             except Fenced as fenced:

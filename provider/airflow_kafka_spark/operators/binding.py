@@ -17,7 +17,7 @@ from airflow.providers.common.compat.sdk import conf
 from airflow_kafka_spark.errors import DestinationChanged, GroupOwned, PipelineRenamed, PipelineTaken, SourceChanged
 from airflow_kafka_spark.operators.visibility.links import SECTION
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, other_endpoint, other_place, other_writer
-from airflow_kafka_spark.windows.memory import Entry, Memory
+from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import TopicPartition, Tries
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def writer_of(run: Run) -> Writer:
     return Writer(run.dag_id, run.task_id, run.map_index, run.run_id, deployment())
 
 
-def refuse_other_writer(pipeline: str, whole: Memory, entry: Entry, run: Run) -> None:
+def refuse_other_writer(pipeline: str, whole: Memory, entry: WindowEntry, run: Run) -> None:
     """Refuse a complete window that names this run and was moved by another writer: a run of another deployment may have the same
     name.
 
@@ -90,7 +90,7 @@ def refuse_other_writer(pipeline: str, whole: Memory, entry: Entry, run: Run) ->
         _refuse_writer(pipeline, f"window {entry.window}", known.writer, writer_of(run))
 
 
-def refuse_other_place(pipeline: str, whole: Memory, entry: Entry, found: Binding) -> None:
+def refuse_other_place(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> None:
     """Refuse to report a complete window that names this run and was moved to another place: it may be that of another deployment
     that has no name.
 
@@ -107,10 +107,11 @@ def refuse_other_place(pipeline: str, whole: Memory, entry: Entry, found: Bindin
         raise DestinationChanged(pipeline, f"pipeline `{pipeline}`", "", other)
 
 
-def warn_without_name(pipeline: str, whole: Memory, found: Binding) -> None:
-    """Log a warning if the first window of a pipeline is planned by a deployment that has no name."""
+def note_without_name(pipeline: str, whole: Memory, found: Binding) -> None:
+    """Log a line if the first window of a pipeline is planned by a deployment that has no name."""
     if whole.binding is None and not found.writer.deployment:
-        log.warning(
+        # A single deployment needs no name, so this is no warning.
+        log.info(
             "This Airflow deployment has no name, so pipeline %s cannot tell its runs from those of another deployment with the "
             "same DAG: set `[kafka_spark] deployment` (or `[api] base_url`) where several of them share a Kafka cluster",
             pipeline,
@@ -142,7 +143,7 @@ def bound(pipeline: str, whole: Memory, found: Binding, *, is_free: bool) -> Bin
     return replace(kept, writer=replace(kept.writer, deployment=kept.writer.deployment or known.writer.deployment))
 
 
-def refuse_elsewhere(pipeline: str, whole: Memory, entry: Entry, found: Binding) -> bool:
+def refuse_elsewhere(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> bool:
     """Return True if an open window takes the binding of this run: its own is unknown, or a ``rebind`` allows it.
 
     :param pipeline: the pipeline's name.
@@ -162,7 +163,7 @@ def refuse_elsewhere(pipeline: str, whole: Memory, entry: Entry, found: Binding)
     return False
 
 
-def refuse_replay_elsewhere(pipeline: str, whole: Memory, done: Entry, found: Binding) -> None:
+def refuse_replay_elsewhere(pipeline: str, whole: Memory, done: WindowEntry, found: Binding) -> None:
     """Refuse to move a complete window once more with another binding: a replay replaces rows where they are.
 
     :param pipeline: the pipeline's name.
@@ -184,7 +185,7 @@ def _refuse_writer(pipeline: str, subject: str, known: Writer, found: Writer) ->
         raise PipelineTaken(pipeline, subject, str(known), str(found), other)
 
 
-def _refuse_ends(pipeline: str, entry: Entry, known: Binding, found: Binding) -> None:
+def _refuse_ends(pipeline: str, entry: WindowEntry, known: Binding, found: Binding) -> None:
     window = entry.window
     if other := other_endpoint(known.destination, found.destination):
         raise DestinationChanged(pipeline, f"window {window}", window.run, other)

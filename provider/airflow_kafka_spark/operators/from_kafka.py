@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.tasks.account import Tolerance
     from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.road.tasks.read import Reading
-    from airflow_kafka_spark.windows.memory import Entry
+    from airflow_kafka_spark.windows.memory import WindowEntry
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class FromKafkaOperator(WindowOperator):
     :param read_options: what is read, from where to where, and how.
     :param record_options: how records become rows.
     :param window_options: what a window is.
-    :param follow_options: whether a window ends where another pipeline has published to.
+    :param follow_options: the pipeline up to whose published records each window ends; by default none.
     :param kwargs: the other groups (:class:`~airflow_kafka_spark.operators.base.WindowOperator`), and arguments of Airflow's
         ``BaseOperator``.
     """
@@ -220,7 +220,7 @@ class FromKafkaOperator(WindowOperator):
             action = "Stop them, or use a group of this pipeline's own"
             yield Problem("group_id", f"group `{group}` has live members: {listed}", action)
 
-    def is_rerun(self, done: Entry, run: Run) -> bool:
+    def is_rerun(self, done: WindowEntry, run: Run) -> bool:
         if self.on_rerun is not None or not self.window_options.by_interval:
             return super().is_rerun(done, run)
         cleared = self.was_cleared(done, run)
@@ -228,7 +228,7 @@ class FromKafkaOperator(WindowOperator):
             raise ValidationError(problems)
         return cleared
 
-    # --- 2. fence and look ---
+    # --- 2. fence and read ---
 
     def open_ledger(self, run: Run) -> Ledger:
         from airflow_kafka_spark.ledger.attempt import Ledger
@@ -300,7 +300,7 @@ class FromKafkaOperator(WindowOperator):
         found = self._beginning(ledger, log, of_group, committed)
         if found.decided_by == "group":
             # Either its ledger is lost, or it was given this name after the ledger was read.
-            ledger.look()
+            ledger.read()
             found = self._beginning(ledger, log, of_group, committed)
         position = found.position
         if found.decided_by == "sink":
@@ -403,7 +403,7 @@ class FromKafkaOperator(WindowOperator):
 
         ledgers = LedgerTopic(self.kafka, self.ledger_topic)
         ledgers.ensure()
-        upstream = ledgers.look(self.follows).memory
+        upstream = ledgers.read(self.follows).memory
         recreated = {t for t in topics if is_recreated(t, log, position)}
         begins = beginnings(log, position, starts, expects_all=self.read_options.data_loss == "fail")
         followed, ends = follow(upstream, reached_of(upstream, position), topics, begins, recreated)

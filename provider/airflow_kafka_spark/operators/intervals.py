@@ -98,7 +98,7 @@ class IntervalPlan:
         deciding = Boundaries(self.kafka, ledger.topic, run.id)
         boundaries = deciding.decide(self.topics, bounds, self._log, grace=self.grace, pause=self.pause)
         # Waiting for the end of the interval may have taken long: other intervals may have been planned meanwhile.
-        ledger.look()
+        ledger.read()
         ledger.refuse_overlaps()
         current = self._log()
         refuse_recreated(known_topic_ids(ledger.parent_memory), current.topic_ids, self.topics, self.data_loss)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.chain import TopicChain
     from airflow_kafka_spark.road.publish import SqlProjection
     from airflow_kafka_spark.road.tasks.layout import RowLayout
-    from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed, Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import ConsumedOffsets, Publisher
     from airflow_kafka_spark.transforms.chain import TransformLike
 
 MAX_RECORDS = 10_000_000
@@ -402,22 +402,22 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             _, rejected = job.run()
         self.check_results(window, rejected)
 
-    def _publisher(self, ledger: Ledger, consumed: Consumed, letters: DeadLetterTopic | None) -> Publisher:
+    def _publisher(self, ledger: Ledger, consumed: ConsumedOffsets, letters: DeadLetterTopic | None) -> Publisher:
         made = with_routes(publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.routes().values())
         return with_dead_letters(made, self.kafka, self.sink, letters) if self.errors.tolerates else made
 
     def error_classes(self) -> dict[str, str]:
         return super().error_classes() | writer_classes(self.sink, OUTPUT)
 
-    def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> Consumed:
+    def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> ConsumedOffsets:
         """Return the offset that the group commits with each partition; none where it is further ahead already."""
         from airflow_kafka_spark.ledger.group import offset_metadata
-        from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed
+        from airflow_kafka_spark.sinks.kafka.tasks.publish import ConsumedOffsets
 
         ends: dict[TopicPartition, int] = self.offsets_to_commit(window)
         places = {split.index: split.range.topic_partition for split in left}
-        hint = ledger.place_hint
-        return Consumed(
+        hint = ledger.claim_hint
+        return ConsumedOffsets(
             self.group_id,
             {index: (tp, ends[tp], offset_metadata(window, tp.topic, hint)) for index, tp in places.items() if tp in ends},
         )

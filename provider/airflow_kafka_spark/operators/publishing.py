@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.publish import PublishJob
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
-    from airflow_kafka_spark.sinks.kafka.tasks.publish import Consumed, Publisher
+    from airflow_kafka_spark.sinks.kafka.tasks.publish import ConsumedOffsets, Publisher
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def check_target(kafka: KafkaHook, sink: KafkaSink, planned: TargetTopic) -> Non
         raise PartitionsChanged(planned.topic, planned.partitions, found.partitions)
 
 
-def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: Consumed | None = None) -> Publisher:
+def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: ConsumedOffsets | None = None) -> Publisher:
     """Return the publisher of the splits of the window that the ledger has claimed.
 
     :param consumed: the offsets that the group commits with each split; None commits none.
@@ -83,7 +83,7 @@ def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: Consu
     return Publisher(
         config=sink.producer(kafka),
         reading=kafka.consumer_config(),
-        ledger=ledger.place,
+        ledger=ledger.ledger_claim,
         prefix=ledger.split_prefix,
         topic=sink.topic,
         partitions={sink.topic: target(kafka, sink).partitions} if sink.topic else {},

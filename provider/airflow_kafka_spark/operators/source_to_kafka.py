@@ -232,7 +232,7 @@ class SourceToKafkaOperator(WindowOperator):
     def own_group(self) -> str:
         return f"{self.ledger_topic}.{self.pipeline or f'{self.dag_id}.{self.task_id}'}"
 
-    # --- 2. fence and look ---
+    # --- 2. fence and read ---
 
     def open_ledger(self, run: Run) -> Ledger:
         from airflow_kafka_spark.ledger.attempt import Ledger
@@ -413,7 +413,9 @@ class SourceToKafkaOperator(WindowOperator):
         from airflow_kafka_spark.ledger.attempt import utc_now
 
         report = replace(report, completed_at=utc_now(), source=self.source.uri)
-        place = ledger.place
-        offsets = {TopicPartition(place.topic, place.partition): place.offset, **self._place_in_target()}
+        claim = ledger.ledger_claim
+        offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._place_in_target()}
         ledger.close(report.to_dict(), offsets)
+        assert window.source is not None
+        self.source.completed(window.source.position)
         return report

@@ -379,7 +379,7 @@ class SourceChain:
         """Return the frame that tasks publish: keys and values in binary, or as rows if tasks encode them, and the columns that
         are counted.
 
-        :param keep: whether bad rows are wanted as dead letters.
+        :param keep: True if bad rows are wanted as dead letters.
         :raises ValidationError: as :meth:`check`.
         """
         from pyspark.sql import functions as F

@@ -29,7 +29,7 @@ WORKER_EXITED = "Python worker exited unexpectedly"
 PROGRESS_SECONDS = 10.0
 """Seconds between two lines in the log."""
 
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 """Seconds between two looks at a job; its follower is called after each of them."""
 
 
@@ -80,8 +80,8 @@ class Watch:
         try:
             if follower:
                 follower.begun(session)
-            look = _Look(self.line, follower)
-            with self._by_handler(session, look) if self.spark.is_connect else self._by_thread(session, look):
+            reporter = _ProgressReporter(self.line, follower)
+            with self._by_handler(session, reporter) if self.spark.is_connect else self._by_thread(session, reporter):
                 yield
             if follower:
                 follower.done()
@@ -89,10 +89,10 @@ class Watch:
             self._session = None
 
     @contextmanager
-    def _by_thread(self, session: SparkSession, look: _Look) -> Iterator[None]:
+    def _by_thread(self, session: SparkSession, reporter: _ProgressReporter) -> Iterator[None]:
         self.spark.begin_jobs(session, self._group, f"window {self.window}")
         done = threading.Event()
-        watcher = threading.Thread(target=self._report_progress, args=(session, done, look), daemon=True)
+        watcher = threading.Thread(target=self._report_progress, args=(session, done, reporter), daemon=True)
         watcher.start()
         try:
             yield
@@ -101,12 +101,12 @@ class Watch:
             watcher.join()
 
     @contextmanager
-    def _by_handler(self, session: SparkSession, look: _Look) -> Iterator[None]:
+    def _by_handler(self, session: SparkSession, reporter: _ProgressReporter) -> Iterator[None]:
         """Follow the progress that the server reports by itself, about every two seconds, while its answer is awaited."""
 
         def handler(stages: Any, **_: Any) -> None:
             known = list(stages or ())
-            look(sum(stage.num_completed_tasks for stage in known), sum(stage.num_tasks for stage in known))
+            reporter(sum(stage.num_completed_tasks for stage in known), sum(stage.num_tasks for stage in known))
 
         session.registerProgressHandler(handler)
         try:
@@ -129,22 +129,22 @@ class Watch:
     def _group(self) -> str:
         return f"airflow-kafka-spark {self.window}"
 
-    def _report_progress(self, session: SparkSession, done: threading.Event, look: _Look) -> None:
+    def _report_progress(self, session: SparkSession, done: threading.Event, reporter: _ProgressReporter) -> None:
         try:
-            self._look_until(done, session, look)
+            self._poll_until(done, session, reporter)
         except Exception as error:
             # The thread of the job reports what happened.
             log.debug("The job is no longer watched: %s", error)
 
-    def _look_until(self, done: threading.Event, session: SparkSession, look: _Look) -> None:
+    def _poll_until(self, done: threading.Event, session: SparkSession, reporter: _ProgressReporter) -> None:
         tracker = session.sparkContext.statusTracker()
-        while not done.wait(min(LOOK_SECONDS, PROGRESS_SECONDS)):
+        while not done.wait(min(POLL_SECONDS, PROGRESS_SECONDS)):
             jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._group)))
             stages = [info for job in jobs for stage in job.stageIds if (info := tracker.getStageInfo(stage))]
-            look(sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages))
+            reporter(sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages))
 
 
-class _Look:
+class _ProgressReporter:
     """Reports the progress of a job to its follower, and every :data:`PROGRESS_SECONDS` to the log."""
 
     def __init__(self, line: Callable[[int, float], str], follower: Follower | None) -> None:

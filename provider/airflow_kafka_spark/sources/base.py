@@ -33,7 +33,7 @@ class FrozenWindow:
         attempt. Each row of the window is in exactly one split.
     :param position: the source's position once the window is published (JSON), for the next :meth:`RowSource.freeze`.
     :param rows: the number of rows, None if counting them would need a pass of its own.
-    :param remaining: whether the source held more rows than this window takes.
+    :param remaining: True if the source held more rows than this window takes.
     """
 
     splits: tuple[Mapping[str, Any], ...]
@@ -120,6 +120,15 @@ class RowSource(ABC):
         :return: a window without splits if there is nothing new.
         :raises SourceUnavailable: the source does not answer; the task may be retried.
         :raises SourceRejected: the source does not fit the options, or the position of earlier windows.
+        """
+
+    def completed(self, position: Mapping[str, Any]) -> None:  # noqa: B027
+        """Note that a window is complete: the ledger says so. By default nothing has to be done.
+
+        May be missing after a window, when its attempt has died: what it does belongs to the next :meth:`freeze`, too. Raises
+        nothing.
+
+        :param position: of the window.
         """
 
     def empty_frame(self, spark: SparkSession) -> DataFrame | None:

@@ -71,7 +71,7 @@ class Broker:
         return (self.data / "meta.properties").exists()
 
 
-def place(directory: Path, count: int) -> list[Broker]:
+def plan_brokers(directory: Path, count: int) -> list[Broker]:
     """Return nodes with directories below the given one, on ports that are free now."""
     ports = processes.free_ports(3 * count)
     return [

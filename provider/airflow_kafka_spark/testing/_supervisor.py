@@ -70,7 +70,7 @@ class Supervisor:
         self.directories.append(directory)
 
     def reap(self) -> None:
-        """Let adopted processes that have ended go: somebody may wait until they are gone."""
+        """Reap adopted processes that have ended, so that their process ids disappear."""
         for pid in _own_children():
             if pid not in self.children:
                 os.waitpid(pid, os.WNOHANG)

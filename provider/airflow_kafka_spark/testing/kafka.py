@@ -241,7 +241,7 @@ class EmbeddedKafka(Embedded):
 
     def _place(self) -> None:
         """Choose ports, write every broker's settings, and format the storage of those that are new."""
-        self._brokers = nodes.place(self._files, self._count)
+        self._brokers = nodes.plan_brokers(self._files, self._count)
         for broker in self._brokers:
             nodes.write_settings(broker, self._brokers, self.security, self._certificates, self._properties)
         fresh = [broker for broker in self._brokers if not broker.formatted]

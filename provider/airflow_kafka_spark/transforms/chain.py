@@ -30,7 +30,7 @@ def chain_problems(transforms: Sequence[TransformLike], where: str = "transforms
 
     :param transforms: in the order in which they apply.
     :param where: the operator's argument.
-    :param capturing: whether the operator supports ``Filter(to=<sink>)``.
+    :param capturing: True if the operator supports ``Filter(to=<sink>)``.
     """
     if isinstance(transforms, (str, Transform)) or not isinstance(transforms, Sequence):
         return [Problem(where, f"found {transforms!r}; expected a list of transforms", "Put them in a list")]

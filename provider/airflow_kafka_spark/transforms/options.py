@@ -44,7 +44,7 @@ def name_problems(where: str, name: object, expected: str = "a name") -> list[Pr
 def names_problems(where: str, names: object, *, twice: bool = False, what: str = "fields") -> list[Problem]:
     """Return what is wrong with a list of names that must not be empty.
 
-    :param twice: whether it may hold a name twice.
+    :param twice: True if it may hold a name twice.
     :param what: the kind of things that are named, for the message.
     """
     if not isinstance(names, (str, Sequence)) or not (found := parse_names(names)):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats.base import spark_column
 from airflow_kafka_spark.formats.internal_columns import END, ERROR, LEFT_OUT, ROUTE
 
@@ -72,7 +73,7 @@ class RecordSchema:
         :raises ValidationError: it is no struct; or some fields are missing, all of which are named.
         """
         fields = self.fields(part, option)
-        listed = ", ".join(f"`{name}`" for name in fields) or "none"
+        listed = quote_names(fields) or "none"
         problems = [
             Problem(option, f"the {part} has no field `{name}`; its fields are {listed}", "Correct the name")
             for name in names

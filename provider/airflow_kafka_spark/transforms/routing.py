@@ -1,4 +1,4 @@
-"""Transforms that route a record: whether it stays in the window, and to which topic or sink it goes."""
+"""Transforms that keep a record in the window or take it out, and choose its topic or sink."""
 
 from __future__ import annotations
 

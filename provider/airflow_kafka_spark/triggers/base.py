@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -123,7 +123,10 @@ class RetryBudget:
         self._since = None
 
 
-class KafkaTrigger(BaseTrigger):
+ProbeT = TypeVar("ProbeT", bound=Probe)
+
+
+class KafkaTrigger(BaseTrigger, Generic[ProbeT]):
     """A trigger that polls a cluster until a condition holds, and then fires once.
 
     Its event contains ``status``: ``success`` with the ``value`` of the last check; ``timeout`` with its ``line``; or ``error``
@@ -144,7 +147,7 @@ class KafkaTrigger(BaseTrigger):
         """Return the arguments beside those of :class:`Polling`, as JSON."""
 
     @abstractmethod
-    def probe(self) -> Probe:
+    def probe(self) -> ProbeT:
         """Return a new probe, which has checked nothing yet."""
 
     # --- for Airflow ---
@@ -190,7 +193,7 @@ class KafkaTrigger(BaseTrigger):
             if hook is not None:
                 await in_thread(hook.close)
 
-    def valid_probe(self) -> Probe:
+    def valid_probe(self) -> ProbeT:
         """Return a new probe.
 
         :raises ValidationError: the arguments have problems; the message names all of them.

@@ -70,7 +70,7 @@ class IntervalProbe:
         return ProbeResult(not waiting, value, line)
 
 
-class KafkaIntervalTrigger(KafkaTrigger):
+class KafkaIntervalTrigger(KafkaTrigger[IntervalProbe]):
     """Fires once every partition has a record at or after the interval's end, or has been idle for ``grace`` seconds since then.
 
     :param topics: a topic, or several.

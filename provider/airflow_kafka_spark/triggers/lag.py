@@ -27,7 +27,6 @@ from airflow_kafka_spark.triggers.base import (
     in_thread,
     parse_count,
     parse_seconds,
-    raise_problems,
 )
 from airflow_kafka_spark.windows.lag import Lag, Per, Status, Threshold, Verdict, worst
 
@@ -142,7 +141,7 @@ class LagProbe:
         }
 
 
-class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
+class KafkaLagTrigger(KafkaTrigger[LagProbe], BaseEventTrigger):
     """Fires when a consumer's lag reaches a threshold: once for a sensor, repeatedly for an ``AssetWatcher``.
 
     In an ``AssetWatcher`` one backlog fires once. The next event comes
@@ -224,11 +223,6 @@ class KafkaLagTrigger(KafkaTrigger, BaseEventTrigger):
 
     def probe(self) -> LagProbe:
         return LagProbe(self.options)
-
-    def valid_probe(self) -> LagProbe:
-        probe = self.probe()
-        raise_problems([*self.polling.problems(), *probe.problems()])
-        return probe
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         if self.once:

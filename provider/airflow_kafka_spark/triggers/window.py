@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.ledger.topic import LedgerReader
 from airflow_kafka_spark.triggers.base import Count, Instant, KafkaTrigger, Polling, ProbeResult, parse_count, parse_instant
-from airflow_kafka_spark.windows.completed import Wanted, completed
+from airflow_kafka_spark.windows.completed import WindowCriteria, completed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -34,8 +34,8 @@ class WindowProbe:
             self._problems.append(Problem("run", f"`{run}` is not a task of a run", expected))
         moment = parse_instant("since", since, self._problems)
         number = parse_count("after", after, self._problems)
-        self.wanted = Wanted(run or None, number, moment.timestamp() if moment else None)
-        if not self._problems and self.wanted == Wanted():
+        self.wanted = WindowCriteria(run or None, number, moment.timestamp() if moment else None)
+        if not self._problems and self.wanted == WindowCriteria():
             self._problems.append(Problem("run", "nothing to wait for is given", "Give `run`, `after` or `since`"))
         self._ledger = LedgerReader(pipeline, ledger_topic)
 
@@ -43,7 +43,7 @@ class WindowProbe:
         return self._problems
 
     def check(self, hook: KafkaHook) -> ProbeResult:
-        memory = self._ledger.look(hook)
+        memory = self._ledger.read(hook)
         found = completed(memory, self.wanted)
         if found is None:
             unfinished = memory.open_entry
@@ -54,7 +54,7 @@ class WindowProbe:
         return ProbeResult(True, value, f"Window {found.window} of pipeline {memory.pipeline} is complete (run {found.run})")
 
 
-class KafkaWindowTrigger(KafkaTrigger):
+class KafkaWindowTrigger(KafkaTrigger[WindowProbe]):
     """Fires once a pipeline has completed a window that meets all given conditions.
 
     :param pipeline: the pipeline.

@@ -294,7 +294,7 @@ def _uris(assets: Any) -> list[str]:
 
 
 def _connection(uris: Iterable[str]) -> str | None:
-    """Return the connection of the first URI of a topic, ``kafka://<connection>/<topic>``; None if there is none."""
+    """Return the connection of the first URI of a topic, ``kafka://<connection>/<topic>``; None if no URI names a topic."""
     found = (uri.removeprefix("kafka://").partition("/")[0] for uri in uris if uri.startswith("kafka://"))
     return next((unquote(name) for name in found if name), None)
 

@@ -48,7 +48,7 @@ class DagSchedule:
         return Timetabled(self.run_after)
 
     def run_after(self, instant: float) -> float | None:
-        """Return the time at which the first run after an instant is due; None if there is none."""
+        """Return the time at which the first run after an instant is due; None if no further run is planned."""
         info = self._next(instant)
         found = [] if info is None else [info.run_after.timestamp()]
         if self.next_run is not None and self.next_run > instant:
@@ -83,7 +83,7 @@ class DagSchedule:
         return last
 
     def _next(self, instant: float, latest: float | None = None) -> DagRunInfo | None:
-        """Return the first run after an instant, according to the timetable; None if there is none, or if the timetable fails.
+        """Return the first run after an instant, according to the timetable; None if no run follows, or if the timetable fails.
 
         :param latest: the end of the DAG, which Airflow passes to the timetable; None for no end.
         """

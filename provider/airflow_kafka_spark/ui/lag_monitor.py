@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.ledger.lag import NextRecords, aged, lags_of
-from airflow_kafka_spark.windows.lag import Head, Lag, PartitionLag
+from airflow_kafka_spark.windows.lag import BacklogHead, Lag, PartitionLag
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class LagMonitor:
         name: str,
         position: ReadPosition,
         states: Mapping[TopicPartition, PartitionLag],
-        heads: Mapping[tuple[TopicPartition, int], Head | None],
+        heads: Mapping[tuple[TopicPartition, int], BacklogHead | None],
         offsets: Mapping[TopicPartition, PartitionOffsets],
         now: float,
         described: Mapping[str, TopicDescription],
@@ -202,7 +202,7 @@ class LagMonitor:
             is_known = (tp, state.start) in heads
             estimated = estimated or not is_known
             # A record that was not read counts, but its age is unknown. One after the end is not due yet.
-            head = heads[tp, state.start] if is_known else Head(state.start, None)
+            head = heads[tp, state.start] if is_known else BacklogHead(state.start, None)
             found[tp] = aged(state, head if head and head.offset < state.end else None, now)
         problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)} any more" if gone else ""
         return LagMeasurement(Lag(name, found, now), bounds, now, committed, problem, estimated)

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.kafka.log import read_records
 from airflow_kafka_spark.ui.responses import RequestRefused, redacted, status_of
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
@@ -84,7 +85,7 @@ def next_window(work: Callable[[], Preview], unread: Sequence[str] = ()) -> dict
     facts = {name: getattr(found, name) for name in ("number", "begins", "run", "offsets", "bytes", "age", "held_back")}
     warnings = list(found.warnings)
     if unread and found.run is None:
-        names = ", ".join(f"`{name}`" for name in unread)
+        names = quote_names(unread)
         warnings.append(f"Only the run knows {names}: the default counts here")
     facts["warnings"] = warnings
     return {"next": {**facts, "ranges": [vars(r) for r in found.ranges], "gaps": [vars(g) for g in found.gaps]}}
@@ -286,8 +287,8 @@ class RecordReader:
         }
 
 
-Columns = Mapping[str, Any]
-Shown = tuple["Columns | None", "str | None"]
+DecodedColumns = Mapping[str, Any]
+Shown = tuple["DecodedColumns | None", "str | None"]
 """The columns of a key or a value, and the reason why it cannot be decoded."""
 
 
@@ -341,5 +342,5 @@ def _record(message: Message, key: Shown, value: Shown) -> dict[str, Any]:
     }
 
 
-def _text(columns: Columns | None) -> str | None:
+def _text(columns: DecodedColumns | None) -> str | None:
     return None if columns is None else json.dumps(columns, ensure_ascii=False, indent=2)[:20_000]

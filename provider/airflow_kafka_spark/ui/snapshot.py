@@ -24,10 +24,10 @@ from airflow_kafka_spark.windows.memory import (
     CONTROL,
     PAUSE_VERSION,
     VERSION,
-    Entry,
     LedgerRecord,
     Memory,
     NewerVersion,
+    WindowEntry,
     remember,
 )
 from airflow_kafka_spark.windows.model import State, TopicPartition
@@ -359,8 +359,8 @@ class PipelineSummary:
     pipeline: str
     problem: str = ""
     read_position: ReadPosition = field(default_factory=lambda: ReadPosition({}))
-    last: Entry | None = None
-    open: Entry | None = None
+    last: WindowEntry | None = None
+    open: WindowEntry | None = None
     running_tasks: tuple[TaskInstanceKey, ...] = ()
     owner: TaskInstanceKey | None = None
     pause: Change | None = None
@@ -377,7 +377,7 @@ class PipelineSummary:
         return report.get(name, default)
 
 
-def window_name(entry: Entry) -> str:
+def window_name(entry: WindowEntry) -> str:
     """Return the name of a window: that of its data interval, else its number."""
     _, interval = parse_ledger_name(entry.window.pipeline)
     return interval or str(entry.window.number)
@@ -436,12 +436,12 @@ def _summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> Pipe
     )
 
 
-def completed_at(entry: Entry) -> float:
+def completed_at(entry: WindowEntry) -> float:
     """Return the completion time of a window in seconds since the epoch; 0 if unknown."""
     return _instant(str((entry.report or {}).get("completed_at") or ""))
 
 
-def started_at(entry: Entry) -> float:
+def started_at(entry: WindowEntry) -> float:
     """Return the start of the newest attempt at a window in seconds since the epoch; 0 if unknown."""
     return _instant(entry.attempt.started_at)
 
@@ -454,12 +454,12 @@ def _instant(text: str) -> float:
         return 0.0
 
 
-def _has_completion_time(entry: Entry) -> bool:
+def _has_completion_time(entry: WindowEntry) -> bool:
     return entry.state is State.COMPLETE and entry.report is not None and completed_at(entry) > 0
 
 
 def _past(
-    complete: Sequence[Entry], unfinished: Sequence[Entry], ids: Mapping[str, str], *, in_order: bool
+    complete: Sequence[WindowEntry], unfinished: Sequence[WindowEntry], ids: Mapping[str, str], *, in_order: bool
 ) -> dict[TopicPartition, list[Observation]]:
     """Return earlier positions, for the verdict on lag.
 

@@ -40,7 +40,7 @@ from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import DeadLetters, dead_letters_at
 from airflow_kafka_spark.windows.instants import iso
 from airflow_kafka_spark.windows.lag import Verdict
-from airflow_kafka_spark.windows.memory import Entry, Memory
+from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import Landed, State, TopicPartition
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def _is_paused(item: PipelineItem, airflow: AirflowState) -> bool:
     return by_hand or any(airflow.paused.get(dag) for dag in item.dag_ids)
 
 
-def _last_window(entry: Entry) -> JsonObject:
+def _last_window(entry: WindowEntry) -> JsonObject:
     report = entry.report or {}
     return {
         "number": entry.window.number,
@@ -288,7 +288,7 @@ def _running(item: PipelineItem, airflow: AirflowState, now: float) -> JsonObjec
     }
 
 
-def _progress(entry: Entry, state: TaskInstanceState | None, now: float) -> JsonObject:
+def _progress(entry: WindowEntry, state: TaskInstanceState | None, now: float) -> JsonObject:
     """Return the progress of an open window. A task's report is used only if it is valid, and belongs to this window."""
     reported = state.progress if state and state.progress else {}
     if reported.get("window") != entry.window.number:
@@ -474,7 +474,7 @@ MAX_RANGES = 1_000
 class WindowView:
     """A window of a pipeline, with its dead letters."""
 
-    def __init__(self, entry: Entry, dead: DeadLetters | None) -> None:
+    def __init__(self, entry: WindowEntry, dead: DeadLetters | None) -> None:
         self.entry, self.dead = entry, dead
         self.name = window_name(entry)
         self.task = task_of_run(entry.window.run)

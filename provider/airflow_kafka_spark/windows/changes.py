@@ -56,6 +56,11 @@ class Change:
     published: Mapping[TopicPartition, Published] = field(default_factory=dict)
     offset: int = field(default=-1, compare=False)
 
+    @property
+    def sentence(self) -> str:
+        """Who made the change, when and why, as one sentence."""
+        return f"{self.who} did so at {self.at}: {self.why}"
+
 
 def change_to_json(change: Change) -> dict[str, Any]:
     """Return a change as JSON. ``before`` and ``after`` are ``[[topic, partition, offset], ...]``.

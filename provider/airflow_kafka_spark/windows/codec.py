@@ -15,14 +15,14 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.windows.binding import binding_from_json, binding_to_json
 from airflow_kafka_spark.windows.changes import landed_from_json, landed_to_json, published_from_json, published_to_json
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
-from airflow_kafka_spark.windows.latency import Times
+from airflow_kafka_spark.windows.latency import TimestampHistogram
 from airflow_kafka_spark.windows.model import (
     BadRecord,
     Followed,
+    FollowedWindow,
     Gap,
     Marker,
     OffsetRange,
-    Reached,
     SourcePlan,
     SplitResult,
     State,
@@ -202,9 +202,9 @@ def result_from_json(value: Mapping[str, Any]) -> SplitResult:
     lists = {
         "samples": tuple(BadRecord(*s) for s in value["samples"]),
         "gaps": tuple(Gap(*g) for g in value["gaps"]),
-        "times": Times(value["times"][0], {bucket: count for bucket, count in value["times"][1]})
+        "times": TimestampHistogram(value["times"][0], {bucket: count for bucket, count in value["times"][1]})
         if "times" in value
-        else Times(),
+        else TimestampHistogram(),
         "interval": tuple(value["interval"]) if value.get("interval") else None,
     }
     return SplitResult(**{**value, **lists})
@@ -252,14 +252,14 @@ def position_from_json(value: Mapping[str, Any]) -> Position:
     )
 
 
-def _followed_to_json(followed: Mapping[str, Reached]) -> dict[str, Any]:
+def _followed_to_json(followed: Mapping[str, FollowedWindow]) -> dict[str, Any]:
     """Return ``{pipeline: [number, {topic: records}]}``."""
     return {pipeline: [reached.number, dict(reached.totals)] for pipeline, reached in followed.items()}
 
 
-def _followed_from_json(value: Mapping[str, Any]) -> dict[str, Reached]:
+def _followed_from_json(value: Mapping[str, Any]) -> dict[str, FollowedWindow]:
     """Return the last window that was followed, by pipeline. Records of older releases hold only its number."""
-    return {name: Reached(*found) if isinstance(found, list) else Reached(found) for name, found in value.items()}
+    return {name: FollowedWindow(*found) if isinstance(found, list) else FollowedWindow(found) for name, found in value.items()}
 
 
 def _epochs_to_json(partitions: Sequence[TopicPartition], epochs: Mapping[TopicPartition, int]) -> dict[str, list[int]]:

@@ -9,12 +9,12 @@ from datetime import datetime, timezone
 from typing import Any
 
 from airflow_kafka_spark.windows.instants import parse_iso
-from airflow_kafka_spark.windows.memory import Entry, Memory
+from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import State
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WindowCriteria:
     """The criteria for a window that a sensor waits for. A window has to meet all that are given.
 
     :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``. Runs of two DAGs match if their ids contain the same
@@ -50,7 +50,7 @@ class Completed:
     report: Mapping[str, Any]
 
 
-def completed(memory: Memory, wanted: Wanted) -> Completed | None:
+def completed(memory: Memory, wanted: WindowCriteria) -> Completed | None:
     """Return the newest complete window that matches, or None.
 
     :param memory: the pipeline's state in the ledger. Windows that it no longer contains are not found.
@@ -65,7 +65,7 @@ def completed(memory: Memory, wanted: Wanted) -> Completed | None:
     return None
 
 
-def _is_wanted(entry: Entry, wanted: Wanted) -> bool:
+def _is_wanted(entry: WindowEntry, wanted: WindowCriteria) -> bool:
     if wanted.run is not None and not same_run(entry.window.run, wanted.run):
         return False
     if wanted.after is not None and entry.window.number <= wanted.after:
@@ -73,7 +73,7 @@ def _is_wanted(entry: Entry, wanted: Wanted) -> bool:
     return wanted.since is None or _completed_at(entry) >= wanted.since
 
 
-def _completed_at(entry: Entry) -> float:
+def _completed_at(entry: WindowEntry) -> float:
     text = str((entry.report or {}).get("completed_at") or "")
     return parse_iso(text).timestamp() if text else 0.0
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from airflow_kafka_spark.errors import FollowBroken, NotYetStable
 from airflow_kafka_spark.windows.memory import Memory
-from airflow_kafka_spark.windows.model import Followed, Landed, Published, Reached, TopicPartition
+from airflow_kafka_spark.windows.model import Followed, FollowedWindow, Landed, Published, TopicPartition
 from airflow_kafka_spark.windows.plan import Log, Position
 
 
 def follow(
     upstream: Memory,
-    reached: Reached | None,
+    reached: FollowedWindow | None,
     topics: Collection[str],
     starts: Mapping[TopicPartition, int],
     recreated: Collection[str] = (),
@@ -55,7 +55,7 @@ def follow(
     return Followed(upstream.pipeline, after + 1, max(after, upstream.last_used), records, totals), ends
 
 
-def reached_of(upstream: Memory, position: Position) -> Reached | None:
+def reached_of(upstream: Memory, position: Position) -> FollowedWindow | None:
     """Return the last window that was followed of a pipeline, under its present name or under one of its earlier names."""
     names = [upstream.pipeline, *(c.name for _, c in sorted(upstream.changes.items(), reverse=True) if c.action == "rename")]
     return next((position.followed[name] for name in names if name in position.followed), None)

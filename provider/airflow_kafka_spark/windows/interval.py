@@ -101,7 +101,7 @@ class IntervalState:
     :param offset: offset of its first record in the ledger partition. Of two intervals that overlap, the earlier one is valid.
     :param gaps: offsets that were deleted before they were read, and that it has skipped.
     :param leading: for a span, the length of its first interval.
-    :param tries: Airflow's counters, see :class:`~airflow_kafka_spark.windows.memory.Entry`.
+    :param tries: Airflow's counters, see :class:`~airflow_kafka_spark.windows.memory.WindowEntry`.
     :param parts: for a span with holes in time or in offsets: returns parts without holes. The span then covers more than its
         intervals, so callers that find an overlap with it have to check the parts. None (default): there are no holes.
     :param only_in_time: True if the holes are in time only, so that the offsets of the intervals are contiguous.

@@ -79,7 +79,7 @@ def propose(
     proposal = Boundary(topic, topic_id, instant, dict(found), by, decided_at=now, epochs=dict(epochs or {}))
     below, _ = _around(instant, settled)
     earliest = {}
-    for partition, offset in place(proposal, settled).offsets.items():
+    for partition, offset in fit_proposal(proposal, settled).offsets.items():
         low = lows.get(partition, 0)
         known = below.offsets.get(partition, 0) if below else 0
         is_exact = below is not None and (partition not in below.earliest or 0 < below.decided_at < instant)
@@ -91,7 +91,7 @@ def propose(
     return replace(proposal, earliest=earliest)
 
 
-def place(proposal: Boundary, settled: Mapping[int, Boundary]) -> Boundary:
+def fit_proposal(proposal: Boundary, settled: Mapping[int, Boundary]) -> Boundary:
     """Return the boundary that a proposal for an instant without a boundary would become."""
     return _fit(proposal, *_around(proposal.instant, settled))
 
@@ -193,7 +193,7 @@ def _moves(neighbour: Boundary, proposal: Boundary, settled: Boundary) -> bool:
 
 
 def beyond_retention(settled: Mapping[int, Boundary], lows: Mapping[int, int]) -> Boundary | None:
-    """Return the last boundary before which no record is left in any partition; None if there is none.
+    """Return the last boundary before which no record is left in any partition; None if records are left before all boundaries.
 
     :param settled: the boundaries of one topic, by instant.
     :param lows: the first offset that is left in each of its partitions.
@@ -286,7 +286,7 @@ class BoundaryArchive:
             yield from self.boundaries[max(below - 1, 0) : above + 1]
 
     def last_gone(self, lows: Mapping[int, int]) -> Boundary | None:
-        """Return the last boundary before which no record is left (:func:`beyond_retention`); None if there is none."""
+        """Return the last boundary before which no record is left (:func:`beyond_retention`); None without such a boundary."""
         if _is_gone(self.last, lows):
             return self.last
         return beyond_retention({b.instant: b for b in self.boundaries}, lows) if _is_gone(self.first, lows) else None
@@ -341,7 +341,7 @@ def to_archive(near: Iterable[Boundary], proposals: Sequence[Boundary]) -> list[
 
 
 @dataclass(frozen=True)
-class Unneeded:
+class RemovableBoundaries:
     """The boundaries of a topic that may be removed.
 
     :param proposals: indexes of proposals, in the order in which they may be removed one by one.
@@ -356,7 +356,7 @@ class Unneeded:
 
 def unneeded(
     archives: Sequence[BoundaryArchive], proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]
-) -> Unneeded:
+) -> RemovableBoundaries:
     """Return the proposals and archives of a topic that are no longer needed.
 
     The last boundary before which no record is left is needed, all boundaries after it, and those that these depend on. Not
@@ -388,7 +388,7 @@ def unneeded(
             seen.add(archive.text)
         if removed:
             gone.append(index)
-    return Unneeded([index - len(near) for index in removable if index >= len(near)], gone, near)
+    return RemovableBoundaries([index - len(near) for index in removable if index >= len(near)], gone, near)
 
 
 def begins_at_most(boundary: Boundary, offsets: Mapping[TopicPartition, int]) -> Boundary:

@@ -37,7 +37,7 @@ class Status(str, Enum):
 
 
 @dataclass(frozen=True)
-class Head:
+class BacklogHead:
     """The first record of a backlog, as a read_committed reader sees it.
 
     :param offset: its offset.
@@ -64,7 +64,7 @@ class PartitionLag:
     committed: int | None
     low: int
     end: int
-    head: Head | None = None
+    head: BacklogHead | None = None
     held_back: int = 0
     seconds: float | None = 0.0
 

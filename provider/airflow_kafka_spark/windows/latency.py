@@ -21,7 +21,7 @@ MAX_BUCKETS = 500
 
 
 @dataclass(frozen=True)
-class Times:
+class TimestampHistogram:
     """Numbers of records by timestamp, in buckets of equal width.
 
     :param width: width of a bucket in milliseconds; one of :data:`WIDTHS`.
@@ -35,21 +35,21 @@ class Times:
     def records(self) -> int:
         return sum(self.counts.values())
 
-    def at(self, width: int) -> Times:
+    def at(self, width: int) -> TimestampHistogram:
         """Return these counts in buckets of another width, a multiple of the present one."""
         counts: dict[int, int] = {}
         for bucket, count in self.counts.items():
             counts[bucket * self.width // width] = counts.get(bucket * self.width // width, 0) + count
-        return Times(width, counts)
+        return TimestampHistogram(width, counts)
 
-    def plus(self, other: Times) -> Times:
+    def plus(self, other: TimestampHistogram) -> TimestampHistogram:
         """Return the sum of two counts, in at most :data:`MAX_BUCKETS` buckets."""
         width = max(self.width, other.width)
         one, two = (self.at(width) if self.width < width else self), (other.at(width) if other.width < width else other)
         counts = dict(one.counts)
         for bucket, count in two.counts.items():
             counts[bucket] = counts.get(bucket, 0) + count
-        both = Times(width, counts)
+        both = TimestampHistogram(width, counts)
         for wider in (w for w in WIDTHS if w > width):
             if len(both.counts) <= MAX_BUCKETS:
                 break
@@ -75,9 +75,9 @@ def fitting_width(oldest: int, newest: int, width: int) -> int:
     return next((w for w in WIDTHS if w >= width and (newest - oldest) // w < MAX_BUCKETS), WIDTHS[-1])
 
 
-def total(parts: Iterable[Times]) -> Times:
+def total(parts: Iterable[TimestampHistogram]) -> TimestampHistogram:
     """Return the sum of several counts."""
-    both = Times()
+    both = TimestampHistogram()
     for part in parts:
         both = both.plus(part)
     return both
@@ -98,7 +98,7 @@ class Latency:
     max: float
 
 
-def latency(times: Times, oldest: int | None, newest: int | None, flushed: int) -> Latency | None:
+def latency(times: TimestampHistogram, oldest: int | None, newest: int | None, flushed: int) -> Latency | None:
     """Return the end-to-end latency of a window's records; None without records.
 
     :param oldest: smallest timestamp, in milliseconds since the epoch.
@@ -147,7 +147,7 @@ class Consumption:
         return {"bucket_seconds": self.width / 1000, "buckets": buckets, "over": self.over, "under": self.under}
 
 
-def consumption(times: Times, bucket: int = MINUTE, upstream: Mapping[int, int] | None = None) -> Consumption:
+def consumption(times: TimestampHistogram, bucket: int = MINUTE, upstream: Mapping[int, int] | None = None) -> Consumption:
     """Return the records that were read beside an upstream count, in buckets of at least the wider of both widths.
 
     :param bucket: width of the upstream's buckets in milliseconds.

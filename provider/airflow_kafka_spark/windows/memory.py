@@ -109,7 +109,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Entry:
+class WindowEntry:
     """The ledger's record of a window.
 
     :param report: the report of a COMPLETE window, as JSON; during a replay, the previous report.
@@ -148,7 +148,7 @@ class Memory:
     pipeline: str
     position: Position = field(default_factory=Position)
     last_number: int = 0
-    entries: Mapping[int, Entry] = field(default_factory=dict)
+    entries: Mapping[int, WindowEntry] = field(default_factory=dict)
     exists: bool = False
     markers: Mapping[tuple[int, int], Marker] = field(default_factory=dict)
     intervals: Intervals = field(default_factory=Intervals)
@@ -208,15 +208,15 @@ class Memory:
         return last if last is not None and last.action == "rename" and self.is_blank else None
 
     @property
-    def open_entry(self) -> Entry | None:
+    def open_entry(self) -> WindowEntry | None:
         """The window that is PLANNED and not COMPLETE; None without one. It is finished before another one is planned."""
         return next((e for e in self.entries.values() if e.state is State.PLANNED), None)
 
-    def completed_by(self, run: str) -> Entry | None:
+    def completed_by(self, run: str) -> WindowEntry | None:
         """Return the COMPLETE window that this run planned; None if the ledger holds no such window."""
         return next((e for e in self.entries.values() if e.window.run == run and e.state is State.COMPLETE), None)
 
-    def owned(self, number: int, token: str) -> Entry | None:
+    def owned(self, number: int, token: str) -> WindowEntry | None:
         """Return the window ``number`` if its newest attempt has this token, whether complete or not; otherwise None."""
         entry = self.entries.get(number)
         return entry if entry is not None and entry.attempt.token == token else None
@@ -247,7 +247,7 @@ class Memory:
         return self.pause is not None
 
     def replay_asked(self, window: Window) -> Change | None:
-        """Return the request to move a complete window once more; None if there is none, or if it was carried out."""
+        """Return the request to move a complete window once more; None if it was not requested, or if it was carried out."""
         name = Interval.of_ms(*window.interval).name if window.interval else ""
         mine = (window.number, name, window.replay)
         return next((c for c in self.controls.values() if c.action == "replay" and (c.window, c.name, c.replay) == mine), None)
@@ -301,7 +301,7 @@ class Memory:
         return max((*self.changes, *self.controls), default=0) + 1
 
 
-def landed_of(entry: Entry) -> tuple[Landed, ...]:
+def landed_of(entry: WindowEntry) -> tuple[Landed, ...]:
     """Return the offsets of the records that a window has published, from its report."""
     return tuple(Landed(**part) for part in (entry.report or {}).get("published", ()))
 
@@ -352,7 +352,7 @@ def owner_of_group(record: LedgerRecord) -> str | None:
     return str(_value(record, is_control=False)["pipeline"]) if record.value is not None else None
 
 
-def window_record(entry: Entry) -> LedgerRecord:
+def window_record(entry: WindowEntry) -> LedgerRecord:
     attempt = entry.attempt
     value = {
         "v": VERSION,
@@ -489,8 +489,8 @@ def _value(record: LedgerRecord, *, is_control: bool) -> dict[str, Any]:
     return value
 
 
-def _entry(value: Mapping[str, Any], offset: int) -> Entry:
-    return Entry(
+def _entry(value: Mapping[str, Any], offset: int) -> WindowEntry:
+    return WindowEntry(
         window=window_from_json(value["window"]),
         state=State(value["state"]),
         # Fields that this release does not know are ignored.

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from airflow_kafka_spark.windows.binding import Binding
-from airflow_kafka_spark.windows.latency import Times
+from airflow_kafka_spark.windows.latency import TimestampHistogram
 
 ArrowStream: TypeAlias = bytes
 
@@ -149,7 +149,7 @@ class Followed:
 
 
 @dataclass(frozen=True)
-class Reached:
+class FollowedWindow:
     """The window up to which another pipeline was followed.
 
     :param number: number of the last window that was read.
@@ -438,7 +438,7 @@ class SplitResult:
     gaps: tuple[Gap, ...] = ()
     min_timestamp: int | None = None
     max_timestamp: int | None = None
-    times: Times = Times()
+    times: TimestampHistogram = TimestampHistogram()
     token: Mapping[str, Any] = field(default_factory=dict)
     filtered: int = 0
     letters: ArrowStream = field(default=b"", repr=False)
@@ -487,6 +487,17 @@ class Applied:
     replay: int = 0
     cluster_id: str = ""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, window: Window, written: int, deleted: int = 0) -> Applied:
+        """Return the record of a window whose rows the sink has.
+
+        :param window: the window.
+        :param written: number of rows written.
+        :param deleted: number of rows deleted; default 0.
+        """
+        ids = (window.cluster_id, window.topic_ids)
+        return cls(window.pipeline, window.number, window.ranges, written, deleted, window.replay, *ids)
 
 
 # --- tries of a task ----------------------------------------------------------------------------------------------------

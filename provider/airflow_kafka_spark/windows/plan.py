@@ -20,7 +20,7 @@ from airflow_kafka_spark.errors import (
     PlanError,
     TopicRecreated,
 )
-from airflow_kafka_spark.windows.model import Gap, OffsetRange, Published, Reached, Split, TopicPartition, Window
+from airflow_kafka_spark.windows.model import FollowedWindow, Gap, OffsetRange, Published, Split, TopicPartition, Window
 
 DataLossPolicy = Literal["fail", "skip"]
 
@@ -80,7 +80,7 @@ class Position:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     cluster_id: str = ""
     source: Mapping[str, Any] | None = None
-    followed: Mapping[str, Reached] = field(default_factory=dict)
+    followed: Mapping[str, FollowedWindow] = field(default_factory=dict)
     moved: int = 0
     published: Mapping[TopicPartition, Published] | None = None
     epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -318,10 +318,10 @@ def next_position(position: Position, window: Window) -> Position:
     )
 
 
-def _followed_after(position: Position, window: Window) -> Mapping[str, Reached]:
+def _followed_after(position: Position, window: Window) -> Mapping[str, FollowedWindow]:
     """Return the last window that was followed, by pipeline, after a window. A window that does not follow removes the entries,
     so that the next one that follows has to find its start again.
     """
     if window.follows is not None:
-        return {window.follows.pipeline: Reached(window.follows.last, window.follows.totals)}
+        return {window.follows.pipeline: FollowedWindow(window.follows.last, window.follows.totals)}
     return position.followed if window.is_empty else {}

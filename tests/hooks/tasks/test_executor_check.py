@@ -11,7 +11,7 @@ from importlib import metadata
 import pytest
 
 from airflow_kafka_spark.hooks.tasks import executor_check
-from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors, ExecutorLacks, Needs, explain
+from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors, ExecutorLacks, Requirements, explain
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def elsewhere(monkeypatch):
 
 def needs(*parts):
     # The driver's environment is another one than that of the fixture.
-    return replace(Needs.of(parts), environment=("driver", "/usr"))
+    return replace(Requirements.of(parts), environment=("driver", "/usr"))
 
 
 def test_a_task_is_the_same_behind_the_check():
@@ -60,7 +60,9 @@ def test_the_modules_that_a_task_refers_to_say_which_formats_and_sinks_it_needs(
 
 
 def test_an_executor_names_all_that_it_lacks_in_one_sentence_before_the_task_is_made(elsewhere, monkeypatch):
-    monkeypatch.setattr(Needs, "of", classmethod(lambda cls, parts, of=Needs.of: replace(of(parts), environment=("d", "/usr"))))
+    monkeypatch.setattr(
+        Requirements, "of", classmethod(lambda cls, parts, of=Requirements.of: replace(of(parts), environment=("d", "/usr")))
+    )
     pickled = pickle.dumps(Task(1))
     elsewhere("pyarrow", "confluent_kafka")
     with pytest.raises(ExecutorLacks) as raised:

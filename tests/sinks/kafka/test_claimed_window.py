@@ -15,14 +15,14 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import Fenced
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
-from airflow_kafka_spark.ledger.topic import LedgerPlace, read_to
+from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
 from airflow_kafka_spark.sinks.kafka.tasks import publish as publishing
-from airflow_kafka_spark.sinks.kafka.tasks.publish import KEPT, ClaimedWindow, Incoming, look
+from airflow_kafka_spark.sinks.kafka.tasks.publish import KEPT, ClaimedWindow, RecordBatches, read_claimed_window
 from airflow_kafka_spark.windows.memory import (
     Attempt,
-    Entry,
     LedgerRecord,
     Memory,
+    WindowEntry,
     marker_key,
     marker_record,
     remember,
@@ -70,7 +70,7 @@ def read(monkeypatch) -> list[list[LedgerRecord]]:
 
 
 def publish(window, split: int) -> Marker:
-    return window.publisher.publish(split, Incoming(iter([rows(split)])))
+    return window.publisher.publish(split, RecordBatches(iter([rows(split)])))
 
 
 def test_a_process_reads_each_marker_once_however_many_splits_the_window_has(made, process, read):
@@ -112,7 +112,7 @@ def test_a_process_that_has_looked_before_sees_that_the_window_is_complete(made,
 
 
 def test_a_process_that_has_looked_before_sees_a_marker_that_came_since(made, process):
-    assert made.publisher.look(3) is None
+    assert made.publisher.find_marker(3) is None
     process("second")
     marker = publish(made, 3)
     process("first")
@@ -133,16 +133,16 @@ def test_a_marker_that_an_open_transaction_hid_is_seen_once_that_has_ended(made,
     process("second")
     marker = publish(made, 3)
     process("first")
-    assert made.publisher.look(5) is None, "somebody else's open transaction holds nobody up"
+    assert made.publisher.find_marker(5) is None, "somebody else's open transaction holds nobody up"
     other.abort_transaction(60)
     settled(place.topic)
-    assert made.publisher.look(3) == marker
+    assert made.publisher.find_marker(3) == marker
 
 
 def test_a_process_that_has_looked_before_does_not_believe_it_of_a_ledger_that_was_created_anew(made, process, kafka):
     for split in range(3):
         publish(made, split)
-    assert made.publisher.look(4) is None
+    assert made.publisher.find_marker(4) is None
     name, place = made.publisher.ledger.topic, made.publisher.ledger
     partitions = len(made.ledger.topic.partitions)
     admin = AdminClient(made.kafka.connection_extra())
@@ -153,13 +153,13 @@ def test_a_process_that_has_looked_before_does_not_believe_it_of_a_ledger_that_w
         producer.produce(name, b"{}", b'["another pipeline","change",%d]' % n, place.partition)
     assert producer.flush(60) == 0
     with pytest.raises(Fenced):
-        made.publisher.look(4)
+        made.publisher.find_marker(4)
 
 
 def test_what_a_process_keeps_is_bounded(process):
-    places = [LedgerPlace("ledger", 0, 0, f"p{n}", 1, "token") for n in range(KEPT + 3)]
+    places = [LedgerClaim("ledger", 0, 0, f"p{n}", 1, "token") for n in range(KEPT + 3)]
     for place in places:
-        look(place, 0, lambda start: iter(()), 0)
+        read_claimed_window(place, 0, lambda start: iter(()), 0)
     assert list(publishing._kept) == places[-KEPT:]
 
 
@@ -204,12 +204,12 @@ class Log:
         return iter([record for record in self.records if start <= record.offset < self.stable])
 
 
-def _entry(number: int, token: str, state: State = State.PLANNED) -> Entry:
+def _entry(number: int, token: str, state: State = State.PLANNED) -> WindowEntry:
     window = Window("p", number, (), "run", utc_now(), source=SourcePlan(({"n": 0},)))
-    return Entry(window, state, Attempt(1, token, "run", utc_now()))
+    return WindowEntry(window, state, Attempt(1, token, "run", utc_now()))
 
 
-def _says(memory: Memory, place: LedgerPlace, split: int) -> object:
+def _says(memory: Memory, place: LedgerClaim, split: int) -> object:
     """What a task makes of it: it is a zombie, or its split has this marker, or none."""
     mine = memory.owned(place.number, place.token)
     return memory.markers.get((place.number, split)) if mine and mine.state is State.PLANNED else "fenced"
@@ -226,7 +226,7 @@ def _compare(seed: int) -> None:
     chance, log, token = random.Random(seed), Log(), "first"
     number, markers = 1, set()
     log.write(window_record(_entry(number, token)))
-    place = LedgerPlace("ledger", 0, 0, "p", number, token)
+    place = LedgerClaim("ledger", 0, 0, "p", number, token)
     workers = [ClaimedWindow(place) for _ in range(3)]
     for step in range(100):
         what = chance.choice(["mark", "mark", "mark", "mark", "other", "claim", "close", "forget", "clean", "truncate"])

@@ -16,7 +16,7 @@ from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.partitioner import partition_of
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.road.tasks.publish import SortedRecords, Sorting
-from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming, Publisher
+from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, RecordBatches
 from airflow_kafka_spark.windows.model import SourcePlan, TopicPartition, Window
 from tests.support.oracle import committed_messages
 from tests.support.waiting import settled
@@ -53,7 +53,7 @@ def publisher(hook, ledger, topic):
     return Publisher(
         config=hook.producer_config(),
         reading=hook.consumer_config(),
-        ledger=ledger.place,
+        ledger=ledger.ledger_claim,
         prefix=ledger.split_prefix,
         topic=topic,
         partitions={topic: PARTITIONS},
@@ -74,7 +74,7 @@ def records(kafka, topic):
 
 
 def test_each_row_is_one_record_and_the_marker_tells_where_they_lie(kafka, publisher, topic):
-    marker = publisher.publish(0, Incoming(iter([batch(25_000), batch(5, 25_000)])))
+    marker = publisher.publish(0, RecordBatches(iter([batch(25_000), batch(5, 25_000)])))
     found = records(kafka, topic)
     assert {m.key(): m.value() for m in found} == {str(n).encode(): b"v%d" % n for n in range(25_005)}
     assert len(found) == marker.records == 25_005
@@ -85,16 +85,16 @@ def test_each_row_is_one_record_and_the_marker_tells_where_they_lie(kafka, publi
 
 
 def test_a_split_that_is_published_is_not_published_again(kafka, publisher, topic):
-    marker = publisher.publish(0, Incoming(iter([batch(100)])))
-    assert publisher.publish(0, Incoming(iter([batch(100, 1000)]))) == marker
+    marker = publisher.publish(0, RecordBatches(iter([batch(100)])))
+    assert publisher.publish(0, RecordBatches(iter([batch(100, 1000)]))) == marker
     assert len(records(kafka, topic)) == 100
-    publisher.publish(1, Incoming(iter([batch(10, 2000)])))
+    publisher.publish(1, RecordBatches(iter([batch(10, 2000)])))
     assert len(records(kafka, topic)) == 110
 
 
 def test_a_split_without_rows_is_published_too(kafka, publisher, topic):
-    assert publisher.publish(0, Incoming(iter([]))).records == 0
-    assert publisher.publish(0, Incoming(iter([batch(5)]))).records == 0
+    assert publisher.publish(0, RecordBatches(iter([]))).records == 0
+    assert publisher.publish(0, RecordBatches(iter([batch(5)]))).records == 0
     assert records(kafka, topic) == []
 
 
@@ -102,11 +102,11 @@ def test_a_task_of_an_attempt_that_was_taken_over_publishes_nothing(kafka, hook,
     with Ledger(hook, ledger.pipeline, "dag/run1/task", topic=ledger.topic.name) as newer:
         newer.reopen(newer.memory.open_entry)
         with pytest.raises(Fenced):
-            publisher.publish(0, Incoming(iter([batch(100)])))
+            publisher.publish(0, RecordBatches(iter([batch(100)])))
         newer.published()
         newer.close({}, {})
     with pytest.raises(Fenced):
-        publisher.publish(0, Incoming(iter([batch(100)])))
+        publisher.publish(0, RecordBatches(iter([batch(100)])))
     assert records(kafka, topic) == []
 
 
@@ -115,10 +115,10 @@ def test_a_task_that_is_fenced_in_the_middle_takes_the_marker_of_the_one_that_fe
 
     def rows():
         yield batch(100)
-        assert publisher.publish(0, Incoming(iter([batch(100)]))).records == 100
+        assert publisher.publish(0, RecordBatches(iter([batch(100)]))).records == 100
         yield batch(100, 100)
 
-    assert publisher.publish(0, Incoming(rows())).records == 100
+    assert publisher.publish(0, RecordBatches(rows())).records == 100
     assert len(records(kafka, topic)) == 100
 
 
@@ -131,13 +131,13 @@ def test_keys_are_placed_as_the_java_client_places_them(kafka, publisher, topic,
     for key in keys:
         oracle.produce(other, b"", key)
     oracle.flush(30)
-    publisher.publish(0, Incoming(iter([batch(500, key=pa.array(keys, pa.binary()))])))
+    publisher.publish(0, RecordBatches(iter([batch(500, key=pa.array(keys, pa.binary()))])))
     expected, found = ({m.key(): m.partition() for m in records(kafka, name)} for name in (other, topic))
     assert found == expected and len(set(found.values())) == PARTITIONS
 
 
 def test_records_without_a_key_go_round(kafka, publisher, topic):
-    publisher.publish(0, Incoming(iter([batch(10, key=pa.nulls(10, pa.binary())) for _ in range(PARTITIONS)])))
+    publisher.publish(0, RecordBatches(iter([batch(10, key=pa.nulls(10, pa.binary())) for _ in range(PARTITIONS)])))
     found = records(kafka, topic)
     assert len(found) == 40 and {m.partition() for m in found} == set(range(PARTITIONS))
     assert all(m.key() is None for m in found)
@@ -147,7 +147,7 @@ def test_headers_and_timestamps_are_those_of_the_columns(kafka, publisher, topic
     pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     headers = pa.array([[{"key": "a", "value": b"1"}, {"key": "b", "value": b""}], [], None], pairs)
     publisher.publish(
-        0, Incoming(iter([batch(3, headers=headers, timestamp=pa.array([1_750_000_000_123, 5, None], pa.int64()))]))
+        0, RecordBatches(iter([batch(3, headers=headers, timestamp=pa.array([1_750_000_000_123, 5, None], pa.int64()))]))
     )
     found = {m.key(): m for m in records(kafka, topic)}
     assert found[b"0"].headers() == [("a", b"1"), ("b", b"")]
@@ -158,7 +158,7 @@ def test_headers_and_timestamps_are_those_of_the_columns(kafka, publisher, topic
 
 def test_a_partition_column_decides_and_null_leaves_it_to_the_key(kafka, publisher, topic):
     column = pa.array([n % PARTITIONS for n in range(50)] + [None] * 50, pa.int32())
-    publisher.publish(0, Incoming(iter([batch(100, partition=column)])))
+    publisher.publish(0, RecordBatches(iter([batch(100, partition=column)])))
     found = {int(m.key()): m.partition() for m in records(kafka, topic)}
     assert [found[n] for n in range(50)] == [n % PARTITIONS for n in range(50)]
     assert [found[n] for n in range(50, 100)] == [partition_of(str(n).encode(), PARTITIONS) for n in range(50, 100)]
@@ -168,7 +168,7 @@ def test_a_topic_column_decides(kafka, publisher, topic, unique):
     other = unique("other")
     kafka.create_topic(other, 2)
     names = pa.array([topic if n % 3 else other for n in range(90)])
-    marker = replace(publisher, topic=None).publish(0, Incoming(iter([batch(90, topic=names)])))
+    marker = replace(publisher, topic=None).publish(0, RecordBatches(iter([batch(90, topic=names)])))
     assert (len(records(kafka, topic)), len(records(kafka, other))) == (60, 30)
     assert {part.topic for part in marker.landed} == {topic, other}
 
@@ -188,11 +188,11 @@ def test_a_row_that_cannot_be_a_record_is_named_and_nothing_of_its_split_is_comm
     if "topic" in columns:
         columns = {"topic": pa.array([name and name.format(topic=topic) for name in columns["topic"].to_pylist()])}
     with pytest.raises(error, match=match):
-        publisher.publish(0, Incoming(iter([batch(3, **columns)])))
+        publisher.publish(0, RecordBatches(iter([batch(3, **columns)])))
     assert records(kafka, topic) == []
     # What was aborted lies behind no open transaction, and the split can still be published.
     settled(topic)
-    assert publisher.publish(0, Incoming(iter([batch(3)]))).records == 3
+    assert publisher.publish(0, RecordBatches(iter([batch(3)]))).records == 3
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_record_that_its_topic_does_not_take_is_no_fault_of_the_brokers_and_no
     rows = batch(3, value=pa.array([os.urandom(3000)] * 3, pa.binary()), timestamp=pa.array([1_700_000_000_000] * 3))
     publisher = replace(publisher, topic=strict, partitions={strict: 1}, conn_id="kafka_here")
     with pytest.raises(KafkaRefused, match=f"kafka_here.*sending rows to topic `{strict}`.*{said}"):
-        publisher.publish(0, Incoming(iter([rows])))
+        publisher.publish(0, RecordBatches(iter([rows])))
     assert records(kafka, strict) == []
 
 
@@ -221,8 +221,8 @@ def test_a_marker_that_was_never_committed_does_not_count(kafka, publisher, topi
 
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(faults, "reached", dies)
-        publisher.publish(0, Incoming(iter([batch(100)])))
-    assert publisher.publish(0, Incoming(iter([batch(100)]))).records == 100
+        publisher.publish(0, RecordBatches(iter([batch(100)])))
+    assert publisher.publish(0, RecordBatches(iter([batch(100)]))).records == 100
     assert len(records(kafka, topic)) == 100
 
 
@@ -230,7 +230,7 @@ def test_a_split_whose_account_does_not_arrive_is_not_published(kafka, publisher
     """The last row, which tells what was read, is missing: what feeds the task has failed in the middle."""
     rows = batch(100, **{END: pa.nulls(100, pa.string())})
     with pytest.raises(RowsCutOff):
-        publisher.publish(0, Incoming(iter([rows])))
+        publisher.publish(0, RecordBatches(iter([rows])))
     assert records(kafka, topic) == []
 
 

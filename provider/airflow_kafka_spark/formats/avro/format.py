@@ -15,6 +15,7 @@ from airflow_kafka_spark.errors import (
     SchemaUnusable,
     ValidationError,
 )
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
@@ -94,10 +95,6 @@ class Avro(RegistryFormat):
 
     def _record_name(self) -> str:
         return _name_of(parse(str(self.reader_schema), "the option `reader_schema`")) if self._reader_given else ""
-
-    @property
-    def _has_schema(self) -> bool:
-        return bool(self.schema)
 
     @property
     def _schema_text(self) -> str:
@@ -260,7 +257,7 @@ class Avro(RegistryFormat):
     def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
         schema = self._schema_to_write(document)
         if not isinstance(schema, AvroRecord):
-            listed = ", ".join(f"`{c}`" for c in columns)
+            listed = quote_names(columns)
             found = f"the schema is {schema}, which one column is, found {listed}"
             return [(found, "Name one column")] if len(columns) != 1 else []
         fields = {f.name for f in schema.fields}

@@ -60,10 +60,6 @@ class JsonSchema(RegistryFormat):
         except (ValueError, AttributeError, KafkaSparkError):
             return ""
 
-    @property
-    def _has_schema(self) -> bool:
-        return bool(self.schema)
-
     @cached_property
     def _schema_text(self) -> str:
         if isinstance(self.schema, Mapping):

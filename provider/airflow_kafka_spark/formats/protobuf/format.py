@@ -58,10 +58,6 @@ class Protobuf(RegistryFormat):
     def _record_name(self) -> str:
         return self.message
 
-    @property
-    def _has_schema(self) -> bool:
-        return bool(self.schema)
-
     @cached_property
     def _schema_text(self) -> str:
         if isinstance(self.schema, bytes):

@@ -371,14 +371,14 @@ def proto_from_columns(columns: Sequence[Column], message: str) -> str:
     :raises SchemaUnusable: a column has no counterpart.
     """
     package, _, name = message.rpartition(".")
-    maker = _Maker()
+    maker = _MessageWriter()
     body = maker.message(name, columns, "")
     imports = sorted({file for used in maker.used for file in _IMPORTS[used]})
     lines = ['syntax = "proto3";', *([f"package {package};"] if package else []), *(f'import "{file}";' for file in imports)]
     return "\n".join([*lines, "", *body, ""])
 
 
-class _Maker:
+class _MessageWriter:
     """Writes messages of columns, and collects the types they use."""
 
     def __init__(self) -> None:

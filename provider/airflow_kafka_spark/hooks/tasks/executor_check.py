@@ -28,6 +28,7 @@ PACKAGES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "kafka": (("confluent-kafka", "confluent_kafka"),),
     "postgres": (("adbc-driver-postgresql", "adbc_driver_postgresql"), ("adbc-driver-manager", "adbc_driver_manager")),
     "jdbc": (("adbc-driver-postgresql", "adbc_driver_postgresql"), ("adbc-driver-manager", "adbc_driver_manager")),
+    "cdc": (("psycopg", "psycopg"),),
     "avro": (("polars", "polars"),),
     "protobuf": (("protobuf", "google.protobuf"),),
 }
@@ -39,6 +40,7 @@ INSTEAD: Mapping[str, tuple[str, str]] = {"postgres": ("psycopg", "psycopg")}
 _PARTS = (
     ("airflow_kafka_spark.sinks.postgres.", "postgres"),
     ("airflow_kafka_spark.sources.jdbc.tasks.", "jdbc"),
+    ("airflow_kafka_spark.sources.postgres_cdc.tasks.", "cdc"),
     ("airflow_kafka_spark.formats.avro.tasks.decode", "avro"),
     ("airflow_kafka_spark.formats.protobuf.", "protobuf"),
 )
@@ -85,7 +87,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     """The requirements of a task for the Python worker that unpickles it.
 
     :param packages: the packages.
@@ -98,7 +100,7 @@ class Needs:
     environment: tuple[str, str]
 
     @classmethod
-    def of(cls, parts: Iterable[str]) -> Needs:
+    def of(cls, parts: Iterable[str]) -> Requirements:
         """Return the requirements of parts of a task, with the driver's versions.
 
         :param parts: keys of :data:`PACKAGES`.
@@ -159,10 +161,10 @@ class CheckedOnExecutors:
             pickled = cloudpickle.dumps((type(self), self.__dict__))
         finally:
             _pickling.is_nested = False
-        return load, (Needs.of({*self.needs, *parts_of(pickled)}), pickled)
+        return load, (Requirements.of({*self.needs, *parts_of(pickled)}), pickled)
 
 
-def load(needs: Needs, pickled: bytes) -> Any:
+def load(needs: Requirements, pickled: bytes) -> Any:
     """Return the unpickled task.
 
     :raises ExecutorLacks: this process cannot run it.

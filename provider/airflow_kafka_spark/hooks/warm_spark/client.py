@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.hooks.class_archive import available_memory
 from airflow_kafka_spark.hooks.spark_health import java_session_class
 from airflow_kafka_spark.hooks.warm_spark.process import (
-    Place,
+    ProcessFiles,
     WarmSettings,
     WarmUnavailable,
     connect,
@@ -45,7 +45,7 @@ _MEMORY_NEEDED = 1 << 30
 
 
 @dataclass
-class Attached:
+class WarmConnection:
     """The warm process that this process uses. When the connection is closed, the warm process ends the jobs of this process.
 
     :param key: key of the settings.
@@ -64,7 +64,7 @@ class Attached:
         return not is_readable(self.connection)
 
 
-_attached: Attached | None = None
+_attached: WarmConnection | None = None
 _asking = threading.Lock()
 
 
@@ -94,12 +94,12 @@ def open_session(settings: WarmSettings, name: str) -> SparkSession:
         connection.close()
         _detach()
         raise WarmUnavailable(f"no session could be opened in it: {type(error).__name__}: {error}") from error
-    _attached = Attached(settings.key, connection, session)
+    _attached = WarmConnection(settings.key, connection, session)
     log.info(
         "%s warm Spark process %d on %s after %.1f s (%.0f s old, %d tasks and %d jobs before this one); its log is %s",
         "Started the" if started else "Reusing the",
         answer["jvm"], settings.master, time.monotonic() - begun, answer["age"], answer["tasks"], answer["jobs"],
-        Place(private_directory(), settings.key).log,
+        ProcessFiles(private_directory(), settings.key).log,
     )  # fmt: skip
     return session
 
@@ -134,7 +134,7 @@ def end_leftovers(session: SparkSession, group: str) -> None:
 
 def _enter(settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any], bool]:
     """Return a connection to the warm process, its answer, and True if this call has started it."""
-    place = Place(private_directory(), settings.key)
+    place = ProcessFiles(private_directory(), settings.key)
     if entered := _hello(place, settings, name):
         return (*entered, False)
     with place.locked():
@@ -148,7 +148,7 @@ def _enter(settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, 
     raise WarmUnavailable(f"it ended as soon as it was started; {place.log} may tell why")
 
 
-def _hello(place: Place, settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any]] | None:
+def _hello(place: ProcessFiles, settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any]] | None:
     connection = connect(place.socket)
     if connection is None:
         return None
@@ -178,7 +178,7 @@ def _answer(connection: socket.socket) -> dict[str, Any] | None:
         connection.settimeout(None)
 
 
-def _start(place: Place, settings: WarmSettings) -> None:
+def _start(place: ProcessFiles, settings: WarmSettings) -> None:
     """Start the process and wait until it listens."""
     if (others := open_sockets(place.directory, place.socket)) >= MAX_PROCESSES:
         raise WarmUnavailable(f"{others} warm processes with other settings run already, which is the most of one user on a host")

@@ -1,7 +1,7 @@
 """The identity of a warm Spark process, its files, and the messages that tasks exchange with it.
 
 Tasks share a process if all settings that affect Spark or its Python workers are equal (:class:`WarmSettings`). The files are in
-a private directory of the user: a socket, a lock and a log for each process (:class:`Place`).
+a private directory of the user: a socket, a lock and a log for each process (:class:`ProcessFiles`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WarmUnavailable(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessFiles:
     """The files of one warm process.
 
     :param directory: the user's private directory.
@@ -105,7 +105,7 @@ def open_sockets(directory: Path, but: Path) -> int:
     """Return the number of other processes that listen in a directory, and remove the sockets of dead ones."""
     listening = 0
     for path in directory.glob("*.socket"):
-        place = Place(directory, path.stem)
+        place = ProcessFiles(directory, path.stem)
         if path == but:
             continue
         with contextlib.suppress(FileNotFoundError), place.locked(wait=False) as locked:

@@ -28,7 +28,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from airflow_kafka_spark.hooks.warm_spark.process import Place, is_readable, peer, receive, send
+from airflow_kafka_spark.hooks.warm_spark.process import ProcessFiles, is_readable, peer, receive, send
 
 LEFTOVER_SECONDS = 60.0
 """Maximum seconds for which jobs of an ended task may run. After that, the process accepts no further task, and ends after its
@@ -40,7 +40,7 @@ MAX_AGE_SECONDS = 24 * 3600.0
 GROUP = "spark.jobGroup.id"
 TAGS = "spark.job.tags"
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _JOBS_SECONDS = 0.05
 _END_SECONDS = 10.0
 
@@ -75,7 +75,7 @@ class Server:
     :param keep_alive: seconds without a task after which the server ends. Each task may change it.
     """
 
-    def __init__(self, place: Place, listening: socket.socket, session: Any, keep_alive: float) -> None:
+    def __init__(self, place: ProcessFiles, listening: socket.socket, session: Any, keep_alive: float) -> None:
         self.place, self.keep_alive = place, keep_alive
         self._listening = listening
         self._inode = place.socket.stat().st_ino
@@ -96,7 +96,7 @@ class Server:
     def run(self) -> str:
         """Accept tasks until there is a reason to end, and return the reason."""
         while not (reason := self._reason_to_end()):
-            if is_readable(self._listening, _LOOK_SECONDS):
+            if is_readable(self._listening, _POLL_SECONDS):
                 self._accept()
         return reason
 
@@ -379,7 +379,7 @@ def main() -> None:
     os.close(nothing)
     os.set_inheritable(write_end, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    place = Place(Path(given["directory"]), given["key"])
+    place = ProcessFiles(Path(given["directory"]), given["key"])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     code, server = 1, None
     try:

@@ -38,7 +38,7 @@ def is_plain(kind: pa.DataType) -> bool:
 def cast_of(had: pa.DataType, wanted: pa.DataType, tries: Callable[[], bool]) -> str | None:
     """Return the function that casts as Spark does; None if no function is proven to.
 
-    :param tries: whether it is a ``try_cast``. Other casts fail for a row that does not fit, which nothing here does.
+    :param tries: True if it is a ``try_cast``. Other casts fail for a row that does not fit, which nothing here does.
     """
     if _fits_all(had, wanted):
         return "widened"
@@ -343,7 +343,7 @@ class Expression:
         return self._builder.call("moment_of_milliseconds", INSTANT, value)
 
     def _ranges(self, condition: int) -> frozenset[int]:
-        """Return whether ``abs(cast(x as double)) < limit``: then ``x`` milliseconds are a valid timestamp."""
+        """Return True if ``abs(cast(x as double)) < limit``: then ``x`` milliseconds are a valid timestamp."""
         if [short(tree) for tree in self._trees[condition : condition + 3]] != ["LessThan", "Abs", "Cast"]:
             return frozenset()
         limit = self._constant(self._node(self._children(condition)[1]))

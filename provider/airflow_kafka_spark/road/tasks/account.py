@@ -15,13 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, DeadLetterBuffer, joined
-from airflow_kafka_spark.windows.latency import Times, fitting_width
+from airflow_kafka_spark.windows.latency import TimestampHistogram, fitting_width
 from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, SplitResult, TopicPartition
 
 
 @dataclass(frozen=True)
 class Tolerance:
     """The tolerance of a window for bad records. Without a Tolerance, a bad record ends the window.
+
+    Operators make it of their ``ErrorOptions`` if ``errors_tolerance`` is ``all``.
 
     :param keep: True if bad records are sent as dead letters; False if they are only counted.
     :param sent: the records that earlier attempts at the window have sent as dead letters already. They stay dead letters,
@@ -141,7 +143,7 @@ class SplitAccount:
         )
 
 
-def count_times(timestamps: pa.Int64Array, oldest: int, newest: int, width: int) -> Times:
+def count_times(timestamps: pa.Int64Array, oldest: int, newest: int, width: int) -> TimestampHistogram:
     """Return the number of records for each span of time.
 
     :param timestamps: milliseconds since the epoch.
@@ -151,9 +153,9 @@ def count_times(timestamps: pa.Int64Array, oldest: int, newest: int, width: int)
     """
     width = fitting_width(oldest, newest, width)
     if oldest // width == newest // width:
-        return Times(width, {oldest // width: len(timestamps)})
+        return TimestampHistogram(width, {oldest // width: len(timestamps)})
     buckets = pc.value_counts(pc.divide(timestamps, width))
-    return Times(width, dict(zip(buckets.field(0).to_pylist(), buckets.field(1).to_pylist(), strict=True)))
+    return TimestampHistogram(width, dict(zip(buckets.field(0).to_pylist(), buckets.field(1).to_pylist(), strict=True)))
 
 
 def count_out_of_interval(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.formats.base import Decoded, Decoder, Format
-    from airflow_kafka_spark.sources.kafka.tasks.read import Records
+    from airflow_kafka_spark.sources.kafka.tasks.read import KafkaRecords
 
 NO_VALUE = 'it has no value (a tombstone); set `behavior_on_null_values` to "ignore" or "write", or let the sink delete'
 
@@ -57,7 +57,7 @@ class Layout(Protocol):
     def wants_keys(self) -> bool:
         """Return True if the keys of records are needed."""
 
-    def decode(self, records: Records) -> DecodedRecords:
+    def decode(self, records: KafkaRecords) -> DecodedRecords:
         """Return a batch of records as rows in :attr:`row_schema`."""
 
 
@@ -120,7 +120,7 @@ class RowLayout:
     def wants_keys(self) -> bool:
         return self.key is not None or any(name == "key" for name, _ in self.metadata)
 
-    def decode(self, records: Records) -> DecodedRecords:
+    def decode(self, records: KafkaRecords) -> DecodedRecords:
         import pyarrow as pa
 
         decoded = self.value.decode(records.values)
@@ -191,7 +191,7 @@ class RecordLayout:
     def wants_keys(self) -> bool:
         return self.key is not None or self._wants("key", ORIGINAL["key"])
 
-    def decode(self, records: Records) -> DecodedRecords:
+    def decode(self, records: KafkaRecords) -> DecodedRecords:
         import pyarrow as pa
 
         values = self.value.decode(records.values)
@@ -214,20 +214,20 @@ class RecordLayout:
     def _wants(self, *names: str) -> bool:
         return self.wanted is None or not self.wanted.isdisjoint(names)
 
-    def _metadata(self, column: str, name: str, records: Records) -> pa.Array:
+    def _metadata(self, column: str, name: str, records: KafkaRecords) -> pa.Array:
         import pyarrow as pa
 
         return metadata_column(name, records) if self._wants(column) else pa.nulls(len(records), metadata_type(name))
 
 
-def tombstones(records: Records, decoded: Decoded) -> list[bool] | None:
+def tombstones(records: KafkaRecords, decoded: Decoded) -> list[bool] | None:
     """Return which records have no value, or one that marks a delete (``Decoded.deleted``); None if all records have values."""
     if decoded.deleted is None:
         return [value is None for value in records.values] if None in records.values else None
     return [value is None or dead for value, dead in zip(records.values, decoded.deleted.to_pylist(), strict=True)]
 
 
-def metadata_column(name: str, records: Records) -> pa.Array:
+def metadata_column(name: str, records: KafkaRecords) -> pa.Array:
     """Return a metadata column of records."""
     import pyarrow as pa
 

@@ -23,7 +23,7 @@ from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, partition_id
 from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, without_rows
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
-from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming, Publisher, publish_split
+from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, RecordBatches, publish_split
 from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records
 from airflow_kafka_spark.windows.codec import encode_result
 from airflow_kafka_spark.windows.model import OUTPUT, PackedSplits, Split, TopicPartition
@@ -105,7 +105,7 @@ class Sorting:
 
 
 @dataclass
-class SortedRecords(Incoming):
+class SortedRecords(RecordBatches):
     """The records that are sent of a split: its good rows, and those that a filter sends elsewhere.
 
     :param place: the topic and partition of the split; for a source an empty topic and the split's index.
@@ -262,7 +262,7 @@ class PublishTask(CheckedOnExecutors):
             batches = iter(self.source.read(at, index))
         else:
             batches = from_spark
-        incoming = Incoming(batches, from_spark is not None)
+        incoming = RecordBatches(batches, from_spark is not None)
         if self.sorting is not None:
             incoming = SortedRecords(batches, from_spark is not None, index=index, place=place, sorting=self.sorting)
         return publish_split(self.publisher, index, incoming)

@@ -27,7 +27,7 @@ from airflow_kafka_spark.windows.move_time import Timed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.tasks.layout import Layout
-    from airflow_kafka_spark.sources.kafka.tasks.read import Records
+    from airflow_kafka_spark.sources.kafka.tasks.read import KafkaRecords
 
 SENT = "it was sent to the dead letter topic by an earlier attempt at this window"
 
@@ -130,9 +130,9 @@ class SplitRows:
 
     task: ReadTask
     split: Split
-    records: Iterable[Records]
+    records: Iterable[KafkaRecords]
     gaps: list[Gap] = field(default_factory=list)
-    _batch: Records | None = field(default=None, init=False, repr=False)
+    _batch: KafkaRecords | None = field(default=None, init=False, repr=False)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         schema, split = self.task.schema, self.split
@@ -152,7 +152,7 @@ class SplitRows:
             end = encode_error(error)
         yield pa.RecordBatch.from_pylist([{END: end}], schema=schema)
 
-    def _decode(self, records: Records, account: SplitAccount) -> pa.RecordBatch:
+    def _decode(self, records: KafkaRecords, account: SplitAccount) -> pa.RecordBatch:
         """Return the rows of records that are neither bad nor ignored, and count those that are."""
         decoded, tp, tolerance = self.task.layout.decode(records), account.place, self.task.reading.tolerance
         routed = _positions(records, self.task.reading.routed.get(tp))
@@ -181,7 +181,7 @@ class SplitRows:
         return self._batch.originals(pc.index_in(offsets, self._batch.offsets).to_pylist())
 
 
-def _positions(records: Records, offsets: Set[int] | None) -> frozenset[int]:
+def _positions(records: KafkaRecords, offsets: Set[int] | None) -> frozenset[int]:
     """Return the positions of the records with some offsets."""
     return frozenset(i for i, offset in enumerate(records.offsets.to_pylist()) if offset in offsets) if offsets else frozenset()
 

@@ -25,7 +25,7 @@ from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, partition_id
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin, Sorter
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
-from airflow_kafka_spark.sinks.kafka.tasks.publish import Incoming
+from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import TASK_PUT, PackedSplits, Split, SplitResult
 from airflow_kafka_spark.windows.move_time import Timed, split_seconds
@@ -133,7 +133,7 @@ class WriteTask(CheckedOnExecutors):
 
     def _results(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
         if self.read is None:
-            yield self._write(self.splits[partition_id()], Incoming(batches, from_spark=True), RecordOrigin())
+            yield self._write(self.splits[partition_id()], RecordBatches(batches, from_spark=True), RecordOrigin())
         elif self.from_spark:
             # A range without records: which split it is cannot be known here, so the driver writes it as an empty split.
             if (rows := self.read.read_from_spark(batches)) is not None:
@@ -145,22 +145,22 @@ class WriteTask(CheckedOnExecutors):
     def write(self, rows: SplitRows) -> str:
         """Write a split that this task reads, and return the result as JSON, or the error that ended it."""
         if self.program is not None:
-            return self._write(rows.split, Incoming(map(self.program, rows)), RecordOrigin())
-        return self._write(rows.split, Incoming(iter(rows)), RecordOrigin(rows.originals_of))
+            return self._write(rows.split, RecordBatches(map(self.program, rows)), RecordOrigin())
+        return self._write(rows.split, RecordBatches(iter(rows)), RecordOrigin(rows.originals_of))
 
-    def _write(self, split: Split, incoming: Incoming, origin: RecordOrigin) -> str:
+    def _write(self, split: Split, incoming: RecordBatches, origin: RecordOrigin) -> str:
         # A traceback from a worker is no message for a user, so errors of this package travel as results.
         try:
             return encode_result(self._move(split, incoming, origin))
         except KafkaSparkError as error:
             return encode_error(error)
 
-    def _move(self, split: Split, incoming: Incoming, origin: RecordOrigin) -> SplitResult:
+    def _move(self, split: Split, incoming: RecordBatches, origin: RecordOrigin) -> SplitResult:
         account = SplitAccount(split.index, split.range.topic_partition, self.tolerance)
         sorter = Sorter(account, origin, self.null_values)
         arriving, begun = Timed(incoming), time.monotonic()
         with ExitStack() as opened:
-            own = RowWriter(sorter, self.schema, opened.enter_context(Output(self.writer, split)))
+            own = RowWriter(sorter, self.schema, opened.enter_context(SplitOutput(self.writer, split)))
             others = {other.column: self._other(other, split, origin, opened) for other in self.others}
             for batch in map(self._named, arriving):
                 if others:
@@ -187,7 +187,7 @@ class WriteTask(CheckedOnExecutors):
 
     def _other(self, other: OtherSink, split: Split, origin: RecordOrigin, opened: ExitStack) -> RowWriter:
         account = SplitAccount(split.index, split.range.topic_partition, self.tolerance)
-        output = opened.enter_context(Output(other.writer, split))
+        output = opened.enter_context(SplitOutput(other.writer, split))
         return RowWriter(Sorter(account, origin, other.null_values), other.schema, output)
 
     def _named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -222,7 +222,7 @@ class RowWriter:
 
     sorter: Sorter
     schema: pa.Schema
-    output: Output
+    output: SplitOutput
     written: int = 0
 
     def write(self, good: pa.RecordBatch) -> None:
@@ -255,7 +255,7 @@ class RowWriter:
 
 
 @dataclass
-class Output:
+class SplitOutput:
     """The rows of one split on their way to the sink's writer. A context manager: an error in it aborts the split.
 
     :param writer: the sink's writer.
@@ -268,7 +268,7 @@ class Output:
     seconds: float = 0.0
     _writing: bool = False
 
-    def __enter__(self) -> Output:
+    def __enter__(self) -> SplitOutput:
         with self._timed():
             self.writer.open(self.split)
         self._writing = True

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.validation import can_partition
 
@@ -168,7 +169,7 @@ def _columns(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
         if count > 1:
             yield Problem("sink.partition_by", f"`{name}` is named {count} times", "Name it once")
         if name not in schema.names:
-            known = ", ".join(f"`{n}`" for n in schema.names)
+            known = quote_names(schema.names)
             yield Problem("sink.partition_by", f"there is no column `{name}`; there are {known}", "Name one of these")
         elif not can_partition(schema.field(name).type):
             kind = schema.field(name).type

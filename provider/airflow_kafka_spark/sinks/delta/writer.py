@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _TRIES = 500
 """Commits of other writers that one commit may lose against."""
 _FAILURES = 4
-"""Tries of a commit that fail though nobody else has committed."""
+"""Tries of a commit that fail although no other writer has committed."""
 
 
 def begin_attempt(sink: DeltaSinkOptions, window: Window, shape: Shape) -> DeltaWindowWriter:
@@ -172,15 +172,7 @@ class DeltaWindowWriter(WindowWriter):
     def _prepare(self, files: Sequence[DataFile], rows: int) -> WindowRecord:
         """Write the record of the window beside the attempt, where the commit's transaction version leads to it."""
         window, store = self.window, self.records.store
-        applied = Applied(
-            window.pipeline,
-            window.number,
-            window.ranges,
-            rows,
-            replay=window.replay,
-            cluster_id=window.cluster_id,
-            topic_ids=window.topic_ids,
-        )
+        applied = Applied.of(window, rows)
         facts = {"run": window.run, "prepared_at": datetime.now(timezone.utc).isoformat()}
         record = WindowRecord(applied, tuple(file.recorded() for file in files), "delta", tuple(self.sink.partition_by), facts)
         try:

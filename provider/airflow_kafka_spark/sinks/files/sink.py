@@ -224,15 +224,7 @@ class FilesWindowWriter(WindowWriter):
     def _record(self, rows: int, files: Sequence[Mapping[str, Any]]) -> WindowRecord:
         window = self.window
         facts = {"run": window.run, "committed_at": datetime.now(timezone.utc).isoformat()}
-        applied = Applied(
-            window.pipeline,
-            window.number,
-            window.ranges,
-            rows,
-            replay=window.replay,
-            cluster_id=window.cluster_id,
-            topic_ids=window.topic_ids,
-        )
+        applied = Applied.of(window, rows)
         latest = self.sink.table.latest_record(window.pipeline)
         columns = merged_columns(latest.columns if latest else {}, self.shape.schema)
         return WindowRecord(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), facts, columns)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.sinks.base import Shape
     from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
-    from airflow_kafka_spark.sinks.postgres.tasks.write import Load
+    from airflow_kafka_spark.sinks.postgres.tasks.write import LoadSettings
 
 log = logging.getLogger(__name__)
 
@@ -109,11 +109,11 @@ class WindowAttempt:
         """Return this attempt with stages that have a column of offsets, for splits that were deferred and are now staged."""
         return replace(self, merge=replace(self.merge, offset=OFFSET))
 
-    def load(self) -> Load:
+    def load(self) -> LoadSettings:
         """Return the part of the attempt that tasks need."""
-        from airflow_kafka_spark.sinks.postgres.tasks.write import Load
+        from airflow_kafka_spark.sinks.postgres.tasks.write import LoadSettings
 
-        return Load(
+        return LoadSettings(
             server=self.server,
             application_name=self.application_name,
             pipeline=self.window.pipeline,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem, SinkRejected
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.postgres import Name, quote, run
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.server import Table, TargetColumn, lock_key, read_table
@@ -364,7 +365,7 @@ def missing_column_problems(
 
 def _refused(column: StageColumn, table: Table) -> Problem:
     kind = created_type(column)
-    there = ", ".join(f"`{name}`" for name in table.columns) or "none"
+    there = quote_names(table.columns) or "none"
     alike = _alike(column.name, table)
     what = f"{table.name} has no such column{alike}; found {there}; expected `{column.name}` {kind}"
     # A name that differs by case only is refused with the option, too.

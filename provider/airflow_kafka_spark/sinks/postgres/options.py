@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.postgres import NAME_BYTES, parse_name
 
 if TYPE_CHECKING:
@@ -77,14 +78,9 @@ class PostgresSinkOptions:
             yield Problem("sink.delete_enabled", 'rows that are only appended have no key to delete by; expected `mode="upsert"`')
         repeated = sorted({name for name in self.key if list(self.key).count(name) > 1})
         if repeated:
-            yield Problem("sink.key", f"it names {quoted(repeated)} twice")
+            yield Problem("sink.key", f"it names {quote_names(repeated)} twice")
 
 
 def is_name(name: str) -> bool:
     """Return True if PostgreSQL takes it as a name without cutting it."""
     return 0 < len(name.encode()) <= NAME_BYTES and "\x00" not in name
-
-
-def quoted(names: Iterable[str]) -> str:
-    """Return names for a message: `a`, `b`."""
-    return ", ".join(f"`{name}`" for name in names)

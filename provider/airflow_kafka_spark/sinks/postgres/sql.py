@@ -85,7 +85,7 @@ def lock(key: int) -> str:
 
 
 def try_lock(key: int) -> str:
-    """Take an advisory lock if it is free; return whether it was."""
+    """Take an advisory lock if it is free; return True if it was."""
     return f"SELECT pg_try_advisory_xact_lock({int(key)})"
 
 
@@ -172,7 +172,7 @@ def delete_window(target: Name, column: str, window: str) -> str:
 
 
 def has_unmarked_rows(target: Name, column: str) -> str:
-    """Select whether there are rows without a window's name."""
+    """Select true if there are rows without a window's name."""
     return f"SELECT EXISTS (SELECT 1 FROM {target} WHERE {quote(column)} IS NULL)"
 
 

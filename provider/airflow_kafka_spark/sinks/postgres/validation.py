@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem, Unchecked
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.postgres import NAME_BYTES, Name, parse_name, quote, resolve, tables_alike
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
@@ -18,7 +19,7 @@ from airflow_kafka_spark.sinks.postgres.columns import (
     missing_column_problems,
     stage_column,
 )
-from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions, is_name, quoted
+from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions, is_name
 
 if TYPE_CHECKING:
     import psycopg
@@ -87,7 +88,7 @@ def _shape_problems(sink: PostgresSinkOptions, shape: Shape) -> Iterator[Problem
         yield Problem("sink.window_column", what, "Give it another one")
     missing = [name for name in sink.key if name not in names]
     if missing:
-        yield Problem("sink.key", f"the rows have no column {quoted(missing)}; they have {quoted(names)}")
+        yield Problem("sink.key", f"the rows have no column {quote_names(missing)}; they have {quote_names(names)}")
     for field in shape.schema:
         try:
             stage_column(field.name, field.type)
@@ -278,14 +279,14 @@ class _ServerValidation:
         if self.sink.mode != "upsert" or not key or not key <= table.columns.keys():
             return
         if key in table.deferrable:
-            what = f"{table.name} has a deferrable constraint on {quoted(self.sink.key)}, which no upsert can use"
+            what = f"{table.name} has a deferrable constraint on {quote_names(self.sink.key)}, which no upsert can use"
             yield Problem("sink.key", what, f"Drop it, and CREATE UNIQUE INDEX ON {table.name} instead")
             return
         if key in table.unique:
             return
         columns = ", ".join(map(quote, self.sink.key))
-        has = "; ".join(quoted(sorted(u)) for u in table.unique) or "none"
-        index = f"unique index on exactly {quoted(self.sink.key)} (valid, not partial, not deferrable)"
+        has = "; ".join(quote_names(sorted(u)) for u in table.unique) or "none"
+        index = f"unique index on exactly {quote_names(self.sink.key)} (valid, not partial, not deferrable)"
         what = f"{table.name} has no {index}; it has: {has}"
         yield Problem("sink.key", what, f"CREATE UNIQUE INDEX ON {table.name} ({columns})")
 

@@ -80,9 +80,7 @@ def complete(connection: psycopg.Connection, windows: Name, window: Window, writ
     """
     run(connection, sql.delete_old_windows(windows, window.pipeline, window.number, keep))
     run(connection, sql.count_window(windows, window.pipeline, window.number, written, deleted))
-    return Applied(
-        window.pipeline, window.number, window.ranges, written, deleted, window.replay, window.cluster_id, window.topic_ids
-    )
+    return Applied.of(window, written, deleted)
 
 
 def _recorded(pipeline: str, found: list[tuple]) -> Applied | None:

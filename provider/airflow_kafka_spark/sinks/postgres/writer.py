@@ -408,18 +408,18 @@ class DriverWriter(WindowWriter):
                 self.transaction.session.commit()
         except psycopg.Error as error:
             # The answer to COMMIT may be lost, or another attempt may have ended this session: the sink's record tells.
-            if not is_refusal(error) and (there := self._look()) is not None:
+            if not is_refusal(error) and (there := self._read_outcome()) is not None:
                 return there
             raise self._explain(error) from self.attempt.server.cause(error)
         if applied is not None:
             self.committed = True
             faults.reached("sink.committed")
             return applied
-        if (there := self._look()) is None:
+        if (there := self._read_outcome()) is None:
             raise Fenced(self.attempt.window.pipeline, f"committing window {self.attempt.window.number}")
         return there
 
-    def _look(self) -> Applied | None:
+    def _read_outcome(self) -> Applied | None:
         """Return the sink's record of the window; None if it has no record, or the server does not answer."""
         self.transaction.close()
         with suppress(SinkUnavailable):

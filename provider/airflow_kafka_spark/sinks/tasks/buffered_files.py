@@ -167,9 +167,9 @@ class BufferedFilesWriter(SplitWriter):
         return self.files[key]
 
     def _finish(self, key: PartitionKey) -> None:
-        told = self.finish_file(self.files[key], key)
+        finished = self.finish_file(self.files[key], key)
         del self.files[key]
-        self.finished.append(dict(told))
+        self.finished.append(dict(finished))
 
     def _write_waiting(self) -> None:
         """Write the files whose groups are full, and the larger half of the files if too much is buffered in all of them."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text, parse_ddl
 from airflow_kafka_spark.sources.files.store import open_store
 
@@ -179,7 +180,7 @@ class FilesSourceOptions:
             elif advice := _RESERVED.get(name.lower()):
                 yield Problem("source.options", f"`{name}` cannot be set here", advice)
             elif name.lower() not in known:
-                names = ", ".join(f"`{n}`" for n in sorted(known.values())) or "none"
+                names = quote_names(sorted(known.values())) or "none"
                 yield Problem("source.options", f"Spark's {self.format} reader has no option `{name}`; it has {names}")
         given = _normalized({n: v for n, v in self.options.items() if isinstance(n, str)})
         if len(given) < len(self.options):

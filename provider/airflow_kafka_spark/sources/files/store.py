@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.windows.instants import parse_iso
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,7 +82,7 @@ class FileSelection:
     """Selects files of a directory by their names.
 
     :param glob: pattern of the file's own name (``fnmatch``; Spark's ``pathGlobFilter`` without braces).
-    :param recursive: whether directories below are looked into.
+    :param recursive: True if directories below are looked into.
     """
 
     glob: str = "*"
@@ -366,7 +367,7 @@ def file_from_info(name: str, info: Mapping[str, Any]) -> ListedFile:
 
 def _microseconds(mtime: str | datetime | float) -> int:
     if isinstance(mtime, str):
-        mtime = datetime.fromisoformat(mtime.replace("Z", "+00:00"))
+        mtime = parse_iso(mtime)
     if isinstance(mtime, datetime):
         mtime = mtime if mtime.tzinfo else mtime.replace(tzinfo=timezone.utc)
         whole = int(mtime.replace(microsecond=0).timestamp())

@@ -37,16 +37,16 @@ class SourceColumn:
 
     :param name: exactly as the server has it.
     :param type: the server's name of the type, for messages.
-    :param nullable: whether it may hold NULL; a column of a query always may.
+    :param nullable: True if it may hold NULL; a column of a query always may.
     :param literal: the type of a literal that is compared with it; empty if values of this type have no order.
     :param clock: ``zoned``, ``local`` or ``date`` if it can be compared with the database's clock, else empty.
-    :param increases: whether an incrementing cursor can be of this type.
+    :param increases: True if an incrementing cursor can be of this type.
     :param select: the SQL expression that Spark's JDBC reader reads, with ``{c}`` for the column.
     :param spark: the Spark expression that makes the value of what was read, with ``{c}`` for it.
     :param kind: the kind of values that a Spark task reads by itself; None if they might differ from Spark's.
     :param task: the SQL expression that such a task reads, with ``{c}`` for the column.
     :param problem: why it cannot be read, empty if it can.
-    :param readable: whether the role may read it.
+    :param readable: True if the role may read it.
     """
 
     name: str

@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from typing import Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sources.jdbc.database import (
     SPARK_MAX_PRECISION,
     DatabaseSession,
@@ -346,7 +347,7 @@ def read_server(connection: Any) -> MysqlServer:
     if extra.get("iam"):
         raise ConnectionInvalid(conn_id, "its extra asks for a login by short-lived tokens", "Use a login with a password")
     tls, ca = _tls(conn_id, extra.get("ssl_mode"), extra.get("ssl"))
-    unknown = ", ".join(f"`{name}`" for name in sorted(set(extra) - _IGNORED - {"unix_socket", "iam", "ssl_mode", "ssl"}))
+    unknown = quote_names(sorted(set(extra) - _IGNORED - {"unix_socket", "iam", "ssl_mode", "ssl"}))
     if unknown:
         raise ConnectionInvalid(
             conn_id, f"its extra holds {unknown}, which means nothing here", "Remove it, or correct its spelling"
@@ -370,7 +371,7 @@ def _tls(conn_id: str, mode: str | None, options: Mapping[str, Any] | str | None
     known = str(mode or ("verify_ca" if given.get("ca") else "required" if given else "disabled")).lower()
     if known not in _TLS_MODES:
         raise ConnectionInvalid(conn_id, f"its `ssl_mode` is `{mode}`", f"Use one of {', '.join(_TLS_MODES).upper()}")
-    if more := ", ".join(f"`{name}`" for name in sorted(set(given) - {"ca"})):
+    if more := quote_names(sorted(set(given) - {"ca"})):
         raise ConnectionInvalid(conn_id, f"its `ssl` holds {more}, which the JDBC driver takes no file for", "Use `ca` only")
     return _TLS_MODES[known], str(given.get("ca", ""))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, get_args
 from zoneinfo import ZoneInfo
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.postgres import parse_name
 
 ReadMode = Literal["bulk", "incrementing", "timestamp", "timestamp+incrementing"]
@@ -124,7 +125,7 @@ class JdbcSourceOptions:
         for option, names in (("key", self.key), ("include_columns", self.include_columns or ())):
             twice = sorted({str(name) for name in names if list(names).count(name) > 1})
             if twice:
-                yield Problem(f"source.{option}", f"it names {quoted_list(twice)} twice")
+                yield Problem(f"source.{option}", f"it names {quote_names(twice)} twice")
         if self.include_columns is not None and not self.include_columns:
             yield Problem("source.include_columns", "it is empty; expected columns, or None for all")
         try:
@@ -142,8 +143,3 @@ class JdbcSourceOptions:
         for option, seconds in (("delay", self.delay), ("writers_timeout", self.writers_timeout)):
             if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < 1e9:
                 yield Problem(f"source.{option}", f"it is {seconds!r}; expected seconds, at least 0")
-
-
-def quoted_list(names: Iterable[str]) -> str:
-    """Return the names in backticks, separated by commas."""
-    return ", ".join(f"`{name}`" for name in names)

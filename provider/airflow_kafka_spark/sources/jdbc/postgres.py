@@ -205,7 +205,7 @@ class PostgresSession(DatabaseSession):
         """Return the columns by name.
 
         :param attributes: per column its name, the type's oid and modifier, NOT NULL, declared dimensions, and the right to read.
-        :param usage: whether the role may use the schema.
+        :param usage: True if the role may use the schema.
         """
         oids = ",".join(str(row[1]) for row in attributes)
         modifiers = ",".join(str(row[2]) for row in attributes)

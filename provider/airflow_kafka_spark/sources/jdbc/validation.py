@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, MissingRelation, Relation, SourceColumn, SourceDatabase
-from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions, quoted_list
+from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
 from airflow_kafka_spark.sources.jdbc.windows import look_up_relation, select_statement, selected_columns, split_columns
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ class ServerValidation:
 
     :param options: the source's options.
     :param database: the server.
-    :param options_valid: whether the checks without a server found nothing; only then a statement is tried.
+    :param options_valid: True if the checks without a server found nothing; only then a statement is tried.
     """
 
     options: JdbcSourceOptions
@@ -151,7 +152,7 @@ def _order_problems(where: str, relation: Relation, column: SourceColumn) -> Ite
 
 def _missing_column(where: str, relation: Relation, name: str) -> Problem:
     alike = [c for c in relation.columns if c.casefold() == name.casefold()]
-    hint = f"only `{alike[0]}`: names are compared exactly" if alike else f"it has {quoted_list(relation.columns)}"
+    hint = f"only `{alike[0]}`: names are compared exactly" if alike else f"it has {quote_names(relation.columns)}"
     return Problem(where, f"{relation.name} has no column `{name}`; {hint}", "Correct the name")
 
 

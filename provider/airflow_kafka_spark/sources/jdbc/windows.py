@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.hooks.postgres import parse_name
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
@@ -203,7 +204,7 @@ def resolve_start(options: JdbcSourceOptions, relation: Relation, position: Mapp
 
 
 def _named(columns: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in columns) or "its key"
+    return quote_names(columns) or "its key"
 
 
 def _position(
@@ -359,7 +360,7 @@ def _splits_between(
     start: WindowStart, bounds: Iterator[tuple[int, SplitKey]]
 ) -> tuple[list[dict[str, Any]], SplitKey | None, int, bool]:
     """Return the splits between the bounds, as many as fit into :data:`MAX_BYTES`; the last bound that was taken; how many rows
-    there are up to it; and whether all bounds were taken."""
+    there are up to it; and True if all bounds were taken."""
     splits: list[dict[str, Any]] = []
     after, size, rows = start.after, 0, 0
     for row, values in bounds:

@@ -425,7 +425,7 @@ class _LazyFinder:
 
 
 def _find_by_type(columns: Sequence[Column], msgspec: ModuleType) -> SuspectFinder:
-    look = msgspec.json.Decoder(_struct_type(columns, msgspec, _checked_type)).decode
+    parse = msgspec.json.Decoder(_struct_type(columns, msgspec, _checked_type)).decode
     refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
     def suspects(records: Sequence[bytes]) -> list[int]:
@@ -434,7 +434,7 @@ def _find_by_type(columns: Sequence[Column], msgspec: ModuleType) -> SuspectFind
         while length_hint(left):
             try:
                 # One call for all records: a line of Python per record would take a fifth of the time.
-                deque(map(look, left), maxlen=0)
+                deque(map(parse, left), maxlen=0)
             except refused:
                 found.append(len(records) - length_hint(left) - 1)
         return found
@@ -443,7 +443,7 @@ def _find_by_type(columns: Sequence[Column], msgspec: ModuleType) -> SuspectFind
 
 
 def _find_by_notation(columns: Sequence[Column], msgspec: ModuleType) -> SuspectFinder:
-    look = msgspec.json.Decoder(_struct_type(columns, msgspec, _raw_type)).decode
+    parse = msgspec.json.Decoder(_struct_type(columns, msgspec, _raw_type)).decode
     refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
     checks = [(attrgetter(f"f{at}"), re.compile(form).fullmatch) for at, form in _notations(columns)]
 
@@ -451,7 +451,7 @@ def _find_by_notation(columns: Sequence[Column], msgspec: ModuleType) -> Suspect
         found, rows, places = [], [], []
         for at, value in enumerate(records):
             try:
-                rows.append(look(value))
+                rows.append(parse(value))
                 places.append(at)
             except refused:
                 found.append(at)

@@ -42,7 +42,7 @@ from airflow_kafka_spark.hooks.kafka.rights import Right, named_rights, right_mi
 from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
 from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
-from airflow_kafka_spark.ledger.topic import LedgerPlace, read_to
+from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
 from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, refused_by_brokers
 from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, from_bytes
 from airflow_kafka_spark.windows.codec import decode_result, encode_error, marker_to_json, result_to_json
@@ -60,12 +60,12 @@ ReadFrom = Callable[[int], Iterator[LedgerRecord]]
 class ClaimedWindow:
     """The newest records of one claimed window: its own and the markers of its splits.
 
-    :param place: the claim.
+    :param claim: the claim of the window.
     """
 
-    def __init__(self, place: LedgerPlace) -> None:
-        self._place = place
-        self._mine = (window_key(place.pipeline, place.number), split_prefix(place.pipeline, place.number))
+    def __init__(self, claim: LedgerClaim) -> None:
+        self._claim = claim
+        self._mine = (window_key(claim.pipeline, claim.number), split_prefix(claim.pipeline, claim.number))
         self._newest: dict[bytes, LedgerRecord] = {}
         self._last: LedgerRecord | None = None
 
@@ -89,7 +89,7 @@ class ClaimedWindow:
                 self._take(records)
                 return
             self._newest, self._last = {}, None
-        self._take(read(self._place.offset))
+        self._take(read(self._claim.offset))
 
     def _take(self, records: Iterator[LedgerRecord]) -> None:
         for record in records:
@@ -98,24 +98,24 @@ class ClaimedWindow:
 
     def memory(self, split: int) -> Memory:
         """Return what these records say of the window and of one of its splits."""
-        place = self._place
-        keys = (window_key(place.pipeline, place.number), marker_key(place.pipeline, place.number, split))
-        return remember(place.pipeline, [self._newest[key] for key in keys if key in self._newest])
+        claim = self._claim
+        keys = (window_key(claim.pipeline, claim.number), marker_key(claim.pipeline, claim.number, split))
+        return remember(claim.pipeline, [self._newest[key] for key in keys if key in self._newest])
 
 
-_kept: OrderedDict[LedgerPlace, ClaimedWindow] = OrderedDict()
+_kept: OrderedDict[LedgerClaim, ClaimedWindow] = OrderedDict()
 
 
-def look(place: LedgerPlace, split: int, read: ReadFrom, end: int) -> Memory:
+def read_claimed_window(claim: LedgerClaim, split: int, read: ReadFrom, end: int) -> Memory:
     """Return what the ledger says of a claimed window and of one of its splits.
 
-    :param place: the claim. Its token is unique.
+    :param claim: the claim of the window. Its token is unique.
     :param end: the partition's high watermark: everything committed before it is seen.
     """
     # Removed while it reads: another thread begins at the claim, and so does the next task after an error.
-    window = _kept.pop(place, None) or ClaimedWindow(place)
+    window = _kept.pop(claim, None) or ClaimedWindow(claim)
     window.read_on(read, end)
-    _kept[place] = window
+    _kept[claim] = window
     while len(_kept) > KEPT:
         _kept.popitem(last=False)
     return window.memory(split)
@@ -133,7 +133,7 @@ class Rejected(Exception):
 
 
 @dataclass
-class Incoming:
+class RecordBatches:
     """The batches of records that a task is to publish.
 
     :param batches: of records; where they were read from Kafka, with the column :data:`END`.
@@ -209,7 +209,7 @@ YIELD_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Consumed:
+class ConsumedOffsets:
     """Offsets of a consumer group that are committed in the transactions of splits.
 
     :param group_id: the group.
@@ -256,17 +256,17 @@ class Publisher:
 
     config: Mapping[str, Any] = field(repr=False)
     reading: Mapping[str, Any] = field(repr=False)
-    ledger: LedgerPlace
+    ledger: LedgerClaim
     prefix: str
     topic: str | None
     partitions: Mapping[str, int]
     transaction_timeout: float
-    consumed: Consumed | None = None
+    consumed: ConsumedOffsets | None = None
     bad_record_policy: BadRecordPolicy | None = None
     conn_id: str = ""
     routes: frozenset[str] = frozenset()
 
-    def publish(self, split: int, incoming: Incoming) -> Marker:
+    def publish(self, split: int, records: RecordBatches) -> Marker:
         """Publish a split, or find that it is published, and return its marker.
 
         :raises Rejected: the split holds bad records; nothing is published.
@@ -278,14 +278,14 @@ class Publisher:
         events, began = ClientEvents(), time.monotonic()
         try:
             producer = self._fence(split, events)
-            if (marker := self.look(split)) is None:
+            if (marker := self.find_marker(split)) is None:
                 faults.reached("publish.begin")
                 began = time.monotonic()
-                return self._write(producer, split, incoming, events)
+                return self._write(producer, split, records, events)
         except (KafkaException, SystemError) as error:
             # A fatal error that is raised while callbacks run comes out of the client as a SystemError.
             marker = self._resolve(error, events, split, time.monotonic() - began)
-        incoming.drain()
+        records.drain()
         return marker
 
     def _fence(self, split: int, events: ClientEvents) -> Producer:
@@ -294,7 +294,7 @@ class Publisher:
         config = {**PRODUCER, **self.config, **timeouts}
         return fencing_producer(config, f"{self.prefix}{split}", FENCE_SECONDS, events)
 
-    def look(self, split: int) -> Marker | None:
+    def find_marker(self, split: int) -> Marker | None:
         """Return the split's marker, or None if the split is not published.
 
         :raises Fenced: a newer attempt has claimed the window, or the window is complete: this task belongs to an older attempt.
@@ -326,13 +326,13 @@ class Publisher:
         def read(start: int) -> Iterator[LedgerRecord]:
             return read_to(config, tp, start, high, mine, on_open_transaction=self._end)
 
-        return look(self.ledger, split, read, high)
+        return read_claimed_window(self.ledger, split, read, high)
 
     def _end(self, holder: OpenTransaction) -> str:
         return abort_transaction({**PRODUCER, **self.config}, self.ledger.topic, holder)
 
-    def _write(self, producer: Producer, split: int, incoming: Incoming, events: ClientEvents) -> Marker:
-        arriving, begun = Timed(incoming), time.monotonic()
+    def _write(self, producer: Producer, split: int, records: RecordBatches, events: ClientEvents) -> Marker:
+        arriving, begun = Timed(records), time.monotonic()
         producer.begin_transaction()
         sender = self._sender(producer, self.topic, self.partitions, split)
         policy = self.bad_record_policy
@@ -343,13 +343,13 @@ class Publisher:
                     faults.reached("publish.mid")
                 landed = sender.flush()
             with self._writing(split, [policy.topic or ""] if policy else [], events):
-                dead = self._send_dead_letters(producer, incoming.result) if incoming.result is not None else ()
+                dead = self._send_dead_letters(producer, records.result) if records.result is not None else ()
             faults.reached("publish.flushed")
             self._consume(producer, split)
             published = tuple(part for part in landed if part.topic not in self.routes)
             routed = tuple(part for part in landed if part.topic in self.routes)
             seconds = time.monotonic() - begun
-            result = incoming.timed_result(seconds, seconds - arriving.seconds)
+            result = records.timed_result(seconds, seconds - arriving.seconds)
             marker = Marker(self.ledger.number, split, published, sender.total_bytes, result, dead, routed)
             with self._writing(split, [self.ledger.topic], events):
                 self._mark(producer, marker)
@@ -426,7 +426,7 @@ class Publisher:
         fenced = is_fenced(error, events)
         if (fenced or is_fatal(error)) and seconds > self.transaction_timeout:
             # The brokers use one error for a producer that took too long and for one that was replaced.
-            marker = self.look(split)
+            marker = self.find_marker(split)
             failure: KafkaSparkError = TransactionTimedOut(
                 self.ledger.pipeline, self._doing(split), seconds, self.transaction_timeout
             )
@@ -444,14 +444,14 @@ class Publisher:
                 self._fence(split, ClientEvents())
             except KafkaException:
                 raise failure from None
-            marker = self.look(split)
+            marker = self.find_marker(split)
         if marker is None:
             raise failure from None
         return marker
 
     def _wait_for_other(self, split: int) -> Marker | None:
         deadline = time.monotonic() + YIELD_SECONDS
-        while (marker := self.look(split)) is None and time.monotonic() < deadline:
+        while (marker := self.find_marker(split)) is None and time.monotonic() < deadline:
             time.sleep(0.5)
         return marker
 
@@ -472,7 +472,7 @@ class Publisher:
         return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe(error))
 
 
-def publish_split(publisher: Publisher | None, split: int, incoming: Incoming) -> pa.RecordBatch:
+def publish_split(publisher: Publisher | None, split: int, records: RecordBatches) -> pa.RecordBatch:
     """Publish a split, or only count its rows, and return the result for the driver.
 
     :param publisher: None: the rows are only counted.
@@ -480,12 +480,12 @@ def publish_split(publisher: Publisher | None, split: int, incoming: Incoming) -
     """
     try:
         if publisher is None:
-            for _ in incoming:
+            for _ in records:
                 pass
-            assert incoming.result is not None
-            result = json.dumps({"counted": result_to_json(incoming.result)})
+            assert records.result is not None
+            result = json.dumps({"counted": result_to_json(records.result)})
         else:
-            result = json.dumps({"marker": marker_to_json(publisher.publish(split, incoming))})
+            result = json.dumps({"marker": marker_to_json(publisher.publish(split, records))})
     except Rejected as rejected:
         result = json.dumps({"rejected": result_to_json(rejected.result)})
     except KafkaSparkError as error:

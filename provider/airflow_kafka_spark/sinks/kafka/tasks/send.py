@@ -30,7 +30,7 @@ _ROOM_SECONDS = 0.05
 
 
 @dataclass
-class _Place:
+class _SentRecords:
     """The records that were sent to one partition."""
 
     partition: int
@@ -65,7 +65,7 @@ class Sender:
     conn_id: str = ""
     total_bytes: int = 0
     rows: int = 0
-    _places: dict[TopicPartition, _Place] = field(default_factory=dict)
+    _places: dict[TopicPartition, _SentRecords] = field(default_factory=dict)
     _errors: list[tuple[str, KafkaError]] = field(default_factory=list)
 
     def send(self, batch: pa.RecordBatch) -> None:
@@ -172,8 +172,8 @@ class Sender:
     ) -> None:
         self.producer.produce(topic, value, key, partition, note, timestamp=stamp or 0, headers=headers or None)
 
-    def _place(self, topic: str, partition: int) -> _Place:
-        return self._places.setdefault(TopicPartition(topic, partition), _Place(partition))
+    def _place(self, topic: str, partition: int) -> _SentRecords:
+        return self._places.setdefault(TopicPartition(topic, partition), _SentRecords(partition))
 
     def _make_room(self, deadline: float) -> None:
         self.producer.poll(_ROOM_SECONDS)
@@ -204,7 +204,7 @@ class Sender:
         asked = np.asarray(pc.fill_null(column, -1)).astype(np.int32)
         return np.where(asked < 0, places, asked)
 
-    def _noting(self, topic: str, place: _Place) -> Callable[..., None]:
+    def _noting(self, topic: str, place: _SentRecords) -> Callable[..., None]:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 self._errors.append((topic, error))

@@ -38,7 +38,7 @@ _UNDEFINED_TABLE = "42P01"
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadSettings:
     """The settings that all splits of an attempt share.
 
     :param server: the server, with the password.
@@ -131,7 +131,7 @@ class _Progress:
 class CopyWriter(SplitWriter):
     """Loads a split by COPY: keeps the session and the stream of batches, and finds the record that an error is about."""
 
-    load: Load
+    load: LoadSettings
     _split: Split | None = field(default=None, init=False, repr=False)
     _progress: _Progress | None = field(default=None, init=False, repr=False)
 
@@ -221,7 +221,7 @@ class CopyWriter(SplitWriter):
         except SinkUnavailable:
             # The answer to COMMIT may be lost, or another task was faster with this split and has ended this session.
             now.session.close()
-            if (there := self._look_again()) is None:
+            if (there := self._read_outcome()) is None:
                 raise
             return there
         now.session.close()
@@ -232,7 +232,7 @@ class CopyWriter(SplitWriter):
         stream, now.stream = now.stream, None
         return self._end(now.session, stream.finish() if stream is not None else 0)
 
-    def _look_again(self) -> Mapping[str, Any] | None:
+    def _read_outcome(self) -> Mapping[str, Any] | None:
         """Return the split's token if it is written, read in a new session."""
         with suppress(KafkaSparkError), self._explained("looking for"):
             session = self._open_session()

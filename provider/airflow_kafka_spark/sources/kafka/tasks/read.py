@@ -36,7 +36,7 @@ TUNING: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Records:
+class KafkaRecords:
     """Consecutive records of one partition, column by column.
 
     :param offsets: int64, ascending, with gaps where control records, aborted or compacted records lie.
@@ -107,9 +107,9 @@ class KafkaSplitReader:
     :param config: a consumer configuration (:func:`airflow_kafka_spark.hooks.kafka.config.consumer_config`).
     :param range: the offsets to read.
     :param skip_lost: pass over records that were deleted or cut off meanwhile, and note them in ``gaps``; else they are an error.
-    :param with_headers: whether headers are wanted.
-    :param with_keys: whether keys are wanted.
-    :param with_messages: whether the records themselves are kept, for :meth:`Records.originals`.
+    :param with_headers: True if headers are wanted.
+    :param with_keys: True if keys are wanted.
+    :param with_messages: True if the records themselves are kept, for :meth:`KafkaRecords.originals`.
     :param patience: seconds without any progress after which the broker is given up.
     :param epoch: the leader epoch of the partition when the range was planned; -1 (not known) compares nothing.
     """
@@ -124,7 +124,7 @@ class KafkaSplitReader:
     epoch: int = -1
     gaps: list[Gap] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Records]:
+    def __iter__(self) -> Iterator[KafkaRecords]:
         if self.range.span == 0:
             return
         events = _Events()
@@ -135,7 +135,7 @@ class KafkaSplitReader:
         finally:
             consumer.close()
 
-    def _read(self, consumer: Consumer, events: _Events) -> Iterator[Records]:
+    def _read(self, consumer: Consumer, events: _Events) -> Iterator[KafkaRecords]:
         topic, partition, end = self.range.topic, self.range.partition, self.range.end
         position = self.range.start
         consumer.assign([KafkaTopicPartition(topic, partition, position)])
@@ -237,11 +237,11 @@ class KafkaSplitReader:
             consumer.assign([KafkaTopicPartition(topic, partition, low)])
         return low
 
-    def _columns(self, messages: Sequence[Any], size: int) -> Records:
+    def _columns(self, messages: Sequence[Any], size: int) -> KafkaRecords:
         first, last = messages[0], messages[-1]
         contiguous = last.offset() - first.offset() == len(messages) - 1
         offsets = range(first.offset(), last.offset() + 1) if contiguous else [m.offset() for m in messages]
-        return Records(
+        return KafkaRecords(
             topic=self.range.topic,
             partition=self.range.partition,
             offsets=pa.array(offsets, pa.int64()),
@@ -300,15 +300,15 @@ class _Events:
         """Ignore a log line: librdkafka's lines are about its own retries."""
 
 
-def from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[Records]:
-    """Yield the rows of Spark's own Kafka source, one task's partition, as :class:`Records`.
+def from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[KafkaRecords]:
+    """Yield the rows of Spark's own Kafka source, one task's partition, as :class:`KafkaRecords`.
 
     :raises RowsCutOff: the source has failed in the middle.
     """
     for batch in chain.from_iterable(_slices(b) for b in require_end_of_stream(batches)):
         column = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
         headers = column.get("headers")
-        yield Records(
+        yield KafkaRecords(
             topic=column["topic"][0].as_py(),
             partition=column["partition"][0].as_py(),
             offsets=column["offset"].cast(pa.int64()),
