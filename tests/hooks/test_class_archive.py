@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,7 @@ def made() -> SparkClassArchive:
     return archive
 
 
+@lru_cache
 def submit_version(options: tuple[str, ...]) -> tuple[int, list[str]]:
     """Return the exit code and the output of spark-submit --version in a JVM with these options."""
     home = jars.pyspark_jars().parent
