@@ -73,7 +73,7 @@ def get_provider_info() -> dict[str, Any]:
                 ],
             },
         ],
-        "connection-types": [_KAFKA, _SCHEMA_REGISTRY, *([] if _is_installed(_OFFICIAL_SPARK) else _SPARK)],
+        "connection-types": [_KAFKA, _SCHEMA_REGISTRY, *([] if is_installed(_OFFICIAL_SPARK) else _SPARK)],
         "extra-links": [
             f"airflow_kafka_spark.operators.visibility.links.{name}"
             for name in ("WindowLink", "TopicLink", "TableLink", "DeadLettersLink", "SparkLink")
@@ -185,7 +185,8 @@ _OPTIONS = {
 }
 
 
-def _is_installed(distribution: str) -> bool:
+def is_installed(distribution: str) -> bool:
+    """Return True if a distribution of this name is installed."""
     try:
         metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
