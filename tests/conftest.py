@@ -168,7 +168,9 @@ def several_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
     """One server for the whole run. Nobody works in it by himself, who might hold a lock just when a test counts on none."""
-    with EmbeddedPostgres(settings={"autovacuum": False}) as server:
+    # Slots of tests end with them; a slot that is left would keep all WAL.
+    log = {"wal_level": "logical", "max_replication_slots": 20, "max_wal_senders": 5}
+    with EmbeddedPostgres(settings={"autovacuum": False, **log}) as server:
         yield server
 
 

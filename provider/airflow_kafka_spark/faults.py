@@ -51,6 +51,9 @@ PUBLISHING = (
 )
 """Points of a window that is published to Kafka."""
 
+CAPTURING = ("cdc.advance",)
+"""Point of a window of a database's log: the ledger has COMPLETE, and the slot was not advanced."""
+
 PLANNING = ("plan.written",)
 """Point between ``fenced`` and ``planned``: the plan is in the ledger, and it is not yet known whether another plan was first."""
 

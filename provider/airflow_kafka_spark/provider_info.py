@@ -14,8 +14,8 @@ def get_provider_info() -> dict[str, Any]:
     """Return the metadata that ``airflow providers get airflow-provider-kafka-spark`` shows.
 
     The connection types are the official ones. For ``kafka`` Airflow uses the hook of this package, a subclass of the official
-    hook whose connection test explains problems. ``spark`` and ``spark_connect`` are declared if the official provider is not
-    installed.
+    hook whose connection test explains problems. ``spark``, ``spark_connect``, ``postgres`` and ``mysql`` are declared if the
+    official providers are not installed.
 
     :return: a dictionary that is valid against Airflow's ``provider_info.schema.json``.
     """
@@ -70,10 +70,15 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_kafka_spark.hooks.kafka.hook",
                     "airflow_kafka_spark.hooks.schema_registry",
                     "airflow_kafka_spark.hooks.spark",
+                    "airflow_kafka_spark.sources.jdbc.hooks",
                 ],
             },
         ],
-        "connection-types": [_KAFKA, _SCHEMA_REGISTRY, *([] if is_installed(_OFFICIAL_SPARK) else _SPARK)],
+        "connection-types": [
+            _KAFKA,
+            _SCHEMA_REGISTRY,
+            *(kind for official, kinds in _UNLESS_OFFICIAL.items() if not is_installed(official) for kind in kinds),
+        ],
         "extra-links": [
             f"airflow_kafka_spark.operators.visibility.links.{name}"
             for name in ("WindowLink", "TopicLink", "TableLink", "DeadLettersLink", "SparkLink")
@@ -87,8 +92,6 @@ def get_provider_info() -> dict[str, Any]:
         },
     }
 
-
-_OFFICIAL_SPARK = "apache-airflow-providers-apache-spark"
 
 # Airflow uses the hook of the first provider, by name, that declares the type. The form stays that of the official provider.
 _KAFKA = {
@@ -147,6 +150,29 @@ _SPARK = [
         "conn-fields": {"use_ssl": {"label": "Use SSL", "schema": {"type": "boolean", "default": False}}},
     },
 ]
+
+_DATABASE = {"hidden-fields": [], "relabeling": {"schema": "Database"}}
+
+_POSTGRES = {
+    "connection-type": "postgres",
+    "hook-name": "Postgres",
+    "hook-class-name": "airflow_kafka_spark.sources.jdbc.hooks.PostgresHook",
+    "ui-field-behaviour": {**_DATABASE, "placeholders": {"port": "5432", "extra": '{"sslmode": "verify-full"}'}},
+}
+
+_MYSQL = {
+    "connection-type": "mysql",
+    "hook-name": "MySQL",
+    "hook-class-name": "airflow_kafka_spark.sources.jdbc.hooks.MysqlHook",
+    "ui-field-behaviour": {**_DATABASE, "placeholders": {"port": "3306", "extra": '{"ssl_mode": "verify_ca"}'}},
+}
+
+# Airflow's command line stores a connection whose type no provider declares as ``generic``.
+_UNLESS_OFFICIAL = {
+    "apache-airflow-providers-apache-spark": _SPARK,
+    "apache-airflow-providers-postgres": [_POSTGRES],
+    "apache-airflow-providers-mysql": [_MYSQL],
+}
 
 
 def _option(description: str, example: str | None, default: str = "") -> dict[str, Any]:

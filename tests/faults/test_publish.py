@@ -113,6 +113,7 @@ def test_a_zombie_that_wakes_after_the_retry_has_finished_publishes_nothing(orde
     orders.run("run2")
     zombie.wake()
     zombie.wait()
+    assert "a newer attempt took over" in zombie.tail(), "whatever was ended of it"
     assert orders.check() == 910
     orders.run("run3")
     assert orders.check() == 910

@@ -115,6 +115,7 @@ def test_a_zombie_that_wakes_after_the_retry_has_finished_relays_nothing(orders)
     orders.run("run2")
     zombie.wake()
     zombie.wait()
+    assert "a newer attempt took over" in zombie.tail(), "whatever was ended of it"
     assert orders.check() == 910
     assert orders.run("run3")["records_written"] == 0
     assert orders.check() == 910

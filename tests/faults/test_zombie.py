@@ -41,6 +41,43 @@ def test_a_zombie_that_wakes_up_after_the_retry_changes_nothing(flow, kind, poin
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgres"])
+def test_an_attempt_whose_sessions_an_administrator_ends_may_be_retried_unless_another_took_over(flow, kind):
+    """PostgreSQL says the same to both attempts; the ledger knows the difference."""
+    flow.produce(900)
+    alone = flow.victim("run1", fault="sink.in_transaction:stop")
+    alone.wait_stopped()
+    assert end_sessions(flow)
+    alone.wake()
+    alone.wait()
+    assert "SinkUnavailable" in alone.tail() and "may simply be retried" in alone.tail()
+    assert "took over" not in alone.tail() and "Correct the connection" not in alone.tail()
+
+    zombie = flow.victim("run1", fault="sink.in_transaction:stop")
+    zombie.wait_stopped()
+    zombie.freeze()
+    # The retry claims the window, and is killed before it looks at the database.
+    retry = flow.victim("run1", fault="planned")
+    assert retry.wait() == -9 and retry.fired, retry.tail()
+    assert end_sessions(flow)
+    zombie.wake()
+    zombie.wait()
+    assert "a newer attempt took over" in zombie.tail()
+    assert "Correct the connection" not in zombie.tail().rpartition("Fenced")[2]
+    flow.run("run1")
+    assert flow.check() == 900
+
+
+def end_sessions(flow):
+    """End all sessions of attempts, as an administrator does. Return how many there were."""
+    with flow.postgres.connect(autocommit=True) as connection:
+        found = connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'airflow-kafka-spark%'"
+        )
+        return len(found.fetchall())
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["postgres"])
 def test_two_attempts_that_run_side_by_side_write_every_record_once(flow, kind):
     flow.produce(3000)
     victims = [flow.victim("run1", fault=None) for _ in range(2)]

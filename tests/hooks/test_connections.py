@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
 from airflow_kafka_spark.hooks.spark import SparkConnectHook, SparkHook
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.sources import JdbcSource
+from airflow_kafka_spark.sources.jdbc.hooks import MysqlHook, PostgresHook
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 
 LOOKS: dict[str, Callable[[str], Any]] = {
@@ -97,6 +99,9 @@ def test_airflow_makes_our_hooks_of_connections(monkeypatch: pytest.MonkeyPatch)
     made = {kind: type(Connection(conn_id="made", conn_type=kind).get_hook()) for kind in ("kafka", "schema_registry", "spark")}
     assert made == {"kafka": KafkaHook, "schema_registry": SchemaRegistryHook, "spark": SparkHook}
     assert type(Connection(conn_id="made", conn_type="spark_connect").get_hook()) is SparkConnectHook
+    # The official providers of databases are not installed here.
+    assert type(Connection(conn_id="made", conn_type="postgres").get_hook()) is PostgresHook
+    assert type(Connection(conn_id="made", conn_type="mysql").get_hook()) is MysqlHook
 
 
 def test_forms_of_connections_are_there_without_importing_a_hook(tmp_path: Path) -> None:
@@ -161,3 +166,15 @@ def test_a_spark_that_nobody_can_reach_is_told_within_seconds(tested: Any) -> No
             False,
             f"Nothing answers at {place}: Connection refused",
         )
+
+
+def test_a_database_that_answers_is_told_and_one_that_does_not_or_refuses_the_password(postgres: Any, tested: Any) -> None:
+    right = {"host": postgres.host, "port": postgres.port, "schema": postgres.database}
+    address = f"{postgres.host}:{postgres.port}/{postgres.database}"
+    password = urllib.parse.unquote(urllib.parse.urlparse(postgres.connection_uri()).password or "")
+    assert tested(conn_type="postgres", **right, login="postgres", password=password) == (True, f"Connected to {address}.")
+    done, told = tested(conn_type="postgres", **right, login="postgres", password="s3cr3t")
+    assert not done and "password authentication failed" in told
+    for kind in ("postgres", "mysql"):
+        done, told = tested(conn_type=kind, host="127.0.0.1", port=1, login="me", password="s3cr3t", schema="shop")
+        assert not done and "127.0.0.1:1" in told and "refused" in told

@@ -42,10 +42,13 @@ from airflow_kafka_spark.operators import (
 from airflow_kafka_spark.operators.control import ACTIONS
 from airflow_kafka_spark.operators.visibility.configuration import described
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
-from airflow_kafka_spark.sinks import FilesSink, KafkaSink
-from airflow_kafka_spark.sources import FilesSource
+from airflow_kafka_spark.sinks import DeltaSink, FilesSink, KafkaSink
+from airflow_kafka_spark.sources import FilesSource, JdbcSource
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.transforms import Condition, Filter
+from airflow_kafka_spark.triggers.interval import KafkaIntervalTrigger
+from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
+from airflow_kafka_spark.triggers.window import KafkaWindowTrigger
 from airflow_kafka_spark.ui.actions import ACTIONS as UI_ACTIONS
 from airflow_kafka_spark.ui.actions import ActionContext, ActionRequest, perform
 from airflow_kafka_spark.ui.airflow_metadata import LedgerName
@@ -56,6 +59,7 @@ from tests.support.intervals import hour
 from tests.support.oracle import wait_stable
 from tests.support.pipelines import SCHEMA, SPARK, order
 from tests.support.runs import context, run
+from tests.support.triggers import fire
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.servers
@@ -183,6 +187,11 @@ def from_files(directory: Path, **options: Any) -> SourceToKafkaOperator:
     return SourceToKafkaOperator(task_id="task", kafka_conn_id="airflow", **{**given, **options})
 
 
+def from_table(table: str, **options: Any) -> SourceToKafkaOperator:
+    source, sink = JdbcSource("shop", table, cursor="id"), KafkaSink(topic_column="topic", key="id")
+    return SourceToKafkaOperator(task_id="task", kafka_conn_id="airflow", source=source, sink=sink, **options)
+
+
 def moved(cluster: Cluster, directory: Path, name: str, runs: int = 2, **options: Any) -> dict[str, Any]:
     """Move windows of a new pipeline into files; the last report. The group has the rights of the page's example."""
     cluster.grant([renamed(acl, name) for acl in documented()[0] if acl.name == GROUP])
@@ -244,6 +253,33 @@ def test_each_operator_moves_windows_with_exactly_the_documented_rights(cluster,
     rows = {"directory": tmp_path / "files", "pipeline": "source"}
     assert run(from_files, rows, "run1")["records_written"] > 40
     assert run(from_files, rows, "run2")["records_written"] == 0
+
+
+def test_a_table_is_published_by_column_and_followed_into_delta_with_exactly_the_documented_rights(
+    cluster, postgres, unique, tmp_path, monkeypatch
+):
+    table, name = unique("shop"), unique("by-column")
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", postgres.connection_uri())
+    with postgres.connect(autocommit=True) as connection:
+        connection.execute(
+            f"CREATE TABLE \"{table}\" AS SELECT n::bigint AS id, 'ann' AS customer, '{TARGET}' AS topic "
+            "FROM generate_series(1, 20) AS n"
+        )
+        connection.execute(f'ALTER TABLE "{table}" ADD PRIMARY KEY (id)')
+    published = run(from_table, {"table": table, "pipeline": name}, "run1")
+    assert published["records_written"] == 20
+
+    # The topic that a pipeline has published to is one that the next pipeline reads, and its group is that one's.
+    follower, reading = unique("follower"), []
+    for acl in documented()[0]:
+        reading += [renamed(acl, TARGET)] if acl.name == READ else [renamed(acl, follower)] if acl.name == GROUP else []
+    cluster.grant(reading)
+    stable(cluster)
+    follows = {"topics": TARGET, "pipeline": follower, "group_id": follower, "follows": name}
+    sink = {"sink": DeltaSink(str(tmp_path / "delta"), auto_create=True), "value": Json(schema="id bigint, customer string")}
+    read = run(to_files, {"directory": tmp_path / "unused", **follows, **sink}, "run1")
+    assert (read["records_read"], read["records_written"]) == (20, 20)
+    cluster.revoke([acl for acl in reading if acl.name == TARGET and acl.operation.name.title() == "Read"])
 
 
 COMMANDS_IN_ORDER = {
@@ -324,6 +360,16 @@ def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, tmp_pa
     ]
     for sensor in sensors:
         sensor.execute(seen)
+    # Deferred, the same is asked by a trigger.
+    common = {"kafka_conn_id": "viewer", "poll_interval": 0.1, "retry_timeout": 0.0}
+    triggers = [
+        KafkaWindowTrigger(pipeline="seen", after=0, **common),
+        KafkaLagTrigger(pipeline="seen", at_least_records=1, once=True, **common),
+        KafkaLagTrigger(group_id="seen", topics=READ, at_least_records=1, once=True, **common),
+        KafkaIntervalTrigger(topics=READ, end=hour(1)[1], grace=0, **common),
+    ]
+    for trigger in triggers:
+        assert "error" not in (payload := fire(trigger, 120)), payload
 
     watch = LedgerWatch(LedgerName("viewer", LEDGER), KafkaHook)
     watch.start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from airflow_kafka_spark.sources import FilesSource
 from tests.support.connect import spark_connect
 from tests.support.kafka_sinks import with_sink
 from tests.support.oracle import committed_records, same_multiset
-from tests.support.runs import Victim
+from tests.support.runs import ROOT, Victim
 from tests.support.shop import Shop, shop
 from tests.support.waiting import settled
 
@@ -116,3 +118,16 @@ def test_rows_of_files_are_published_once_over_connect(kafka, unique, tmp_path, 
     settled(topic)
     values = [json.loads(value) for *_, value in committed_records(kafka.connection_extra(), topic)]
     assert same_multiset(expected, ((value["id"], value["name"]) for value in values)) == 224
+
+
+# --- transforms ---------------------------------------------------------------------------------------------------------
+
+
+def test_chains_are_over_connect_what_they_are_in_one_process_and_are_refused_at_the_same_time(server):
+    path = os.pathsep.join([str(ROOT / "provider"), str(ROOT)])
+    command = [sys.executable, "-m", "tests.transforms.over_connect", str(server.port)]
+    environment = {k: v for k, v in os.environ.items() if k != "PYSPARK_SUBMIT_ARGS"} | {"PYTHONPATH": path}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for word in ("transforms[0] Cast.spec", "transforms[0] Filter: ", "PARSE_SYNTAX_ERROR", "`more` is new"):
+        assert word in done.stdout

@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
+from airflow_kafka_spark.hooks.class_archive import SparkClassArchive
 from airflow_kafka_spark.testing import _processes as processes
 from tests.support.pipelines import QUICK_JVM
 from tests.support.runs import ROOT, run
@@ -31,10 +32,11 @@ OURS = {"spark.executorEnv.PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
 
 def connection(master: str, **settings: str) -> str:
     """The Airflow connection of a cluster on this machine."""
+    archive = SparkClassArchive.find()
     extra = {
         "spark.driver.memory": "512m",
         "spark.driver.extraJavaOptions": QUICK_JVM,
-        "spark.executor.extraJavaOptions": QUICK_JVM,
+        "spark.executor.extraJavaOptions": " ".join([QUICK_JVM, *(archive.java_options() if archive else ())]),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
@@ -51,15 +53,11 @@ class Driver:
 
     def __init__(self, spark: str, directory: Path) -> None:
         self._log = directory / "driver.log"
-        # Executors of `local-cluster` write below Spark's home: that is one of links.
-        import pyspark
-
-        home = directory / "spark"
-        home.mkdir(parents=True)
-        for entry in Path(pyspark.__file__).parent.iterdir():
-            (home / entry.name).symlink_to(entry)
+        directory.mkdir(parents=True, exist_ok=True)
         self._environment = {"AIRFLOW_CONN_SPARK_DEFAULT": spark}
-        own = {"SPARK_HOME": str(home), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        own = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        if "local-cluster" in spark:
+            own["SPARK_HOME"] = str(_home_of_links(directory / "spark"))
         with open(self._log, "w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.cluster"], env={**os.environ, **self._environment, **own}, cwd=ROOT,
@@ -135,6 +133,16 @@ class Driver:
             if line.startswith(_TOLD):
                 self._answers.put(line[len(_TOLD) :])
         self._answers.put(json.dumps({"error": "the driver has ended"}))
+
+
+def _home_of_links(home: Path) -> Path:
+    """Executors of `local-cluster` write below Spark's home."""
+    import pyspark
+
+    home.mkdir(parents=True)
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        (home / entry.name).symlink_to(entry)
+    return home
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import pytest
 
 from airflow_kafka_spark.windows.memory import LedgerRecord, remember
 from airflow_kafka_spark.windows.model import Tries
+from tests.support.alarms import alarms
 from tests.support.oracle import committed_records
 from tests.support.pipelines import Pipeline
 
@@ -46,6 +47,10 @@ def test_the_log_of_a_task_is_readable(site, flow, ran):
     log = site.airflow.task_log(DAG, ran, "task")
     assert "500 records read" in log
     assert f"{flow.topic}-0[" in log
+    path = f"/dags/{DAG}/dagRuns/{ran}/taskInstances/task/logs/1?full_content=true"
+    lines = [line for line in site.airflow.api("GET", path)["content"] if isinstance(line, dict)]
+    assert len(lines) > 5 and [line for line in lines if line.get("level") in ("warning", "error", "critical")] == []
+    assert alarms(log) == []
     for secret in ("password", "sasl.jaas"):
         assert secret not in log
 

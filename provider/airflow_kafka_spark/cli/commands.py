@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -26,6 +28,7 @@ Execute: TypeAlias = "Callable[[KafkaHook, argparse.Namespace], tuple[object, st
 
 OK, REFUSED, USAGE = 0, 1, 2
 """Exit codes: done; refused, or Kafka did not answer; invalid arguments."""
+_CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
 
 
 def run(command: str, args: argparse.Namespace) -> int:
@@ -41,7 +44,7 @@ def run(command: str, args: argparse.Namespace) -> int:
         if (local := _LOCAL_COMMANDS.get(command)) is not None:
             result, text = local(args)
         else:
-            with _hook(args) as hook:
+            with _stored_connections(), _hook(args) as hook:
                 result, text = _COMMANDS[command](hook, args)
     except KafkaSparkError as error:
         print(error, file=sys.stderr)
@@ -51,6 +54,21 @@ def run(command: str, args: argparse.Namespace) -> int:
         return USAGE
     print(json.dumps(to_json(result), indent=2) if args.json else text)
     return OK
+
+
+@contextmanager
+def _stored_connections() -> Iterator[None]:
+    """Look connections up in the metadata database, too, as Airflow's own commands do.
+
+    Without this variable, Airflow's hooks outside of a task know only environment variables and external backends.
+    """
+    before = os.environ.get(_CONTEXT)
+    os.environ.setdefault(_CONTEXT, "server")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_CONTEXT]
 
 
 def _hook(args: argparse.Namespace) -> KafkaHook:

@@ -5,6 +5,7 @@ It runs on the driver and in Spark's tasks.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ _LONG = 512
 """Length in bytes above which keys are hashed separately, because every word of the longest key is one pass over all keys."""
 
 
+@lru_cache(maxsize=1024)
 def partition_of(key: bytes, partitions: int) -> int:
     """Return the partition of one key, as chosen by the Java client's default partitioner.
 

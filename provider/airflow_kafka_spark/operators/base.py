@@ -30,17 +30,13 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions
 from airflow_kafka_spark.errors import (
     BadRecords,
-    ConnectionInvalid,
     CountMismatch,
     Fenced,
     KafkaSparkError,
     PlannedMeanwhile,
     Problem,
     RightMissing,
-    SinkRejected,
-    SinkUnavailable,
     SparkJobFailed,
-    SparkUnavailable,
     Unchecked,
     ValidationError,
 )
@@ -381,22 +377,23 @@ class WindowOperator(VisibleOperator):
         :return: the binding of the window.
         :raises BindingChanged: the pipeline is bound to others.
         """
-        bindings.warn_without_name(ledger.parent_pipeline, ledger.parent_memory, found)
+        bindings.note_without_name(ledger.parent_pipeline, ledger.parent_memory, found)
         kept = ledger.bind(lambda whole: bindings.bound(ledger.parent_pipeline, whole, found, is_free=self._destination_is_free))
         return replace(found, writer=replace(found.writer, deployment=kept.writer.deployment), decided=kept.decided)
 
     def _complete(self, ledger: Ledger, entry: WindowEntry, watch: Stopwatch) -> Report:
         window = entry.window
-        if window.is_empty:
-            report = Report(window, gaps=window.gaps)
-        elif (applied := self.applied(window)) is not None:
-            self.log.info("The sink has committed window %s already: only the close is left", window)
-            report = sum_up_applied(window, applied, ledger.memory.dead.get(window.number))
-        else:
-            self.check(window)
-            self.progress.step("move")
-            with watch.step("move"), self._explained(ledger):
-                report = self.move(window, ledger)
+        with self._explained(ledger):
+            if window.is_empty:
+                report = Report(window, gaps=window.gaps)
+            elif (applied := self.applied(window)) is not None:
+                self.log.info("The sink has committed window %s already: only the close is left", window)
+                report = sum_up_applied(window, applied, ledger.memory.dead.get(window.number))
+            else:
+                self.check(window)
+                self.progress.step("move")
+                with watch.step("move"):
+                    report = self.move(window, ledger)
         report = replace(report, sink=self.sink.uri, guarantee=self.sink.guarantee.value, attempts=entry.attempt.number)
         faults.reached("close.begin")
         self.progress.step("close")
@@ -414,13 +411,16 @@ class WindowOperator(VisibleOperator):
         """Raise errors of a move with what only the operator knows: the connection, whether splits are committed one by one, and
         whether a newer attempt has taken over.
 
-        A newer attempt ends the database sessions and the transactions of this one, whose errors would be misleading.
+        A newer attempt ends the database sessions and the transactions of this one, removes its stages, and moves on, so that any
+        error of this one may be misleading.
         """
         try:
             yield
         except RightMissing as error:
             raise error.at(self.kafka_conn_id) from error
-        except (ConnectionInvalid, SinkRejected, SinkUnavailable, SparkJobFailed, SparkUnavailable) as error:
+        except Fenced:
+            raise
+        except KafkaSparkError as error:
             try:
                 ledger.verify()
             except Fenced as fenced:

@@ -107,10 +107,11 @@ def refuse_other_place(pipeline: str, whole: Memory, entry: WindowEntry, found: 
         raise DestinationChanged(pipeline, f"pipeline `{pipeline}`", "", other)
 
 
-def warn_without_name(pipeline: str, whole: Memory, found: Binding) -> None:
-    """Log a warning if the first window of a pipeline is planned by a deployment that has no name."""
+def note_without_name(pipeline: str, whole: Memory, found: Binding) -> None:
+    """Log a line if the first window of a pipeline is planned by a deployment that has no name."""
     if whole.binding is None and not found.writer.deployment:
-        log.warning(
+        # A single deployment needs no name, so this is no warning.
+        log.info(
             "This Airflow deployment has no name, so pipeline %s cannot tell its runs from those of another deployment with the "
             "same DAG: set `[kafka_spark] deployment` (or `[api] base_url`) where several of them share a Kafka cluster",
             pipeline,

@@ -416,4 +416,6 @@ class SourceToKafkaOperator(WindowOperator):
         claim = ledger.ledger_claim
         offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._place_in_target()}
         ledger.close(report.to_dict(), offsets)
+        assert window.source is not None
+        self.source.completed(window.source.position)
         return report

@@ -1,9 +1,10 @@
-"""Sources of windows: topics, tables and files. Cheap to import."""
+"""Sources of windows: topics, tables, logs of databases and files. Cheap to import."""
 
 from __future__ import annotations
 
 from airflow_kafka_spark.sources.base import RowSource
 from airflow_kafka_spark.sources.files.source import FilesSource
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
+from airflow_kafka_spark.sources.postgres_cdc.source import PostgresCdcSource
 
-__all__ = ["FilesSource", "JdbcSource", "RowSource"]
+__all__ = ["FilesSource", "JdbcSource", "PostgresCdcSource", "RowSource"]

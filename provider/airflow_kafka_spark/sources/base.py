@@ -122,6 +122,15 @@ class RowSource(ABC):
         :raises SourceRejected: the source does not fit the options, or the position of earlier windows.
         """
 
+    def completed(self, position: Mapping[str, Any]) -> None:  # noqa: B027
+        """Note that a window is complete: the ledger says so. By default nothing has to be done.
+
+        May be missing after a window, when its attempt has died: what it does belongs to the next :meth:`freeze`, too. Raises
+        nothing.
+
+        :param position: of the window.
+        """
+
     def empty_frame(self, spark: SparkSession) -> DataFrame | None:
         """Return a DataFrame without rows that has the columns of :meth:`frame`; None (default) if only splits tell them.
 

@@ -37,7 +37,10 @@ from airflow_kafka_spark.windows.plan import Position
 
 def json_bytes(value: object) -> bytes:
     """Return a value as compact JSON in UTF-8, the form of keys and values in the ledger."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return _encode(value).encode()
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def packed(values: Sequence[Any]) -> str:

@@ -158,11 +158,18 @@ class Report:
             **({"replay": self.window.replay} if self.window.replay else {}),
             **({"follows": _follows(self.window.follows)} if self.window.follows else {}),
             **({"source": self.source} if self.window.source else {}),
+            **self._bytes_behind,
             **({"dead_letters": [vars(part) for part in self.dead_letters]} if self.dead_letters else {}),
             **({"routed": [vars(part) for part in self.routed]} if self.routed else {}),
             **({"captured": [{"sink": c.sink, "records": c.records} for c in self.captured]} if self.captured else {}),
             **({"published": [vars(part) for part in self.published]} if self._is_published else {}),
         }
+
+    @property
+    def _bytes_behind(self) -> dict[str, int]:
+        """Return the bytes of a database's log that lay behind the window when it was planned; nothing for other sources."""
+        behind = self.window.source.position.get("bytes_behind") if self.window.source else None
+        return {} if behind is None else {"source_bytes_behind": behind}
 
     def _out_of_interval(self) -> dict[str, Any]:
         return {

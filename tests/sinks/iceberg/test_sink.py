@@ -164,7 +164,8 @@ def test_compaction_expired_snapshots_and_other_writers_between_two_attempts_los
 
 
 @pytest.mark.faults
-def test_files_of_a_window_stay_though_its_attempt_was_not_cleaned_up_before_its_snapshot_expired(lake, feed, tmp_path):
+@pytest.mark.parametrize("noted", [True, False], ids=["as it was", "a part of its marker is gone"])
+def test_files_of_a_window_stay_though_its_attempt_was_not_cleaned_up_before_its_snapshot_expired(lake, feed, tmp_path, noted):
     first, job = feed.next(), feed.next()
     apply(lake.sink, first)
     with Victim(lake.sink, job, "sink.committed", tmp_path / "victim") as victim:
@@ -174,6 +175,9 @@ def test_files_of_a_window_stay_though_its_attempt_was_not_cleaned_up_before_its
     of_others(lake, -1)
     expire(lake)
     assert len(current(lake).snapshots()) == 1
+    (marker,) = lake.path.glob("warehouse/shop/orders/_airflow/attempts/*/attempt.json")
+    if not noted:
+        marker.unlink()
     with lake.sink.begin(job.window, job.splits, job.shape):
         pass
     assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, -1])
@@ -234,6 +238,7 @@ def test_the_snapshot_holds_the_window_and_the_pipelines_tag_names_it(lake, feed
     assert (found["cluster_id"], found["topic_ids"]) == (window.cluster_id, dict(window.topic_ids))
     tag = table.refs()[tag_name(window.pipeline)]
     assert (tag.snapshot_id, tag.snapshot_ref_type) == (table.current_snapshot().snapshot_id, "tag")
+    assert tag.max_ref_age_ms == 2**63 - 1, "no property of the table lets it expire"
     assert summary["added-records"] == str(len(job.ids)) == summary["total-records"]
 
 
@@ -504,6 +509,26 @@ def test_a_table_that_others_have_partitioned_and_sorted_gets_its_files_so(lake)
 def test_partition_fields_that_are_not_understood(text):
     with pytest.raises(ValueError, match="expected a column"):
         PartitionField.parse(text)
+
+
+@pytest.mark.faults
+def test_files_and_manifests_lie_where_the_table_says_and_a_dead_attempts_are_removed_there(lake, feed, tmp_path):
+    data, metadata = tmp_path / "data", tmp_path / "metadata"
+    places = {"write.data.path": f"file://{data}", "write.metadata.path": f"file://{metadata}"}
+    sink = replace(lake.sink, table_properties={**places, "format-version": "1"})
+    first, job = feed.next(), feed.next()
+    apply(sink, first)
+    with Victim(sink, job, "sink.in_transaction", tmp_path / "victim") as victim:
+        assert victim.died()
+    assert len(list(data.iterdir())) == 2 and len(list(metadata.glob("*.avro"))) > 3
+    with sink.begin(job.window, job.splits, job.shape):
+        pass
+    named = {path.removeprefix("file://") for path in lake.files(every=True)}
+    assert {str(path) for path in [*data.rglob("*.parquet"), *metadata.glob("*.avro")]} == named
+    apply(sink, job)
+    apply(sink, replayed(first, first=3))
+    assert current(lake).format_version == 1
+    assert Counter(lake.ids()) == Counter([*replayed(first, first=3).ids, *job.ids])
 
 
 # --- branches -------------------------------------------------------------------------------------------------------

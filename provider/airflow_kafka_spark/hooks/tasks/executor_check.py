@@ -28,6 +28,7 @@ PACKAGES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "kafka": (("confluent-kafka", "confluent_kafka"),),
     "postgres": (("adbc-driver-postgresql", "adbc_driver_postgresql"), ("adbc-driver-manager", "adbc_driver_manager")),
     "jdbc": (("adbc-driver-postgresql", "adbc_driver_postgresql"), ("adbc-driver-manager", "adbc_driver_manager")),
+    "cdc": (("psycopg", "psycopg"),),
     "avro": (("polars", "polars"),),
     "protobuf": (("protobuf", "google.protobuf"),),
 }
@@ -39,6 +40,7 @@ INSTEAD: Mapping[str, tuple[str, str]] = {"postgres": ("psycopg", "psycopg")}
 _PARTS = (
     ("airflow_kafka_spark.sinks.postgres.", "postgres"),
     ("airflow_kafka_spark.sources.jdbc.tasks.", "jdbc"),
+    ("airflow_kafka_spark.sources.postgres_cdc.tasks.", "cdc"),
     ("airflow_kafka_spark.formats.avro.tasks.decode", "avro"),
     ("airflow_kafka_spark.formats.protobuf.", "protobuf"),
 )

@@ -75,6 +75,7 @@ class Attempts:
         :raises SinkUnavailable: catalog or store did not answer.
         """
         left = set(markers)
+        waiting: set[str] = set()
         error: Exception | None = None
         fence = new_snapshot_id()
         for _ in range(_TRIES):
@@ -84,12 +85,14 @@ class Attempts:
             for marker in committed:
                 self.finish(table, marker)
             left -= committed
+            bases = {marker: self._base(table, marker) for marker in left}
             # The tag never returns to a snapshot that it has left.
-            overtaken = {marker for marker in left if self._base(table, marker) not in (None, state.tag or 0)}
-            if state.tag == fence or left == overtaken:
+            if state.tag == fence or all(base not in (None, state.tag or 0) for base in bases.values()):
                 for marker in left:
-                    self.remove(table, marker, sure=marker not in overtaken)
+                    self.remove(table, marker, sure=marker in waiting)
                 return state.tag
+            # The fence requires that the tag is still where it was when they began.
+            waiting = {marker for marker, base in bases.items() if base == (state.tag or 0)}
             try:
                 summary = {**state.summary(pipeline), FENCED: " ".join(sorted(left))}
                 commit = make_commit(table, fence, summary, None, tag_name(pipeline))

@@ -24,7 +24,6 @@ CATALOGS = ("rest", "sql", "glue", "hive", "dynamodb", "bigquery")
 """The values of ``type`` in the connection's extra."""
 
 _SECRET = re.compile(r"secret|password|token|credential|session|access[-_]key|account[-_]key|sas", re.IGNORECASE)
-_FILE_IO = "pyiceberg.io.pyarrow.PyArrowFileIO"
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,6 @@ def catalog_access(conn_id: str) -> CatalogAccess:
         options["uri"] = f"{scheme}://{user}{password}@{rest}"
     if kind in ("rest", "sql") and "uri" not in options:
         raise ConnectionInvalid(conn_id, f"it has no host, which is the URI of a {kind} catalog")
-    # Data files, manifests and the attempts' own notes are written by Arrow.
-    options["py-io-impl"] = _FILE_IO
     return CatalogAccess(conn_id, name, options)
 
 

@@ -35,6 +35,9 @@ FENCED = "airflow.fenced"
 the attempts that can no longer commit."""
 
 
+_FOREVER = (1 << 63) - 1
+
+
 def tag_name(pipeline: str) -> str:
     """Return the name of a pipeline's tag."""
     return f"airflow.{pipeline}"
@@ -189,8 +192,15 @@ def make_commit(
     from pyiceberg.table.update import AssertDefaultSpecId
     from pyiceberg.table.update.snapshot import _MergeAppendFiles
 
+    class Look(Transaction):
+        """A transaction without changes. pyiceberg would copy all metadata each time that it is asked for it."""
+
+        @property
+        def table_metadata(self) -> TableMetadata:
+            return self._table.metadata
+
     metadata = table.metadata
-    update = Transaction(table).update_snapshot(snapshot_properties=dict(summary), branch=branch)
+    update = Look(table).update_snapshot(snapshot_properties=dict(summary), branch=branch)
     producer = update.overwrite() if removed else update.merge_append() if added else update.fast_append()
     if isinstance(producer, _MergeAppendFiles):
         # On unless the table says otherwise, as for Spark and Flink: windows are many and small.
@@ -223,11 +233,18 @@ def ref_is(name: str, snapshot_id: int | None) -> TableRequirement:
 
 
 def set_ref(metadata: TableMetadata, name: str, kind: Any, snapshot_id: int) -> TableUpdate:
-    """Return the change that lets a branch or tag name a snapshot. How long it keeps snapshots stays as it is."""
+    """Return the change that lets a branch or tag name a snapshot. How long it keeps snapshots stays as it is.
+
+    A new tag never expires, whatever the table's ``history.expire.max-ref-age-ms`` says.
+    """
+    from pyiceberg.table.refs import SnapshotRefType
     from pyiceberg.table.update import SetSnapshotRefUpdate
 
     there = metadata.refs.get(name)
-    kept = {name: getattr(there, name) for name in ("max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep") if there}
+    options = ("max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep")
+    kept = {option: getattr(there, option) for option in options if there is not None}
+    if there is None and kind == SnapshotRefType.TAG:
+        kept["max_ref_age_ms"] = _FOREVER
     return SetSnapshotRefUpdate(**{"ref_name": name, "type": kind, "snapshot_id": snapshot_id, **kept})
 
 

@@ -150,21 +150,8 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         return {"spark.sql.session.timeZone": "UTC"}
 
     def database(self) -> SourceDatabase:
-        """Return the database that the connection leads to.
-
-        :raises ConnectionInvalid: the connection is not defined, of another type, or has options that mean nothing here.
-        """
-        connection = look_up(self.conn_id, "postgres", "mysql")
-        if kind_of(connection) == "postgres":
-            from airflow_kafka_spark.hooks import postgres
-            from airflow_kafka_spark.sources.jdbc.postgres import PostgresDatabase
-
-            return PostgresDatabase(postgres.read_server(connection))
-        import pymysql  # noqa: F401
-
-        from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, read_server
-
-        return MysqlDatabase(read_server(connection))
+        """Return the database that the connection leads to, as :func:`database_of`."""
+        return database_of(self.conn_id)
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, connection, server, table, columns and their types, cursor, key and rights."""
@@ -176,12 +163,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         except ConnectionInvalid as error:
             return [*found, Problem("source.conn_id", error.found, error.action)]
         except ImportError as error:
-            package = error.name or str(error)
-            extra = f"airflow-provider-kafka-spark[{'mysql' if 'mysql' in package else 'postgres'}]"
-            return [
-                *found,
-                Problem("source", f"the package `{package}` is not installed", f"Install it with `pip install '{extra}'`"),
-            ]
+            return [*found, missing_driver(error)]
         found += database.problems()
         found += ServerValidation(self, database, options_valid=not found).problems()
         # A column may be unfit both to be read and to be split by.
@@ -236,3 +218,29 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         from airflow_kafka_spark.sources.jdbc.windows import make_split_reader
 
         return make_split_reader(self, self.database(), splits, columns)
+
+
+def database_of(conn_id: str) -> SourceDatabase:
+    """Return the database that an Airflow connection leads to.
+
+    :raises ConnectionInvalid: the connection is not defined, of another type, or has options that mean nothing here.
+    :raises ImportError: the database's Python driver is not installed (:func:`missing_driver`).
+    """
+    connection = look_up(conn_id, "postgres", "mysql")
+    if kind_of(connection) == "postgres":
+        from airflow_kafka_spark.hooks import postgres
+        from airflow_kafka_spark.sources.jdbc.postgres import PostgresDatabase
+
+        return PostgresDatabase(postgres.read_server(connection))
+    import pymysql  # noqa: F401
+
+    from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, read_server
+
+    return MysqlDatabase(read_server(connection))
+
+
+def missing_driver(error: ImportError) -> Problem:
+    """Return the problem of a driver that is not installed, with the extra that brings it."""
+    package = error.name or str(error)
+    extra = f"airflow-provider-kafka-spark[{'mysql' if 'mysql' in package else 'postgres'}]"
+    return Problem("source", f"the package `{package}` is not installed", f"Install it with `pip install '{extra}'`")

@@ -1,0 +1,63 @@
+"""Hooks of connections of the types ``postgres`` and ``mysql``, where the official providers are not installed.
+
+If no provider declares a type, ``airflow connections add --conn-type postgres`` stores a connection of the type ``generic``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.providers.common.compat.sdk import BaseHook
+
+from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError
+from airflow_kafka_spark.sources.jdbc.source import database_of, missing_driver
+
+
+class DatabaseHook(BaseHook):
+    """A connection to a database, with the connection test of Airflow's UI.
+
+    :param conn_id: the Airflow connection.
+    """
+
+    conn_name_attr = "conn_id"
+
+    def __init__(self, conn_id: str) -> None:
+        super().__init__()
+        self.conn_id = conn_id
+
+    def get_conn(self) -> Any:
+        """Not available: sinks and sources open their own sessions.
+
+        :raises ConnectionInvalid: always.
+        """
+        action = "For a hook that runs statements, install Airflow's provider of the database"
+        raise ConnectionInvalid(self.conn_id, "this hook only tests the connection", action)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Open a session, and return True and the server's address, or False and the reason, for Airflow's UI."""
+        try:
+            database = database_of(self.conn_id)
+            with database.session("testing the connection") as session:
+                if problems := list(session.server_problems()):
+                    return False, " ".join(map(str, problems))
+        except ImportError as error:
+            return False, str(missing_driver(error))
+        except KafkaSparkError as error:
+            return False, error.found
+        return True, f"Connected to {database.server.where}."
+
+
+class PostgresHook(DatabaseHook):
+    """A connection of the type ``postgres``, with the connection test of Airflow's UI."""
+
+    conn_type = "postgres"
+    default_conn_name = "postgres_default"
+    hook_name = "Postgres"
+
+
+class MysqlHook(DatabaseHook):
+    """A connection of the type ``mysql``, with the connection test of Airflow's UI."""
+
+    conn_type = "mysql"
+    default_conn_name = "mysql_default"
+    hook_name = "MySQL"

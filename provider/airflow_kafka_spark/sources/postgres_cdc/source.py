@@ -1,0 +1,180 @@
+"""The log of a PostgreSQL database as frozen windows of change events."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from airflow_kafka_spark.errors import ConnectionInvalid, Problem
+from airflow_kafka_spark.hooks.connections import look_up
+from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
+from airflow_kafka_spark.sources.jdbc.database import bracketed
+from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
+from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_kafka_spark.hooks.postgres import PostgresServer
+    from airflow_kafka_spark.sources.base import SplitReader
+    from airflow_kafka_spark.sources.postgres_cdc.windows import LogWindows
+
+
+@dataclass(frozen=True)
+class PostgresCdcSource(PostgresCdcOptions, RowSource):
+    """Reads changes of tables from PostgreSQL's log (change data capture), in bounded windows.
+
+    A window is a range of the log. Its changes are read by ``pg_logical_slot_peek_binary_changes`` over an ordinary connection,
+    with the server's own plugin ``pgoutput``; nothing has to be installed there. Each change is an event in Debezium's form, with
+    the columns ``topic``, ``key``, ``value`` (JSON, as bytes) and ``timestamp`` (of the commit, milliseconds since the epoch):
+    ``KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())`` publishes them.
+
+    Guarantee: each change of each transaction that commits after the slot was created is in exactly one window, and all changes
+    of a transaction are in the same one. A window is one split, so its events are published in one Kafka transaction, in the
+    order of the commits. The slot is advanced behind a window only once the ledger says that it is complete. A transaction that
+    is open at the end of a window is in a later one.
+
+    :param conn_id: Airflow connection of type ``postgres``, of a role with REPLICATION, to a primary of release 12 or later with
+        ``wal_level=logical``. Executors use it too. Templated.
+    :param publication: the publication, which has to exist and to have the tables (Debezium's ``publication.name``). Templated.
+    :param slot: the logical replication slot (Debezium's ``slot.name``). It is created if it is missing when the first window is
+        frozen, and belongs to this pipeline alone. Drop it when the pipeline is removed: until then the server keeps its log.
+        Templated.
+    :param topic_prefix: events of table ``schema.table`` have the topic ``<topic_prefix>.<schema>.<table>``, with ``_`` for
+        characters that a topic's name cannot have. Templated.
+    :param tables: the tables, as ``schema.table`` (``public`` if no schema is given); None (default): all of the publication.
+    :param snapshot: what is published of the rows that are there before the slot. ``never`` (default): nothing, and windows begin
+        where the slot does. ``initial``, ``only`` and ``when_needed`` are refused: they are not built yet.
+    :param max_wal_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256
+        MiB. A window has to be published within the sink's ``transaction_timeout``.
+    :param message_key_columns: table -> the columns of its key. Default: the replica identity, which usually is the primary key;
+        the primary key where the replica identity is the whole row.
+    :param tombstones_on_delete: True (default): a delete is followed by a record without a value.
+    :param skipped_operations: operations that are left out: ``c``, ``u``, ``d``, ``t`` (truncate); default ``("t",)``, as with
+        Debezium.
+    :param unavailable_value_placeholder: the text in place of a large value (TOAST) that an update has not changed, which the log
+        does not hold unless the replica identity is the whole row; default ``__debezium_unavailable_value``.
+    :param decimal_handling_mode: ``precise`` (default): the bytes of Connect's Decimal, in base64; ``string``; ``double``, which
+        rounds.
+    :param time_precision_mode: ``adaptive`` (default): dates in days, times and timestamps without zone in microseconds, or in
+        milliseconds where the column has a precision up to 3; ``connect``: milliseconds. Timestamps with zone are ISO 8601 texts
+        in UTC either way.
+    :param schemas_enable: True: keys and values carry their schema, as JsonConverter with ``schemas.enable=true`` writes them;
+        False (default): they do not.
+    """
+
+    template_fields: ClassVar[Sequence[str]] = ("conn_id", "publication", "slot", "topic_prefix", "tables")
+
+    @property
+    def uri(self) -> str:
+        """``postgres://host:port/database/slot``.
+
+        :raises ConnectionInvalid: the connection cannot be used.
+        """
+        server = self.server()
+        return f"{_address(server)}/{urllib.parse.quote(server.database, safe='')}/{self.slot}"
+
+    @property
+    def asset_uri(self) -> str:
+        """``x-postgres-cdc://conn_id/slot``: only the connection knows the host, and Airflow does not check x- schemes."""
+        return f"x-postgres-cdc://{self.conn_id}/{self.slot}"
+
+    def server(self) -> PostgresServer:
+        """Return the server that the connection leads to.
+
+        :raises ConnectionInvalid: the connection is not defined, of another type, or has options that mean nothing here.
+        """
+        import psycopg  # noqa: F401
+
+        from airflow_kafka_spark.hooks.postgres import read_server
+
+        return read_server(look_up(self.conn_id, "postgres"))
+
+    def _windows(self) -> LogWindows:
+        from airflow_kafka_spark.sources.postgres_cdc.windows import LogWindows
+
+        return LogWindows(self, self.server())
+
+    def origin(self) -> Endpoint:
+        """Return server, database and slot; the publication, the tables and the prefix of topics."""
+        server = self.server()
+        windows = self._windows()
+        with windows.slot.session("asking which server it is") as connection:
+            from airflow_kafka_spark.hooks.postgres import system_identifier
+
+            identity = system_identifier(connection)
+        place = {SERVER: _address(server), "database": server.database, "slot": self.slot}
+        details = {
+            "publication": self.publication,
+            "tables": ", ".join(sorted(".".join(name) for name in self.named_tables or ())),
+            "topic_prefix": self.topic_prefix,
+        }
+        return Endpoint({**place, **({SERVER_ID: identity} if identity else {})}, details)
+
+    def validate(self) -> list[Problem]:
+        """Return all that is wrong with options, connection, server, slot, publication, tables and their keys."""
+        found = list(self.option_problems())
+        try:
+            server = self.server()
+        except ConnectionInvalid as error:
+            return [*found, Problem("source.conn_id", error.found, error.action)]
+        except ImportError as error:
+            action = "Install it with `pip install 'airflow-provider-kafka-spark[postgres]'`"
+            return [*found, Problem("source", f"the package `{error.name or error}` is not installed", action)]
+        if {"source.slot", "source.publication", "source.tables", "source.message_key_columns"} & {p.where for p in found}:
+            return found
+        from airflow_kafka_spark.sources.postgres_cdc.validation import ServerValidation
+
+        return [*found, *ServerValidation(self, server).problems()]
+
+    def columns(self) -> tuple[str, ...]:
+        """Return ``topic``, ``key``, ``value`` and ``timestamp``."""
+        return "topic", "key", "value", "timestamp"
+
+    def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
+        """Decide the next window's end: the end of the log, or ``max_wal_bytes`` behind the last window.
+
+        Creates the slot for the first window if it is missing, and advances it to ``position``, whose window is complete. See
+        :meth:`RowSource.freeze`.
+
+        :raises SourceUnavailable: the server does not answer, or another program uses the slot.
+        :raises SourceRejected: the slot no longer has the log behind ``position``: it is gone, lost, or was advanced; or the
+            server is another one, or was failed over.
+        """
+        return self._windows().freeze(position)
+
+    def completed(self, position: Mapping[str, Any]) -> None:
+        """Advance the slot. See :meth:`RowSource.completed`."""
+        self._windows().completed(position)
+
+    def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
+        """Return the events of these splits, read by Spark's Python workers. See :meth:`RowSource.frame`."""
+        from airflow_kafka_spark.sources.postgres_cdc.tasks.frame import ReadSplits
+
+        if not splits:
+            empty = self.empty_frame(spark)
+            assert empty is not None
+            return empty
+        numbers = spark.range(0, len(splits), 1, len(splits))
+        read = ReadSplits(self._windows().reader(splits, None))
+        return numbers.mapInArrow(cast(Any, read), SPARK_SCHEMA)
+
+    def empty_frame(self, spark: SparkSession) -> DataFrame | None:
+        """Return a DataFrame without rows that has the columns of :meth:`frame`."""
+        return spark.createDataFrame([], SPARK_SCHEMA)
+
+    def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
+        """Return how tasks read these splits. See :meth:`RowSource.reader`.
+
+        :raises SourceUnavailable: the server does not answer.
+        """
+        return self._windows().reader(splits, columns)
+
+
+SPARK_SCHEMA = "topic string, key binary, value binary, timestamp bigint"
+
+
+def _address(server: PostgresServer) -> str:
+    return f"postgres://{bracketed(server.host)}:{server.port}"

@@ -1,0 +1,1 @@
+"""Reading and decoding the log. Runs on executors."""

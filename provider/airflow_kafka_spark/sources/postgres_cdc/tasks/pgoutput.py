@@ -1,0 +1,195 @@
+"""The messages of PostgreSQL's plugin ``pgoutput``, protocol version 1.
+
+Neither a driver nor a maintained package of PyPI decodes them without a replication connection, so this module does. See
+"Logical Replication Message Formats" in PostgreSQL's documentation.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+POSTGRES_EPOCH_US = 946_684_800_000_000
+"""Microseconds from 1970 to 2000, where PostgreSQL's clock begins."""
+
+UNCHANGED = object()
+"""A value that the server has not sent: it is stored out of line (TOAST), and the update has not changed it."""
+
+Tuple = list[object]
+"""The values of a row in the order of its relation's columns: bytes of the text, None, or :data:`UNCHANGED`."""
+
+_BEGIN = struct.Struct(">qqI")
+_RELATION_COLUMN = struct.Struct(">Ii")
+_LENGTH = struct.Struct(">i")
+
+
+class Column(NamedTuple):
+    """A column of a relation.
+
+    :param name: its name.
+    :param is_key: True if it is part of the replica identity.
+    :param type_oid: the OID of its type.
+    :param modifier: the type's modifier (precision, length); -1 for none.
+    """
+
+    name: str
+    is_key: bool
+    type_oid: int
+    modifier: int
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A table, as it was when the changes behind this message were made.
+
+    :param oid: its OID, by which changes name it.
+    :param identity: its replica identity: ``d`` (default), ``n`` (nothing), ``f`` (full), ``i`` (index).
+    """
+
+    oid: int
+    schema: str
+    table: str
+    identity: str
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The beginning of a transaction.
+
+    :param commit_lsn: where the record of its commit begins.
+    :param commit_us: the time of its commit, microseconds since 1970.
+    :param xid: its 32-bit id.
+    """
+
+    commit_lsn: int
+    commit_us: int
+    xid: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The end of a transaction."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a row.
+
+    :param op: ``I``, ``U`` or ``D``.
+    :param relation: the OID of its table.
+    :param old: the old row: the columns of the replica identity, or all of them; None if the server has not sent it.
+    :param is_full: True if ``old`` has all columns.
+    :param new: the new row; None for a delete.
+    """
+
+    op: str
+    relation: int
+    old: Tuple | None
+    is_full: bool
+    new: Tuple | None
+
+
+@dataclass(frozen=True)
+class Truncate:
+    """A TRUNCATE of tables.
+
+    :param relations: their OIDs.
+    """
+
+    relations: tuple[int, ...]
+
+
+Message = Relation | Begin | Commit | Change | Truncate
+
+
+class NotPgoutput(ValueError):
+    """Raised for bytes that are no message of the protocol's version 1."""
+
+
+def decode(data: bytes) -> Message | None:
+    """Return a message; None for those that change no row: Type, Origin, logical messages.
+
+    :raises NotPgoutput: it is none.
+    """
+    try:
+        return _decode(data)
+    except (struct.error, IndexError, ValueError) as error:
+        raise NotPgoutput(f"a message that begins with {data[:16].hex()} ({len(data)} bytes): {error}") from error
+
+
+def _decode(data: bytes) -> Message | None:
+    kind = data[0]
+    if kind == 73:  # I
+        return Change("I", _oid(data, 1), None, False, _tuple(data, 6)[0])
+    if kind == 85:  # U
+        old, at, is_full = None, 5, False
+        if data[at] != 78:  # K or O before N
+            is_full = data[at] == 79
+            old, at = _tuple(data, at + 1)
+        return Change("U", _oid(data, 1), old, is_full, _tuple(data, at + 1)[0])
+    if kind == 68:  # D
+        return Change("D", _oid(data, 1), _tuple(data, 6)[0], data[5] == 79, None)
+    if kind == 66:  # B
+        lsn, clock, xid = _BEGIN.unpack_from(data, 1)
+        return Begin(lsn, clock + POSTGRES_EPOCH_US, xid)
+    if kind == 67:  # C
+        return Commit()
+    if kind == 82:  # R
+        return _relation(data)
+    if kind == 84:  # T
+        count = _oid(data, 1)
+        return Truncate(struct.unpack_from(f">{count}I", data, 6))
+    if kind in b"YOM":
+        return None
+    raise ValueError(f"`{chr(kind)}` is no kind of message")
+
+
+def _oid(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 4], "big")
+
+
+def _tuple(data: bytes, at: int) -> tuple[Tuple, int]:
+    """Return the values of a row, and where they end."""
+    count = data[at] << 8 | data[at + 1]
+    at += 2
+    values: Tuple = []
+    for _ in range(count):
+        kind = data[at]
+        if kind == 116:  # t
+            length = _LENGTH.unpack_from(data, at + 1)[0]
+            at += 5
+            values.append(data[at : at + length])
+            at += length
+            continue
+        if kind not in (110, 117):  # n, u
+            raise ValueError(f"`{chr(kind)}` is no kind of value")
+        values.append(None if kind == 110 else UNCHANGED)
+        at += 1
+    if at > len(data):
+        raise ValueError("it is cut off")
+    return values, at
+
+
+def _relation(data: bytes) -> Relation:
+    schema, at = _text(data, 5)
+    table, at = _text(data, at)
+    identity = chr(data[at])
+    return Relation(_oid(data, 1), schema or "pg_catalog", table, identity, tuple(_columns(data, at + 1)))
+
+
+def _columns(data: bytes, at: int) -> Iterator[Column]:
+    count = data[at] << 8 | data[at + 1]
+    at += 2
+    for _ in range(count):
+        flags = data[at]
+        name, at = _text(data, at + 1)
+        yield Column(name, bool(flags & 1), *_RELATION_COLUMN.unpack_from(data, at))
+        at += _RELATION_COLUMN.size
+
+
+def _text(data: bytes, at: int) -> tuple[str, int]:
+    end = data.index(0, at)
+    return data[at:end].decode(), end + 1

@@ -1,0 +1,128 @@
+"""Reading a window of the log inside a Spark task, through a cursor of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.hooks.postgres import rows
+from airflow_kafka_spark.sources.base import SplitReader
+from airflow_kafka_spark.sources.postgres_cdc.tasks.events import Event, EventOptions, EventWriter
+from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import NotPgoutput, decode
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, parse_lsn
+from airflow_kafka_spark.sources.postgres_cdc.tasks.values import UserType
+
+if TYPE_CHECKING:
+    import psycopg
+
+COLUMNS: tuple[tuple[str, Kind], ...] = (("topic", "text"), ("key", "binary"), ("value", "binary"), ("timestamp", "integer"))
+"""The columns of an event, and their kinds."""
+
+SCHEMA = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("timestamp", pa.int64())])
+
+BATCH_BYTES = 4 << 20
+"""Bytes of values, roughly, that a task has in memory at once: of what it fetches, and of what it hands on."""
+BATCH_ROWS = 10_000
+
+PEEK = (
+    "SELECT lsn::text, data FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, "
+    "'proto_version', '1', 'publication_names', %s)"
+)
+
+
+@dataclass(frozen=True)
+class LogReader(SplitReader):
+    """Reads windows of the log.
+
+    :param server: the server and the slot.
+    :param publication: the publication, quoted as pgoutput parses it.
+    :param options: the form of events.
+    :param splits: per split its bounds and the identity of the log (JSON).
+    :param needed: the columns that are needed.
+    """
+
+    server: SlotServer
+    publication: str
+    options: EventOptions
+    splits: tuple[Mapping[str, Any], ...]
+    needed: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[tuple[str, Kind], ...]:  # type: ignore[override]
+        """The columns that are needed, and their kinds."""
+        return tuple((name, kind) for name, kind in COLUMNS if name in self.needed)
+
+    def read(self, split: int) -> Iterator[pa.RecordBatch]:
+        """Yield the events of a split, in the order of the log.
+
+        :raises SourceUnavailable: the server does not answer, or another program uses the slot.
+        :raises SourceRejected: the slot no longer has the window, or a value cannot be written.
+        """
+        names = [name for name, _ in self.columns]
+        for events in self._batches(self.splits[split]):
+            columns = zip(*events, strict=True)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA).select(names)
+
+    def _batches(self, bounds: Mapping[str, Any]) -> Iterator[list[Event]]:
+        start, end = parse_lsn(bounds["start"]), parse_lsn(bounds["end"])
+        events: list[Event] = []
+        size = 0
+        with self.server.session(f"reading the log from {bounds['start']} to {bounds['end']}") as connection:
+            self.server.refuse_other(connection, start, dict(bounds["log"]))
+            self.server.release(connection)
+            writer = EventWriter(self.options, start, end, user_types(connection))
+            for lsn, data in self._messages(connection, bounds["end"]):
+                try:
+                    message = decode(data)
+                except NotPgoutput as error:
+                    raise SourceRejected(self.server.server.where, f"the log at {lsn} is not understood: {error}") from None
+                if message is None:
+                    continue
+                for event in writer.write(parse_lsn(lsn), message):
+                    events.append(event)
+                    size += len(event.value or b"") + len(event.key or b"")
+                    if size > BATCH_BYTES or len(events) >= BATCH_ROWS:
+                        yield events
+                        events, size = [], 0
+                if writer.is_past:
+                    break
+        if events:
+            yield events
+
+    def _messages(self, connection: psycopg.Connection[Any], end: str) -> Iterator[tuple[str, bytes]]:
+        """Yield LSN and bytes of each message. The server keeps the result, in a file if it is large, and hands out pieces."""
+        with connection.transaction(), connection.cursor(name="changes", binary=True) as cursor:
+            cursor.execute(PEEK, [self.server.slot, end, self.publication])
+            count = 500
+            while found := cursor.fetchmany(count):
+                yield from found
+                average = sum(len(data) for _, data in found) / len(found)
+                # Grows slowly: behind small messages there may be large ones.
+                count = max(1, min(BATCH_ROWS, count * 2, int(BATCH_BYTES / max(average, 1))))
+
+
+def user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
+    """Return the types that are not built in: domains and their base types, arrays and their elements, and all others."""
+    found = rows(
+        connection,
+        "SELECT oid::bigint, typtype::text, typbasetype::bigint, typtypmod, "
+        "CASE WHEN typcategory = 'A' AND typtype = 'b' THEN typelem::bigint ELSE 0 END "
+        "FROM pg_catalog.pg_type WHERE oid >= 16384 AND (typtype = 'd' OR typcategory = 'A')",
+    )
+    return {oid: UserType(kind, base, modifier, element) for oid, kind, base, modifier, element in found}
+
+
+def publication_names(publication: str) -> str:
+    """Return the name of a publication as the option ``publication_names`` takes it: a list of identifiers."""
+    return '"' + publication.replace('"', '""') + '"'
+
+
+def split_columns(needed: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the columns that are needed, in their order."""
+    return tuple(name for name, _ in COLUMNS if needed is None or name in needed)

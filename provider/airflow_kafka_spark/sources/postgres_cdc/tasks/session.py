@@ -1,0 +1,194 @@
+"""Sessions that use a replication slot: their settings, the slot's state, and the end of a dead attempt that still holds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer, rows, system_identifier
+
+if TYPE_CHECKING:
+    import psycopg
+
+SESSION = (
+    "SELECT set_config(name, value, false) FROM (VALUES ('TimeZone', 'UTC'), ('DateStyle', 'ISO, MDY'), "
+    "('IntervalStyle', 'iso_8601'), ('extra_float_digits', '1'), ('bytea_output', 'hex'), ('xmlbinary', 'base64'), "
+    "('client_min_messages', 'warning'), ('statement_timeout', '0'), ('idle_in_transaction_session_timeout', '0'), "
+    "('search_path', 'pg_catalog'), ('default_transaction_isolation', 'read committed')) AS s(name, value)"
+)
+"""Gives every session the same settings: values of the log cross it as text."""
+
+RELEASE_SECONDS = 30.0
+"""Seconds that a session which was ended may take to give the slot back."""
+
+_REFUSED = ("22", "23", "42", "55", "58")
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """A replication slot.
+
+    :param confirmed: the LSN up to which it was advanced.
+    :param wal_status: ``lost`` if WAL that it needs was removed; "" before PostgreSQL 13.
+    :param pid: of the session that uses it now; None: none.
+    :param application: the name of that session.
+    """
+
+    plugin: str
+    database: str
+    confirmed: int
+    wal_status: str
+    temporary: bool
+    pid: int | None
+    application: str
+
+
+def parse_lsn(text: str) -> int:
+    """Return an LSN as a number."""
+    high, _, low = text.partition("/")
+    return (int(high, 16) << 32) + int(low, 16)
+
+
+def format_lsn(lsn: int) -> str:
+    """Return an LSN as PostgreSQL writes it, ``16/B374D848``."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def session_name(slot: str) -> str:
+    """Return the name of our sessions that use a slot, as long as the server keeps it."""
+    return f"{APPLICATION} cdc {slot}"[:63]
+
+
+@dataclass(frozen=True)
+class SlotServer:
+    """A server and one of its slots. Travels to tasks.
+
+    :param server: host, database and login, with the password.
+    :param slot: the name of the slot.
+    """
+
+    server: PostgresServer
+    slot: str
+
+    @contextmanager
+    def session(self, doing: str) -> Iterator[psycopg.Connection[Any]]:
+        """Open a session.
+
+        :raises SourceUnavailable: the server does not answer, or ends the session.
+        :raises SourceRejected: the server refuses a statement.
+        """
+        import psycopg
+
+        try:
+            conninfo = f"{self.server.named(session_name(self.slot))} client_encoding=UTF8"
+            with psycopg.connect(conninfo, autocommit=True) as connection:
+                connection.execute(SESSION)
+                yield connection
+        except psycopg.Error as error:
+            raise self._error(error, doing) from self.server.cause(error)
+
+    def _error(self, error: psycopg.Error, doing: str) -> KafkaSparkError:
+        text = " ".join(self.server.scrub(str(error)).split())
+        # 55006: another session uses the slot; it may end.
+        if (error.sqlstate or "")[:2] in _REFUSED and error.sqlstate not in ("55006", "55P03"):
+            return SourceRejected(self.server.where, f"{doing}: {text}")
+        return SourceUnavailable(self.server.where, doing, text)
+
+    def state(self, connection: psycopg.Connection[Any]) -> SlotState | None:
+        """Return the slot; None if there is none."""
+        has_status = connection.info.server_version >= 130000
+        found = connection.execute(
+            "SELECT s.plugin, s.database, s.confirmed_flush_lsn::text, "
+            f"{'s.wal_status' if has_status else 'NULL'}, s.temporary, s.active_pid, a.application_name "
+            "FROM pg_catalog.pg_replication_slots s LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid "
+            "WHERE s.slot_name = %s",
+            [self.slot],
+        ).fetchone()
+        if found is None:
+            return None
+        plugin, database, confirmed, status, temporary, pid, application = found
+        lsn = parse_lsn(confirmed) if confirmed else 0
+        return SlotState(plugin or "", database or "", lsn, status or "", temporary, pid, application or "")
+
+    def release(self, connection: psycopg.Connection[Any]) -> None:
+        """End the session of an earlier attempt that still uses the slot.
+
+        Our sessions are told by their name. The attempt that runs here is the newest one: the ledger has fenced earlier ones.
+
+        :raises SourceUnavailable: another program uses the slot, or our session does not end.
+        """
+        deadline = time.monotonic() + RELEASE_SECONDS
+        while (found := self.state(connection)) is not None and found.pid is not None:
+            if found.application != session_name(self.slot):
+                raise SourceUnavailable(self.server.where, f"using the slot `{self.slot}`", foreign_use(self.slot, found))
+            connection.execute("SELECT pg_catalog.pg_terminate_backend(%s)", [found.pid])
+            if time.monotonic() > deadline:
+                detail = f"process {found.pid} of an earlier attempt has not ended in {RELEASE_SECONDS:.0f} s"
+                raise SourceUnavailable(self.server.where, f"taking over the slot `{self.slot}`", detail)
+            time.sleep(0.05)
+
+    def identity(self, connection: psycopg.Connection[Any]) -> dict[str, Any]:
+        """Return what tells this server's log from others: system identifier, timeline and database."""
+        timeline = rows(connection, "SELECT substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8)")[0][0]
+        return {
+            "slot": self.slot,
+            "database": connection.info.dbname,
+            "system": system_identifier(connection),
+            "timeline": int(timeline, 16),
+        }
+
+    def refuse_other(self, connection: psycopg.Connection[Any], start: int, planned: dict[str, Any]) -> SlotState:
+        """Make sure that the slot still has the log from an LSN on.
+
+        :param planned: the identity of the log for which the LSN was recorded.
+        :raises SourceRejected: it has not: another server, a failover, a slot that is gone, lost or was advanced.
+        """
+        if connection.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone() == (True,):
+            raise SourceUnavailable(self.server.where, "reading the log", "the server is a standby, or is recovering")
+        found = self.identity(connection)
+        for name, called in (("slot", "slot"), ("database", "database"), ("system", "system identifier")):
+            if planned.get(name) and found[name] and planned[name] != found[name]:
+                raise SourceRejected(
+                    self.server.where,
+                    f"its {called} is `{found[name]}`, and the windows so far were read with `{planned[name]}`",
+                    f"Connect to the server of before. {NEW_PIPELINE}",
+                )
+        if planned.get("timeline") not in (None, found["timeline"]):
+            raise SourceRejected(
+                self.server.where,
+                f"it is on timeline {found['timeline']}, and the windows so far were read on timeline {planned['timeline']}: a "
+                "standby was promoted, or a backup restored, and changes that were published may be gone",
+                NEW_PIPELINE,
+            )
+        state = self.state(connection)
+        if state is None:
+            raise SourceRejected(
+                self.server.where, f"the slot `{self.slot}` is gone, and with it the log behind {format_lsn(start)}", NEW_PIPELINE
+            )
+        if state.wal_status == "lost":
+            raise SourceRejected(
+                self.server.where,
+                f"the slot `{self.slot}` is lost: the log behind {format_lsn(start)} grew beyond `max_slot_wal_keep_size`",
+                f"Raise `max_slot_wal_keep_size` or run more often. {NEW_PIPELINE}",
+            )
+        if state.confirmed > start:
+            raise SourceRejected(
+                self.server.where,
+                f"the slot `{self.slot}` was advanced to {format_lsn(state.confirmed)}, and the changes from {format_lsn(start)} "
+                "on can no longer be read. This pipeline advances it behind a complete window only, so another program has, or "
+                "the window is a replay",
+                f"A window of a log cannot be replayed. Let no other program use the slot. {NEW_PIPELINE}",
+            )
+        return state
+
+
+NEW_PIPELINE = "To begin anew, use a new slot and a new pipeline, and copy the tables again"
+
+
+def foreign_use(slot: str, state: SlotState) -> str:
+    """Return that another program uses the slot."""
+    return f"process {state.pid} ({state.application or 'without a name'}) uses it; one slot serves one pipeline"

@@ -1,0 +1,362 @@
+"""Values of PostgreSQL as Debezium writes them in JSON.
+
+A converter takes the text that PostgreSQL writes (``DateStyle`` ISO, ``IntervalStyle`` iso_8601, UTC) and returns a piece of
+JSON. A Connect schema goes with each.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from json.encoder import encode_basestring
+from typing import Any, Literal
+
+Convert = Callable[[bytes], str]
+DecimalHandling = Literal["precise", "double", "string"]
+TimePrecision = Literal["adaptive", "connect"]
+
+_US = 1_000_000
+_DAY_US = 86_400 * _US
+_MONTH_US = round(365.25 / 12 * _DAY_US)
+INFINITY, MINUS_INFINITY = 9_223_372_036_825_200_000, -9_223_372_036_832_400_000
+"""Debezium's numbers for infinite timestamps."""
+
+
+class ValueRefused(ValueError):
+    """Raised for a value that the chosen form cannot hold."""
+
+
+@dataclass(frozen=True)
+class UserType:
+    """A type that is not built in.
+
+    :param kind: ``typtype`` of the catalog.
+    :param base: of a domain, the OID of its base type.
+    :param modifier: of a domain, the modifier of its base type.
+    :param element: of an array, the OID of its elements' type.
+    """
+
+    kind: str
+    base: int = 0
+    modifier: int = -1
+    element: int = 0
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A converter and the Connect schema of what it writes."""
+
+    convert: Convert
+    schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ValueTypes:
+    """The converters of types.
+
+    :param decimals: Debezium's ``decimal.handling.mode``.
+    :param times: Debezium's ``time.precision.mode``.
+    :param user_types: types that are not built in, by OID.
+    """
+
+    decimals: DecimalHandling = "precise"
+    times: TimePrecision = "adaptive"
+    user_types: Mapping[int, UserType] = field(default_factory=dict)
+
+    def of(self, oid: int, modifier: int) -> Converted:
+        """Return the converter of a type. Types without one of their own are written as PostgreSQL's text."""
+        found = self.user_types.get(oid)
+        if found is not None and found.kind == "d":
+            return self.of(found.base, found.modifier)
+        element = found.element if found is not None else _ARRAYS.get(oid, 0)
+        if element:
+            return _array(self.of(element, modifier))
+        if oid in _SIMPLE:
+            return _SIMPLE[oid]
+        if oid in (1700, 790):
+            return self._decimal(oid, modifier)
+        if oid in (1082, 1083, 1114):
+            return self._time(oid, modifier)
+        if oid in (1560, 1562):
+            length = modifier if oid == 1560 or modifier > 0 else None
+            bits = Converted(_bits, _named("bytes", "io.debezium.data.Bits", length=length))
+            return _BIT if length == 1 and oid == 1560 else bits
+        return _STRING
+
+    def _decimal(self, oid: int, modifier: int) -> Converted:
+        parse = _money if oid == 790 else _plain
+        if self.decimals == "string":
+            return Converted(lambda raw: encode_basestring(parse(raw)), {"type": "string"})
+        if self.decimals == "double":
+            return Converted(lambda raw: _double(parse(raw).encode()), {"type": "double"})
+        if oid == 1700 and modifier < 4:
+            struct = [{"field": "scale", "type": "int32"}, {"field": "value", "type": "bytes"}]
+            schema = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": struct}
+            return Converted(lambda raw: _variable_scale(parse(raw)), schema)
+        scale = 2 if oid == 790 else ((modifier - 4) & 0x7FF ^ 1024) - 1024
+        named: dict[str, Any] = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "version": 1}
+        parameters = {"scale": str(scale)}
+        if oid == 1700:
+            parameters["connect.decimal.precision"] = str((modifier - 4) >> 16 & 0xFFFF)
+        return Converted(lambda raw: f'"{_unscaled(parse(raw), scale)}"', {**named, "parameters": parameters})
+
+    def _time(self, oid: int, modifier: int) -> Converted:
+        connect = self.times == "connect"
+        if oid == 1082:
+            name = "org.apache.kafka.connect.data.Date" if connect else "io.debezium.time.Date"
+            return Converted(_days, _named("int32", name))
+        millis = connect or 0 <= modifier <= 3
+        if oid == 1083:
+            name = "org.apache.kafka.connect.data.Time" if connect else "io.debezium.time.Time"
+            micros = _named("int64", "io.debezium.time.MicroTime")
+            return Converted(_time_millis, _named("int32", name)) if millis else Converted(_time_micros, micros)
+        name = "org.apache.kafka.connect.data.Timestamp" if connect else "io.debezium.time.Timestamp"
+        micros = _named("int64", "io.debezium.time.MicroTimestamp")
+        return Converted(_millis, _named("int64", name)) if millis else Converted(_micros, micros)
+
+
+def _named(kind: str, name: str, **parameters: Any) -> dict[str, Any]:
+    given = {key: str(value) for key, value in parameters.items() if value is not None}
+    return {"type": kind, "name": name, "version": 1, **({"parameters": given} if given else {})}
+
+
+# --- texts and numbers --------------------------------------------------------------------------------------------------
+
+
+def _number(raw: bytes) -> str:
+    return raw.decode()
+
+
+def _boolean(raw: bytes) -> str:
+    return "true" if raw == b"t" else "false"
+
+
+def _text(raw: bytes) -> str:
+    return encode_basestring(raw.decode())
+
+
+def _double(raw: bytes) -> str:
+    text = raw.decode()
+    return f'"{text}"' if text.endswith(("NaN", "Infinity")) else repr(float(text))
+
+
+def _bytes(raw: bytes) -> str:
+    return f'"{base64.b64encode(bytes.fromhex(raw[2:].decode())).decode()}"'
+
+
+def _bit(raw: bytes) -> str:
+    return "true" if raw == b"1" else "false"
+
+
+def _bits(raw: bytes) -> str:
+    length = (len(raw) + 7) // 8
+    return f'"{base64.b64encode(int(raw or b"0", 2).to_bytes(length, "little")).decode()}"'
+
+
+def _plain(raw: bytes) -> str:
+    return raw.decode()
+
+
+def _money(raw: bytes) -> str:
+    text = raw.decode()
+    digits = re.sub(r"[^0-9.]", "", text)
+    return f"-{digits}" if "-" in text or text.startswith("(") else digits
+
+
+def _exact(text: str) -> Decimal:
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if not value.is_finite():
+        raise ValueRefused(f"it is {text}, which an exact decimal cannot hold")
+    return value
+
+
+def _encoded(unscaled: int) -> str:
+    length = (unscaled + (unscaled < 0)).bit_length() // 8 + 1
+    return base64.b64encode(unscaled.to_bytes(length, "big", signed=True)).decode()
+
+
+def _unscaled(text: str, scale: int) -> str:
+    sign, digits, exponent = _exact(text).as_tuple()
+    assert isinstance(exponent, int)
+    whole = int("".join(map(str, digits)))
+    shift = exponent + scale
+    whole = whole * 10**shift if shift >= 0 else whole // 10**-shift
+    return _encoded(-whole if sign else whole)
+
+
+def _variable_scale(text: str) -> str:
+    _, _, exponent = _exact(text).as_tuple()
+    assert isinstance(exponent, int)
+    scale = max(0, -exponent)
+    return f'{{"scale":{scale},"value":"{_unscaled(text, scale)}"}}'
+
+
+# --- dates and times ----------------------------------------------------------------------------------------------------
+
+_DATE = re.compile(r"(\d{4,})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?([+-]\d\d(?::\d\d)*)?( BC)?")
+_CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?([+-]\d\d(?::\d\d)*)?")
+_INTERVAL = re.compile(r"P(?:(-?\d+)Y)?(?:(-?\d+)M)?(?:(-?\d+)D)?(?:T(?:(-?\d+)H)?(?:(-?\d+)M)?(?:(-?)(\d+)(?:\.(\d{1,6}))?S)?)?")
+
+
+def _day_number(year: int, month: int, day: int) -> int:
+    """Return the days since 1970-01-01 in the proleptic Gregorian calendar, for any year."""
+    year -= month <= 2
+    era, of_era = divmod(year, 400)
+    of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
+    return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
+
+
+def _matched(pattern: re.Pattern[str], raw: bytes) -> re.Match[str]:
+    found = pattern.fullmatch(raw.decode())
+    if found is None:
+        raise ValueRefused(f"{raw.decode()!r} is not written as expected")
+    return found
+
+
+def _clock_micros(hour: str, minute: str, second: str, fraction: str | None) -> int:
+    return (int(hour) * 3600 + int(minute) * 60 + int(second)) * _US + int((fraction or "").ljust(6, "0"))
+
+
+def _day_of(found: re.Match[str]) -> int:
+    year = int(found[1])
+    return _day_number(1 - year if found[9] else year, int(found[2]), int(found[3]))
+
+
+def _infinite(raw: bytes) -> int | None:
+    return {b"infinity": INFINITY, b"-infinity": MINUS_INFINITY}.get(raw)
+
+
+def _days(raw: bytes) -> str:
+    if (infinite := _infinite(raw)) is not None:
+        return str(2**31 - 1 if infinite > 0 else -(2**31))
+    return str(_day_of(_matched(_DATE, raw)))
+
+
+def _timestamp(raw: bytes) -> int:
+    found = _matched(_DATE, raw)
+    return _day_of(found) * _DAY_US + _clock_micros(found[4], found[5], found[6], found[7])
+
+
+def _micros(raw: bytes) -> str:
+    infinite = _infinite(raw)
+    return str(_timestamp(raw) if infinite is None else infinite)
+
+
+def _millis(raw: bytes) -> str:
+    infinite = _infinite(raw)
+    return str(_timestamp(raw) // 1000 if infinite is None else infinite)
+
+
+def _zoned(raw: bytes) -> str:
+    if _infinite(raw) is not None:
+        return f'"{raw.decode()}"'
+    found = _matched(_DATE, raw)  # the session's zone is UTC
+    fraction = f".{found[7]}" if found[7] else ""
+    return f'"{_iso_year(found)}-{found[2]}-{found[3]}T{found[4]}:{found[5]}:{found[6]}{fraction}Z"'
+
+
+def _iso_year(found: re.Match[str]) -> str:
+    """Return a year as ISO 8601 has it: the year before 1 is 0, and years of more than four digits have a sign."""
+    if not found[9]:
+        return f"+{found[1]}" if len(found[1]) > 4 else found[1]
+    year = int(found[1]) - 1
+    return f"-{year:04}" if year else "0000"
+
+
+def _time_micros(raw: bytes) -> str:
+    found = _matched(_CLOCK, raw)
+    return str(_clock_micros(found[1], found[2], found[3], found[4]))
+
+
+def _time_millis(raw: bytes) -> str:
+    return str(int(_time_micros(raw)) // 1000)
+
+
+def _zoned_time(raw: bytes) -> str:
+    found = _matched(_CLOCK, raw)
+    parts = [int(part) for part in (found[5] or "+00")[1:].split(":")]
+    offset = sum(part * size for part, size in zip(parts, (3600, 60, 1), strict=False)) * (-1 if found[5][0] == "-" else 1)
+    micros = (_clock_micros(found[1], found[2], found[3], found[4]) - offset * _US) % _DAY_US
+    seconds, fraction = divmod(micros, _US)
+    after = f".{fraction:06}".rstrip("0") if fraction else ""
+    return f'"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{after}Z"'
+
+
+def _interval(raw: bytes) -> str:
+    found = _matched(_INTERVAL, raw)
+    years, months, days, hours, minutes = (int(found[n] or 0) for n in range(1, 6))
+    seconds = int(found[7] or 0) * _US + int((found[8] or "").ljust(6, "0"))
+    clock = (hours * 60 + minutes) * 60 * _US + (-seconds if found[6] else seconds)
+    return str((years * 12 + months) * _MONTH_US + days * _DAY_US + clock)
+
+
+# --- arrays -------------------------------------------------------------------------------------------------------------
+
+
+def _array(element: Converted) -> Converted:
+    items = {**element.schema, "optional": True}
+    return Converted(lambda raw: _array_text(raw.decode(), element.convert), {"type": "array", "items": items})
+
+
+_ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"|([^,{}"]+)', re.DOTALL)
+
+
+def _array_text(text: str, convert: Convert) -> str:
+    """Return an array literal (``{1,NULL,"a b"}``) as JSON."""
+    at = text.index("{")  # behind bounds, as in [0:1]={1,2}
+    out = []
+    while at < len(text):
+        mark = text[at]
+        if mark in "{},":
+            out.append({"{": "[", "}": "]", ",": ","}[mark])
+            at += 1
+            continue
+        found = _ITEM.match(text, at)
+        if found is None:
+            raise ValueRefused(f"{text!r} is no array")
+        if found[1] is None and found[2] == "NULL":
+            out.append("null")
+        else:
+            item = re.sub(r"\\(.)", r"\1", found[1], flags=re.DOTALL) if found[1] is not None else found[2]
+            out.append(convert(item.encode()))
+        at = found.end()
+    return "".join(out)
+
+
+_STRING = Converted(_text, {"type": "string"})
+_BIT = Converted(_bit, {"type": "boolean"})
+_SIMPLE: Mapping[int, Converted] = {
+    16: Converted(_boolean, {"type": "boolean"}),
+    17: Converted(_bytes, {"type": "bytes"}),
+    20: Converted(_number, {"type": "int64"}),
+    21: Converted(_number, {"type": "int16"}),
+    23: Converted(_number, {"type": "int32"}),
+    26: Converted(_number, {"type": "int64"}),
+    114: Converted(_text, _named("string", "io.debezium.data.Json")),
+    142: Converted(_text, _named("string", "io.debezium.data.Xml")),
+    700: Converted(_double, {"type": "float"}),
+    701: Converted(_double, {"type": "double"}),
+    1184: Converted(_zoned, _named("string", "io.debezium.time.ZonedTimestamp")),
+    1186: Converted(_interval, _named("int64", "io.debezium.time.MicroDuration")),
+    1266: Converted(_zoned_time, _named("string", "io.debezium.time.ZonedTime")),
+    2950: Converted(_text, _named("string", "io.debezium.data.Uuid")),
+    3802: Converted(_text, _named("string", "io.debezium.data.Json")),
+}
+_ARRAYS: Mapping[int, int] = {
+    1000: 16, 1001: 17, 1005: 21, 1007: 23, 1016: 20, 1021: 700, 1022: 701, 1028: 26, 1231: 1700, 791: 790, 1182: 1082,
+    1183: 1083, 1115: 1114, 1185: 1184, 1187: 1186, 1270: 1266, 2951: 2950, 199: 114, 3807: 3802, 143: 142, 1009: 25,
+    1014: 1042, 1015: 1043, 1002: 18, 1003: 19, 1041: 869, 651: 650, 1040: 829, 775: 774, 1561: 1560, 1563: 1562,
+}  # fmt: skip
+"""The arrays of built-in types, and the types of their elements."""
+
+
+def json_text(value: Any) -> str:
+    """Return compact JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

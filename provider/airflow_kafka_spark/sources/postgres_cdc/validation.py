@@ -1,0 +1,205 @@
+"""Checks of a PostgresCdcSource that need its server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
+from airflow_kafka_spark.hooks.postgres import PostgresServer
+from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, foreign_use, session_name
+
+if TYPE_CHECKING:
+    import psycopg
+
+OLDEST = 12
+
+_TABLES = (
+    "SELECT n.nspname, c.relname, c.relkind::text, c.relreplident::text, "
+    "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 "
+    "AND NOT a.attisdropped), "
+    "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid "
+    "AND a.attnum = ANY (i.indkey) WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident "
+    "ELSE i.indisprimary END) "
+    "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+    "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND (n.nspname, c.relname) IN "
+    "(SELECT * FROM unnest(%s::text[], %s::text[]))"
+)
+
+
+@dataclass(frozen=True)
+class ServerValidation:
+    """Checks the options of a source against its server.
+
+    :param options: the source's options, which are valid by themselves.
+    :param server: host, database and login.
+    """
+
+    options: PostgresCdcOptions
+    server: PostgresServer
+
+    def problems(self) -> list[Problem]:
+        """Return all that would keep windows from being frozen and read."""
+        slot = SlotServer(self.server, self.options.slot)
+        try:
+            with slot.session("checking the server") as connection:
+                found = list(self._server_problems(connection))
+                if any(problem.where == "source.conn_id" and "PostgreSQL" in problem.what for problem in found):
+                    return found
+                return [*found, *self._slot_problems(connection, slot), *self._publication_problems(connection)]
+        except KafkaSparkError as error:
+            problem = Problem("source.conn_id", error.found, "Correct the connection, or see to the server")
+            return [problem, *(Unchecked(f"source.{name}", "source.conn_id") for name in ("slot", "publication", "tables"))]
+
+    def _server_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+        version = connection.info.server_version // 10_000
+        if version < OLDEST:
+            yield Problem("source.conn_id", f"the server is PostgreSQL {version}; expected {OLDEST} or later")
+            return
+        level = _setting(connection, "wal_level")
+        if level != "logical":
+            action = "Set `wal_level = logical` and restart the server"
+            yield Problem("source.conn_id", f"`wal_level` of the server is `{level}`; expected `logical`", action)
+        if _one(connection, "SELECT pg_catalog.pg_is_in_recovery()"):
+            yield Problem("source.conn_id", "the server is a standby; expected a primary", "Connect to the primary")
+        rights = "SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user"
+        if not _one(connection, rights):
+            user = connection.info.user
+            found = f"role `{user}` may not use replication slots"
+            yield Problem("source.conn_id", found, f"ALTER ROLE {user} REPLICATION")
+
+    # --- slot ---
+
+    def _slot_problems(self, connection: psycopg.Connection[Any], slot: SlotServer) -> Iterator[Problem]:
+        state, name = slot.state(connection), self.options.slot
+        if state is None:
+            most = int(_setting(connection, "max_replication_slots"))
+            used = _one(connection, "SELECT count(*) FROM pg_catalog.pg_replication_slots")
+            if used >= most:
+                action = "Raise `max_replication_slots`, or drop a slot that nobody uses"
+                yield Problem("source.slot", f"`{name}` is missing, and all {most} slots of the server are taken", action)
+        elif state.plugin != "pgoutput":
+            kind = f"decodes with `{state.plugin}`" if state.plugin else "is a physical slot"
+            yield Problem("source.slot", f"`{name}` {kind}; expected `pgoutput`", "Name another slot; a missing one is created")
+        elif state.database != connection.info.dbname:
+            found = f"`{name}` belongs to database `{state.database}`; the connection leads to `{connection.info.dbname}`"
+            yield Problem("source.slot", found, "Name another slot, or correct the connection")
+        elif state.wal_status == "lost":
+            action = "Raise `max_slot_wal_keep_size`, drop the slot, and begin with a new pipeline"
+            yield Problem("source.slot", f"`{name}` is lost: WAL that it needs was removed", action)
+        elif state.temporary:
+            yield Problem("source.slot", f"`{name}` is temporary; expected a lasting one", "Name another slot")
+        elif state.pid is not None and state.application != session_name(name):
+            yield Problem("source.slot", foreign_use(name, state), "Stop that program, or name another slot")
+        yield from self._keep_problems(connection)
+
+    def _keep_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+        if connection.info.server_version < 130000:
+            return
+        kept = _one(connection, "SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size'")
+        if 0 <= kept << 20 < self.options.max_wal_bytes:
+            found = f"it is {self.options.max_wal_bytes:,}, and the server keeps {kept << 20:,} bytes of WAL for a slot"
+            action = "Raise `max_slot_wal_keep_size` well above it, or lower `max_wal_bytes`: a slot that falls behind is lost"
+            yield Problem("source.max_wal_bytes", found, action)
+
+    # --- publication and tables ---
+
+    def _publication_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+        name = self.options.publication
+        found = connection.execute(
+            "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_catalog.pg_publication WHERE pubname = %s", [name]
+        ).fetchone()
+        if found is None:
+            what = f"there is no publication `{name}` in database `{connection.info.dbname}`"
+            yield Problem("source.publication", what, f"CREATE PUBLICATION {name} FOR TABLE ...")
+            yield Unchecked("source.tables", "source.publication")
+            return
+        skipped = self.options.skipped_operations
+        missing = [
+            what
+            for what, op, there in zip(("insert", "update", "delete", "truncate"), "cudt", found, strict=True)
+            if not there and op not in skipped
+        ]
+        if missing:
+            what = f"`{name}` does not publish {', '.join(missing)}"
+            yield Problem("source.publication", what, "ALTER PUBLICATION ... SET (publish = ...), or `skipped_operations`")
+        covered = {
+            (schema, table)
+            for schema, table in connection.execute(
+                "SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = %s", [name]
+            )
+        }
+        wanted = self.options.named_tables
+        if wanted is None and not covered:
+            yield Problem("source.publication", f"`{name}` has no tables", f"ALTER PUBLICATION {name} ADD TABLE ...")
+        yield from self._table_problems(connection, covered if wanted is None else wanted, covered)
+
+    def _table_problems(
+        self, connection: psycopg.Connection[Any], wanted: set[Any] | frozenset[Any], covered: set[Any]
+    ) -> Iterator[Problem]:
+        keys = {full_name(name): tuple(columns) for name, columns in self.options.message_key_columns.items()}
+        asked = sorted(wanted | set(keys))
+        there = {
+            (row[0], row[1]): row[2:]
+            for row in connection.execute(_TABLES, [[schema for schema, _ in asked], [table for _, table in asked]])
+        }
+        for full in asked:
+            option, shown = ("tables" if full in wanted else "message_key_columns"), ".".join(full)
+            if full not in there:
+                yield Problem(f"source.{option}", f"there is no table {shown}", "Create it, or correct its name")
+                continue
+            kind, identity, columns, identifying = there[full]
+            if full in wanted and full not in covered:
+                yield self._uncovered(shown, kind)
+                continue
+            if full not in wanted:
+                yield Problem("source.message_key_columns", f"{shown} is not among `tables`", "Leave it out")
+                continue
+            yield from _key_problems(shown, identity, columns or [], identifying or [], keys.get(full))
+
+    def _uncovered(self, shown: str, kind: str) -> Problem:
+        if kind == "p":
+            found = f"{shown} is partitioned, and `{self.options.publication}` publishes its partitions under their own names"
+            action = "ALTER PUBLICATION ... SET (publish_via_partition_root = true), or name the partitions"
+            return Problem("source.tables", found, action)
+        if kind != "r":
+            return Problem("source.tables", f"{shown} is no table, and has no changes in the log", "Leave it out")
+        action = f"ALTER PUBLICATION {self.options.publication} ADD TABLE {shown}"
+        return Problem("source.tables", f"`{self.options.publication}` does not publish {shown}", action)
+
+
+def _key_problems(
+    shown: str, identity: str, columns: list[str], identifying: list[str], given: tuple[str, ...] | None
+) -> Iterator[Problem]:
+    """Yield what keeps events of a table from having a key.
+
+    :param identity: the replica identity.
+    :param identifying: the columns of the replica identity's index; of the primary key if it is the whole row.
+    :param given: the columns of the key that the options name.
+    """
+    where = "source.tables" if given is None else "source.message_key_columns"
+    if identity == "n" or (identity in "di" and not identifying):
+        found = f"{shown} has no replica identity, so the log does not say which row an UPDATE or DELETE has changed"
+        yield Problem(where, found, f"Give it a primary key, or ALTER TABLE {shown} REPLICA IDENTITY FULL")
+    elif given is None:
+        if not identifying:
+            found = f"{shown} has no primary key, and its replica identity is the whole row: its events would have no key"
+            yield Problem(where, found, "Name the columns of a key in `message_key_columns`")
+    else:
+        for name in given:
+            if name not in columns:
+                yield Problem(where, f"{shown} has no column `{name}`", "Correct the name")
+            elif identity != "f" and name not in identifying:
+                found = f"the log does not hold column `{name}` of rows of {shown} that are deleted"
+                yield Problem(where, found, f"ALTER TABLE {shown} REPLICA IDENTITY FULL")
+
+
+def _one(connection: psycopg.Connection[Any], query: str) -> Any:
+    found = connection.execute(query.encode()).fetchone()
+    return found[0] if found else None
+
+
+def _setting(connection: psycopg.Connection[Any], name: str) -> str:
+    return str(_one(connection, f"SELECT pg_catalog.current_setting('{name}')"))

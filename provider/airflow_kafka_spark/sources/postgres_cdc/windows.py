@@ -1,0 +1,175 @@
+"""Windows of the log: their end, the slot, and how tasks read them.
+
+A window is a range of LSNs, ``[start, end)``. A transaction is in the window that holds the LSN at which the record of its commit
+begins. This is the server's own rule: it hands out the transactions whose commit begins at the place of the slot or later. So
+each transaction is in one window, complete, wherever windows are cut; one that is open at the end is in a later window.
+
+The slot is advanced to the end of a window behind its COMPLETE record only: then by the attempt itself, or, if that has died,
+before the next window is frozen. So until a window is complete each attempt reads the same changes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected
+from airflow_kafka_spark.hooks.postgres import PostgresServer
+from airflow_kafka_spark.sources.base import FrozenWindow
+from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
+from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import Begin, decode
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, parse_lsn
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from airflow_kafka_spark.sources.base import SplitReader
+
+log = logging.getLogger(__name__)
+
+CREATE_SECONDS = 60
+"""Seconds that a new slot may wait for the transactions that are open."""
+
+
+@dataclass(frozen=True)
+class LogWindows:
+    """Freezes windows of the log of one slot.
+
+    :param options: the source's options.
+    :param server: host, database and login.
+    """
+
+    options: PostgresCdcOptions
+    server: PostgresServer
+
+    @property
+    def slot(self) -> SlotServer:
+        """The server and its slot."""
+        return SlotServer(self.server, self.options.slot)
+
+    def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
+        """Return the window behind ``position``; see :meth:`RowSource.freeze`."""
+        slot = self.slot
+        with slot.session("freezing a window of the log") as connection:
+            if position is None:
+                self._create_slot(connection)
+                state = slot.refuse_other(connection, 2**64, {})
+                start = state.confirmed
+            else:
+                start = parse_lsn(position["lsn"])
+                slot.refuse_other(connection, start, dict(position["log"]))
+            slot.release(connection)
+            self._advance(connection, start)
+            flushed = _flushed(connection)
+            if flushed < start:
+                raise SourceRejected(
+                    self.server.where,
+                    f"its log ends at {format_lsn(flushed)}, before {format_lsn(start)}, where the last window ended",
+                    "Connect to the server of before",
+                )
+            first = self._first_commit(connection, flushed)
+            identity = slot.identity(connection)
+        end = flushed
+        if first is not None:
+            # A window holds one transaction at least, so that windows always get on.
+            end = min(flushed, max(start + self.options.max_wal_bytes, first + 1))
+        bounds = {"start": format_lsn(start), "end": format_lsn(end), "log": identity}
+        behind = flushed - end
+        if behind:
+            log.info("%s bytes of the log lie behind this window", f"{behind:,}")
+        after = {"lsn": bounds["end"], "log": identity, "bytes_behind": behind}
+        return FrozenWindow((bounds,) if first is not None else (), after, remaining=behind > 0)
+
+    def completed(self, position: Mapping[str, Any]) -> None:
+        """Advance the slot to the end of a complete window. A failure is only logged: the next window does it."""
+        start = parse_lsn(position["lsn"])
+        faults.reached("cdc.advance")
+        try:
+            with self.slot.session("advancing the slot") as connection:
+                self.slot.refuse_other(connection, start, dict(position["log"]))
+                self.slot.release(connection)
+                self._advance(connection, start)
+        except KafkaSparkError as error:
+            log.warning("The slot `%s` stays where it was until the next window: %s", self.options.slot, error)
+
+    def _create_slot(self, connection: psycopg.Connection[Any]) -> None:
+        """Create the slot if it is missing. It is never dropped here."""
+        if self.slot.state(connection) is not None:
+            return
+        connection.execute(f"SET statement_timeout = '{CREATE_SECONDS}s'")
+        connection.execute(
+            "SELECT pg_catalog.pg_create_logical_replication_slot(%s::name, 'pgoutput'::name)", [self.options.slot]
+        )
+        connection.execute("SET statement_timeout = 0")
+        log.info("The slot `%s` is created: windows begin here", self.options.slot)
+
+    def _advance(self, connection: psycopg.Connection[Any], to: int) -> None:
+        """Advance the slot; never backwards."""
+        state = self.slot.state(connection)
+        if state is not None and state.confirmed < to:
+            connection.execute(
+                "SELECT pg_catalog.pg_replication_slot_advance(%s::name, %s::pg_lsn)", [self.options.slot, format_lsn(to)]
+            )
+
+    def _first_commit(self, connection: psycopg.Connection[Any], end: int) -> int | None:
+        """Return the LSN of the commit of the first transaction with changes before ``end``; None if there is none.
+
+        Before PostgreSQL 15 the server names transactions without changes of published tables, too.
+        """
+        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import publication_names
+
+        found = connection.execute(
+            "SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, 1, 'proto_version', '1', "
+            "'publication_names', %s) LIMIT 1",
+            [self.options.slot, format_lsn(end), publication_names(self.options.publication)],
+            binary=True,
+        ).fetchone()
+        if found is None:
+            return None
+        begin = decode(found[0])
+        assert isinstance(begin, Begin), begin
+        return begin.commit_lsn if begin.commit_lsn < end else None
+
+    def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
+        """Return how tasks read these splits."""
+        from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions
+        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import LogReader, publication_names, split_columns
+
+        given = self.options
+        with self.slot.session("reading the catalog") as connection:
+            keys = {**primary_keys(connection), **{full_name(t): tuple(c) for t, c in given.message_key_columns.items()}}
+        form = EventOptions(
+            prefix=given.topic_prefix,
+            database=self.server.database,
+            tables=given.named_tables,
+            keys=keys,
+            schemas=given.schemas_enable,
+            tombstones=given.tombstones_on_delete,
+            skipped=frozenset(given.skipped_operations),
+            placeholder=given.unavailable_value_placeholder,
+            decimals=given.decimal_handling_mode,
+            times=given.time_precision_mode,
+        )
+        return LogReader(self.slot, publication_names(given.publication), form, tuple(splits), split_columns(needed))
+
+
+def _flushed(connection: psycopg.Connection[Any]) -> int:
+    found = connection.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text").fetchone()
+    assert found is not None
+    return parse_lsn(found[0])
+
+
+def primary_keys(connection: psycopg.Connection[Any]) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return the columns of the primary keys of tables whose replica identity is the whole row, whose log does not name them."""
+    found = connection.execute(
+        "SELECT n.nspname, c.relname, array_agg(a.attname::text ORDER BY k.position) FROM pg_catalog.pg_class c "
+        "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary "
+        "CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k(number, position) "
+        "JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number "
+        "WHERE c.relreplident = 'f' GROUP BY 1, 2"
+    ).fetchall()
+    return {(schema, table): tuple(columns) for schema, table, columns in found}

@@ -1,0 +1,100 @@
+"""Tables of a schema of their own, a publication of them, and a slot that ends with the test."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from airflow_kafka_spark.sources import PostgresCdcSource
+from airflow_kafka_spark.sources.base import FrozenWindow
+from tests.sinks.postgres.kit import Place
+
+
+class Log:
+    """The log of a place's tables.
+
+    :ivar name: of slot and publication.
+    """
+
+    def __init__(self, place: Place, *tables: str, root: bool = False) -> None:
+        self.place = place
+        self.name = "cdc_" + "".join(c if c.isalnum() else "_" for c in place.schema.lower())
+        self.tables = [f'{place.quoted}."{table}"' for table in tables]
+        which = f"FOR TABLE {', '.join(self.tables)}" if tables else ""
+        place.execute(f"CREATE PUBLICATION {self.name} {which} WITH (publish_via_partition_root = {root})")
+
+    def source(self, **options: Any) -> PostgresCdcSource:
+        given = {"publication": self.name, "slot": self.name, "topic_prefix": "shop", "tables": self.tables, **options}
+        return PostgresCdcSource(self.place.conn_id, **given)
+
+    def close(self) -> None:
+        drop_slot(self.place, self.name)
+        self.place.execute(f"DROP PUBLICATION IF EXISTS {self.name}")
+
+
+@contextmanager
+def log_of(place: Place, *tables: str, root: bool = False) -> Iterator[Log]:
+    made = Log(place, *tables, root=root)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def drop_slot(place: Place, name: str) -> None:
+    """Drop a slot, whoever uses it."""
+    of_slot = f"FROM pg_replication_slots WHERE slot_name = '{name}'"
+    place.execute(f"SELECT pg_terminate_backend(active_pid, 10000) {of_slot} AND active_pid > 0")
+    place.execute(f"SELECT pg_drop_replication_slot(slot_name) {of_slot}")
+
+
+class Windows:
+    """Windows of a source, read without Spark and without Kafka, as their pipeline reads them."""
+
+    def __init__(self, source: PostgresCdcSource) -> None:
+        self.source = source
+        self.position: Mapping[str, Any] | None = None
+
+    def freeze(self) -> FrozenWindow:
+        return self.source.freeze(self.position)
+
+    def read(self, window: FrozenWindow) -> list[dict[str, Any]]:
+        """Return the records of a window: topic, key, value and timestamp, with JSON decoded."""
+        found: list[dict[str, Any]] = []
+        reader = self.source.reader([json.loads(json.dumps(split)) for split in window.splits], None)
+        assert not isinstance(reader, str)
+        for index in range(len(window.splits)):
+            for batch in reader.read(index):
+                found += batch.to_pylist()
+        return [{**r, "key": decoded(r["key"]), "value": decoded(r["value"])} for r in found]
+
+    def close(self, window: FrozenWindow, *, advance: bool = True) -> None:
+        """The ledger says that the window is complete.
+
+        :param advance: False: its attempt died right then.
+        """
+        self.position = json.loads(json.dumps(window.position))
+        if advance:
+            assert self.position is not None
+            self.source.completed(self.position)
+
+    def next(self) -> list[dict[str, Any]]:
+        """Freeze, read and close a window."""
+        window = self.freeze()
+        found = self.read(window)
+        self.close(window)
+        return found
+
+
+def decoded(value: bytes | None) -> Any:
+    return None if value is None else json.loads(value)
+
+
+def changes(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return per record the operation, the old and the new row; ``("tombstone", key)``."""
+    return [
+        ("tombstone", r["key"]) if r["value"] is None else (r["value"]["op"], r["value"]["before"], r["value"]["after"])
+        for r in records
+    ]

@@ -1,0 +1,39 @@
+"""Changes are captured into topics and applied to a copy, while attempts at the windows are killed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sources.postgres_cdc.shop import captured
+from tests.support.waiting import settled
+
+IN_A_TASK = ("publish.mid", "publish.flushed", "publish.marked", "publish.committed")
+POINTS = ("planned", "publish.flushed", "publish.committed", "job.done", "close.in_transaction", "cdc.advance")
+
+
+@pytest.mark.faults
+@pytest.mark.flaky(reruns=0)
+@pytest.mark.parametrize("seed", [19])
+def test_a_copy_of_a_table_equals_it_after_every_drain_whatever_is_killed(kafka, postgres, unique, tmp_path, seed):
+    """Random inserts, updates, deletes, changes of keys, truncates and a long transaction; each kind of kill once."""
+    with captured(kafka, postgres, unique, tmp_path, seed) as shop, postgres.connect() as long:
+        assert shop.run("begin")["records_written"] == 0
+        for number, point in enumerate(POINTS):
+            shop.change(60)
+            if number in (1, 3):  # open across two kills and a drain
+                rows = f"SELECT n, 'long' FROM generate_series({1000 * number}, {1000 * number + 50}) n"
+                long.execute(f"INSERT INTO {shop.table('kept')} (id, note) {rows}".encode())
+            victim = shop.victim(f"run{number}", fault=point)
+            code = victim.wait()
+            assert victim.fired, victim.tail()
+            assert code == (1 if point in IN_A_TASK else -9), victim.tail()
+            shop.change(10)
+            report = shop.run(f"run{number}")
+            assert report["records_written"] > 0
+            if number in (1, 3):
+                continue
+            long.commit()
+            shop.drain(f"drain{number}")
+            settled(shop.topic("cut"), shop.topic("kept"))
+            assert shop.compare() > 0
+        assert shop.run("end")["records_written"] == 0

@@ -1,0 +1,152 @@
+"""All that is wrong with a source is reported at once, before Spark starts; a warning names what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_kafka_spark.sources import PostgresCdcSource
+
+
+def found(source: PostgresCdcSource) -> dict[str, str]:
+    """Return the text of all problems by the option that they are about."""
+    texts: dict[str, str] = {}
+    for problem in source.validate():
+        texts[problem.where] = f"{texts.get(problem.where, '')}{problem.what}. {problem.action}; "
+    return texts
+
+
+def test_wrong_options_are_all_reported_at_once():
+    wrong: dict[str, Any] = {
+        "publication": "",
+        "slot": "Not-a-slot",
+        "topic_prefix": "a b",
+        "tables": "orders",
+        "snapshot": "initial",
+        "max_wal_bytes": 5,
+        "skipped_operations": ("x",),
+        "decimal_handling_mode": "exact",
+        "time_precision_mode": "nanos",
+    }
+    texts = {problem.where: problem.what for problem in PostgresCdcSource("nobody", **wrong).validate()}
+    assert {f"source.{name}" for name in wrong} | {"source.conn_id"} == set(texts)
+    assert "is not built yet" in texts["source.snapshot"]
+
+
+@pytest.mark.parametrize("snapshot", ["initial", "only", "when_needed"])
+def test_snapshots_that_are_not_built_are_refused(orders, snapshot):
+    assert set(found(orders.source(snapshot=snapshot))) == {"source.snapshot"}
+
+
+def test_what_is_missing_on_the_server_is_named_with_the_statement_that_helps(orders):
+    place = orders.place
+    place.execute("CREATE TABLE keyless (a int); CREATE TABLE apart (id int PRIMARY KEY); CREATE VIEW seen AS SELECT 1 AS one")
+    place.execute("CREATE TABLE nothing (id int PRIMARY KEY); ALTER TABLE nothing REPLICA IDENTITY NOTHING")
+    names = [f'{place.quoted}."{name}"' for name in ("keyless", "nothing")]
+    place.execute(f"ALTER PUBLICATION {orders.name} ADD TABLE {', '.join(names)}")
+    tables = [*orders.tables, *names, *(f'{place.quoted}."{name}"' for name in ("apart", "seen", "absent"))]
+    text = found(orders.source(tables=tables, message_key_columns={orders.tables[0]: ["note", "gone"]}))
+    for part in (
+        "keyless has no replica identity",
+        "nothing has no replica identity",
+        "does not publish " + place.schema + ".apart",
+        "seen is no table",
+        "there is no table " + place.schema + ".absent",
+    ):
+        assert part in text["source.tables"], part
+    assert "does not hold column `note`" in text["source.message_key_columns"]
+    assert "has no column `gone`" in text["source.message_key_columns"]
+    assert "CREATE PUBLICATION" in found(orders.source(publication="nowhere"))["source.publication"]
+    assert found(orders.source()) == {}
+
+
+def test_a_publication_without_updates_is_refused_unless_they_are_skipped(orders):
+    orders.place.execute(f"ALTER PUBLICATION {orders.name} SET (publish = 'insert, delete')")
+    assert "does not publish update" in found(orders.source())["source.publication"]
+    assert found(orders.source(skipped_operations=("u", "t"))) == {}
+
+
+def test_a_slot_of_another_plugin_or_database_is_refused(orders):
+    place = orders.place
+    place.execute(f"SELECT pg_create_physical_replication_slot('{orders.name}')")
+    assert "physical" in found(orders.source())["source.slot"]
+    place.execute(f"SELECT pg_drop_replication_slot('{orders.name}')")
+    other = f"other_{orders.name}"
+    place.execute(f'CREATE DATABASE "{other}"')
+    try:
+        import psycopg
+
+        parts = {**conninfo_to_dict(place.server.dsn), "dbname": other}
+        with psycopg.connect(**parts, autocommit=True) as connection:  # type: ignore[arg-type]
+            connection.execute("SELECT pg_create_logical_replication_slot(%s::name, 'pgoutput'::name)", [orders.name])
+        assert f"belongs to database `{other}`" in found(orders.source())["source.slot"]
+        with psycopg.connect(**parts, autocommit=True) as connection:  # type: ignore[arg-type]
+            connection.execute("SELECT pg_drop_replication_slot(%s::name)", [orders.name])
+    finally:
+        place.execute(f'DROP DATABASE "{other}"')
+
+
+def test_a_role_without_replication_is_refused(orders):
+    place, role = orders.place, f"role_{orders.name}"
+    place.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'a password of it'")
+    try:
+        parts = place.server
+        place.connect_with(f"postgres://{role}:a%20password%20of%20it@{parts.host}:{parts.port}/{parts.database}")
+        text = found(orders.source())["source.conn_id"]
+        assert "may not use replication slots" in text and f"ALTER ROLE {role} REPLICATION" in text
+        place.execute(f"ALTER ROLE {role} REPLICATION")
+        assert found(orders.source()) == {}
+    finally:
+        place.execute(f"DROP ROLE {role}")
+
+
+def test_windows_larger_than_what_the_server_keeps_for_a_slot_are_refused(orders):
+    place = orders.place
+    place.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '100MB'")
+    place.execute("SELECT pg_reload_conf()")
+    try:
+        from tests.support.waiting import eventually
+
+        eventually(lambda: place.one("SHOW max_slot_wal_keep_size") == "100MB", 30)
+        assert "104,857,600" in found(orders.source())["source.max_wal_bytes"]
+        assert found(orders.source(max_wal_bytes=50 << 20)) == {}
+    finally:
+        place.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
+        place.execute("SELECT pg_reload_conf()")
+
+
+def test_nothing_is_looked_up_at_dag_parse_and_the_asset_has_no_credentials():
+    source = PostgresCdcSource("nobody", publication="p", slot="s", topic_prefix="shop")
+    assert source.asset_uri == "x-postgres-cdc://nobody/s"
+    assert source.columns() == ("topic", "key", "value", "timestamp")
+
+
+def test_passwords_are_in_no_repr_and_no_plan(orders):
+    source = orders.source()
+    orders.place.execute("INSERT INTO orders VALUES (0, '')")
+    window = source.freeze(None)
+    reader = source.reader([{"start": "0/0", "end": "0/1", "log": {}}], None)
+    assert orders.place.server.password not in repr((source, window, reader, source.uri, source.origin()))
+
+
+def test_log_that_is_removed_makes_the_slot_lost_and_windows_are_refused(orders):
+    from airflow_kafka_spark.errors import SourceRejected
+
+    source, place = orders.source(), orders.place
+    window = source.freeze(None)
+    place.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'")
+    place.execute("SELECT pg_reload_conf()")
+    try:
+        for _ in range(3):
+            place.execute("INSERT INTO orders SELECT n, repeat('z', 900) FROM generate_series(1, 20000) n")
+            place.execute("DELETE FROM orders")
+            place.execute("SELECT pg_switch_wal()")
+        place.execute("CHECKPOINT")
+        assert "is lost" in found(orders.source(max_wal_bytes=1 << 20))["source.slot"]
+        with pytest.raises(SourceRejected, match="grew beyond `max_slot_wal_keep_size`"):
+            source.freeze(window.position)
+    finally:
+        place.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
+        place.execute("SELECT pg_reload_conf()")

@@ -1,0 +1,304 @@
+"""Windows of the log: what is in them, in which order, again at every attempt; the slot; what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import Row
+
+from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import session_name
+from tests.sources.contract import RowSourceCase, WindowsContract
+from tests.sources.postgres_cdc.kit import Windows, changes, drop_slot, log_of
+from tests.support.waiting import eventually
+
+
+class CdcCase(RowSourceCase):
+    """A table whose rows are inserted in transactions of 20."""
+
+    def __init__(self, log: Any) -> None:
+        self.log = log
+        self.source, self.limited = log.source(), log.source(max_wal_bytes=1 << 16)
+        self.source.freeze(None)  # from here on the slot keeps the log
+        self.next = 0
+
+    def add(self, rows: int) -> list[Any]:
+        first, self.next = self.next, self.next + rows
+        for at in range(first, self.next, 20):
+            last = min(at + 20, self.next) - 1
+            self.log.place.execute(f"INSERT INTO orders SELECT n, repeat('x', 300) FROM generate_series({at}, {last}) n")
+        return list(range(first, self.next))
+
+    def identity(self, row: Row) -> Any:
+        event = json.loads(row["value"])
+        assert event["op"] == "c" and json.loads(row["key"]) == {"id": event["after"]["id"]}
+        return event["after"]["id"]
+
+
+class TestPostgresCdcSource(WindowsContract):
+    @pytest.fixture
+    def case(self, orders):
+        return CdcCase(orders)
+
+
+def row(id: int, note: str | None) -> dict[str, Any]:
+    return {"id": id, "note": note}
+
+
+def topic_part(name: str) -> str:
+    """A name as it stands in a topic, where not all characters are allowed."""
+    return "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
+
+
+def started(log: Any, **options: Any) -> Windows:
+    """Return windows that begin here."""
+    made = Windows(log.source(**options))
+    assert made.source.validate() == []
+    assert made.next() == []
+    return made
+
+
+def test_every_change_is_an_event_in_the_order_of_the_log_and_every_attempt_reads_the_same(orders):
+    windows, place = started(orders), orders.place
+    place.execute("INSERT INTO orders VALUES (1, 'one'), (2, NULL)")
+    place.execute("UPDATE orders SET note = 'zwei' WHERE id = 2")
+    place.execute("UPDATE orders SET id = 3 WHERE id = 2")
+    place.execute("DELETE FROM orders WHERE id = 1")
+    window = windows.freeze()
+    first, again = windows.read(window), windows.read(window)
+    assert changes(first) == [
+        ("c", None, row(1, "one")),
+        ("c", None, row(2, None)),
+        ("u", None, row(2, "zwei")),
+        ("d", row(2, None), None),
+        ("tombstone", {"id": 2}),
+        ("c", None, row(3, "zwei")),
+        ("d", row(1, None), None),
+        ("tombstone", {"id": 1}),
+    ]
+    assert changes(again) == changes(first)
+    assert [r["key"]["id"] for r in first] == [1, 2, 2, 2, 2, 3, 1, 1]
+    assert {r["topic"] for r in first} == {f"shop.{topic_part(place.schema)}.orders"}
+    source = first[0]["value"]["source"]
+    assert (source["connector"], source["schema"], source["table"]) == ("postgresql", place.schema, "orders")
+    assert source["ts_ms"] == first[0]["timestamp"] and source["lsn"] > 0 and source["txId"] > 0
+    windows.close(window)
+    assert windows.next() == []
+
+
+def test_a_transaction_that_is_open_at_the_end_of_a_window_comes_later_and_complete(orders):
+    windows, place = started(orders), orders.place
+    with place.server.connect() as other:
+        other.execute(f"INSERT INTO {orders.tables[0]} VALUES (1, 'begun before')")
+        place.execute("INSERT INTO orders VALUES (2, 'committed')")
+        assert [r["key"]["id"] for r in windows.next()] == [2]
+        place.execute("INSERT INTO orders VALUES (3, 'committed')")
+        assert [r["key"]["id"] for r in windows.next()] == [3]
+        other.execute(f"INSERT INTO {orders.tables[0]} VALUES (4, 'after')")
+        other.commit()
+    assert [r["key"]["id"] for r in windows.next()] == [1, 4]
+
+
+def test_every_byte_of_the_log_is_a_clean_cut(orders):
+    """Wherever a window ends, each transaction is in it or in the next one, whole."""
+    windows, place = started(orders), orders.place
+    for id in range(4):
+        place.execute(f"INSERT INTO orders VALUES ({10 * id}, 'a'), ({10 * id + 1}, 'b')")
+    window = windows.freeze()
+    whole = [r["key"]["id"] for r in windows.read(window)]
+    (bounds,) = window.splits
+    from airflow_kafka_spark.sources.postgres_cdc.tasks.session import format_lsn, parse_lsn
+
+    start, end = parse_lsn(bounds["start"]), parse_lsn(bounds["end"])
+    cuts = {start + (end - start) * n // 40 for n in range(1, 40)}
+    splits = [{**bounds, **part} for cut in sorted(cuts) for part in ({"end": format_lsn(cut)}, {"start": format_lsn(cut)})]
+    reader = windows.source.reader(splits, None)
+    parts = [[json.loads(k)["id"] for b in reader.read(n) for k in b.column("key").to_pylist()] for n in range(len(splits))]
+    for before, after in zip(parts[::2], parts[1::2], strict=True):
+        assert before + after == whole
+        assert len(before) % 2 == 0
+    assert len({len(before) for before in parts[::2]}) > 3
+
+
+def test_the_slot_is_advanced_behind_a_complete_window_only_and_never_backwards(orders):
+    windows, place = started(orders), orders.place
+
+    def confirmed() -> str:
+        return place.one(f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{orders.name}'")
+
+    place.execute("INSERT INTO orders VALUES (1, 'one')")
+    before, window = confirmed(), windows.freeze()
+    windows.read(window)
+    assert confirmed() == before
+    windows.close(window, advance=False)
+    assert confirmed() == before
+    place.execute("INSERT INTO orders VALUES (2, 'two')")
+    following = windows.freeze()
+    assert confirmed() == window.position["lsn"], "what a dead attempt has left is done before the next window"
+    assert [r["key"]["id"] for r in windows.read(following)] == [2]
+    windows.close(following)
+    assert confirmed() == following.position["lsn"]
+    windows.source.completed(window.position)  # a zombie: only logged
+    assert confirmed() == following.position["lsn"]
+    with pytest.raises(SourceRejected, match="was advanced to .* can no longer be read"):
+        windows.read(window)
+
+
+def test_windows_without_changes_move_the_slot_over_the_log_of_others(orders):
+    windows, place = started(orders), orders.place
+    place.execute("CREATE TABLE other (note text)")
+    place.execute("INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 300)")
+    window = windows.freeze()
+    assert (window.splits, window.remaining, window.position["bytes_behind"]) == ((), False, 0)
+    windows.close(window)
+    kept = place.one(
+        "SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), confirmed_flush_lsn) FROM pg_replication_slots "
+        f"WHERE slot_name = '{orders.name}'"
+    )
+    assert kept < 100_000
+
+
+def test_a_transaction_larger_than_a_window_is_one_window_and_read_in_pieces(orders, monkeypatch):
+    windows, place = started(orders, max_wal_bytes=1 << 16), orders.place
+    place.execute("INSERT INTO orders SELECT n, repeat('y', 500) FROM generate_series(1, 3000) n")
+    place.execute("INSERT INTO orders VALUES (0, 'behind')")
+    window = windows.freeze()
+    assert window.remaining and window.position["bytes_behind"] > 0
+    reader = windows.source.reader(window.splits, None)
+    monkeypatch.setattr("airflow_kafka_spark.sources.postgres_cdc.tasks.read.BATCH_BYTES", 100_000)
+    batches = [batch.num_rows for batch in reader.read(0)]
+    assert sum(batches) == 3000 and max(batches) < 200
+    windows.close(window)
+    assert [r["key"]["id"] for r in windows.next()] == [0]
+
+
+# --- tables -------------------------------------------------------------------------------------------------------------
+
+
+def test_changes_of_the_table_between_windows_and_within_one_show_in_the_rows_from_then_on(orders):
+    windows, place = started(orders), orders.place
+    place.execute("INSERT INTO orders VALUES (1, 'one')")
+    place.execute("ALTER TABLE orders ADD COLUMN amount numeric(8,2)")
+    place.execute("INSERT INTO orders VALUES (2, 'two', 3.5)")
+    place.execute("ALTER TABLE orders DROP COLUMN note")
+    place.execute("ALTER TABLE orders ALTER COLUMN amount TYPE text")
+    place.execute("INSERT INTO orders VALUES (3, 'much')")
+    rows = [after for _, _, after in changes(windows.next())]
+    assert rows == [{"id": 1, "note": "one"}, {"id": 2, "note": "two", "amount": "AV4="}, {"id": 3, "amount": "much"}]
+
+
+def test_an_unchanged_toast_value_is_debeziums_placeholder_or_with_full_identity_the_value(orders):
+    windows, place = started(orders), orders.place
+    place.execute("ALTER TABLE orders ADD COLUMN large text")
+    place.execute("ALTER TABLE orders ALTER COLUMN large SET STORAGE EXTERNAL")
+    place.execute("INSERT INTO orders VALUES (1, 'a', repeat('L', 9000))")
+    place.execute("UPDATE orders SET note = 'b'")
+    place.execute("ALTER TABLE orders REPLICA IDENTITY FULL")
+    place.execute("UPDATE orders SET note = 'c'")
+    _, second, third = (r["value"] for r in windows.next())
+    assert second["after"] == {"id": 1, "note": "b", "large": "__debezium_unavailable_value"} and second["before"] is None
+    assert third["after"] == {"id": 1, "note": "c", "large": "L" * 9000}
+    assert third["before"] == {"id": 1, "note": "b", "large": "L" * 9000}
+
+
+def test_with_full_identity_the_key_is_the_primary_key_or_the_columns_that_are_named(place):
+    place.execute("CREATE TABLE a (id int PRIMARY KEY, note text); CREATE TABLE b (x int, y int)")
+    place.execute("ALTER TABLE a REPLICA IDENTITY FULL; ALTER TABLE b REPLICA IDENTITY FULL")
+    with log_of(place, "a", "b") as log:
+        [problem] = log.source().validate()
+        assert "b has no primary key" in problem.what
+        windows = started(log, message_key_columns={log.tables[1]: ["y"]}, tombstones_on_delete=False)
+        place.execute("INSERT INTO a VALUES (1, 'n'); INSERT INTO b VALUES (5, 6); UPDATE b SET x = 7; UPDATE b SET y = 8")
+        found = windows.next()
+    assert [r["key"] for r in found] == [{"id": 1}, {"y": 6}, {"y": 6}, {"y": 6}, {"y": 8}]
+    assert [c[0] for c in changes(found)] == ["c", "c", "u", "d", "c"]
+
+
+def test_truncates_are_left_out_as_by_debezium_or_events_of_their_own(orders):
+    quiet, place = started(orders), orders.place
+    loud = Windows(orders.source(skipped_operations=()))
+    place.execute("INSERT INTO orders VALUES (1, 'one')")
+    place.execute("TRUNCATE orders")
+    window = quiet.freeze()
+    assert [c[0] for c in changes(quiet.read(window))] == ["c"]
+    found = loud.read(window)
+    assert [c for c in changes(found)][1:] == [("t", None, None)]
+    assert found[1]["key"] is None
+
+
+def test_partitions_publish_as_their_root_if_the_publication_says_so(place):
+    place.execute("CREATE TABLE p (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)")
+    place.execute("CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)")
+    place.execute("CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)")
+    with log_of(place, "p") as log:
+        [problem] = log.source().validate()
+        assert "is partitioned" in problem.what and "publish_via_partition_root" in problem.action
+        place.execute(f"ALTER PUBLICATION {log.name} SET (publish_via_partition_root = true)")
+        windows = started(log)
+        place.execute("INSERT INTO p VALUES (1, 'a'), (11, 'b')")
+        place.execute("UPDATE p SET id = 12 WHERE id = 1")
+        found = windows.next()
+    assert {r["topic"] for r in found} == {f"shop.{topic_part(place.schema)}.p"}
+    assert [(c[0], r["key"]["id"]) for c, r in zip(changes(found), found, strict=True)] == [
+        ("c", 1), ("c", 11), ("d", 1), ("tombstone", 1), ("c", 12)
+    ]  # fmt: skip
+
+
+# --- the slot -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def held(log: Any, application: str) -> Iterator[psycopg.pq.PGconn]:
+    """Let a session use the slot, as a consumer that hangs does."""
+    conninfo = psycopg.conninfo.make_conninfo(log.place.server.dsn, application_name=application, replication="database")
+    session = psycopg.pq.PGconn.connect(conninfo.encode())
+    start = f"START_REPLICATION SLOT {log.name} LOGICAL 0/0 (proto_version '1', publication_names '{log.name}')"
+    session.exec_(start.encode())
+    query = f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{log.name}'"
+    eventually(lambda: log.place.one(query) is not None, 30)
+    yield session
+    session.finish()
+
+
+def test_a_dead_attempt_that_holds_the_slot_is_ended(orders):
+    windows = started(orders)
+    orders.place.execute("INSERT INTO orders VALUES (1, 'one')")
+    with held(orders, session_name(orders.name)) as session:
+        assert windows.source.validate() == []
+        assert [r["key"]["id"] for r in windows.next()] == [1]
+        query = f"SELECT count(*) FROM pg_stat_activity WHERE pid = {session.backend_pid}"
+        assert orders.place.one(query) == 0
+
+
+def test_a_slot_that_another_program_uses_is_left_to_it(orders):
+    windows = started(orders)
+    orders.place.execute("INSERT INTO orders VALUES (1, 'one')")
+    window = windows.freeze()
+    with held(orders, "somebody else"):
+        [problem] = windows.source.validate()
+        assert problem.where == "source.slot" and "somebody else" in problem.what
+        for refused in (windows.freeze, lambda: windows.read(window)):
+            with pytest.raises(SourceUnavailable, match="somebody else"):
+                refused()
+
+
+def test_a_slot_that_is_gone_or_was_advanced_by_others_and_another_server_are_refused(orders):
+    windows, place = started(orders), orders.place
+    position = dict(windows.position or {})
+    for name, value, found in (("system", "17", "system identifier"), ("timeline", 99, "a standby was promoted")):
+        other = Windows(windows.source)
+        other.position = {**position, "log": {**position["log"], name: value}}
+        with pytest.raises(SourceRejected, match=found):
+            other.freeze()
+    place.execute("INSERT INTO orders VALUES (1, 'one')")
+    place.execute(f"SELECT pg_replication_slot_advance('{orders.name}', pg_current_wal_flush_lsn())")
+    with pytest.raises(SourceRejected, match="another program has"):
+        windows.freeze()
+    drop_slot(place, orders.name)
+    with pytest.raises(SourceRejected, match="is gone"):
+        windows.freeze()
