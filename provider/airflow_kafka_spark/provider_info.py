@@ -77,7 +77,7 @@ def get_provider_info() -> dict[str, Any]:
         "connection-types": [
             _KAFKA,
             _SCHEMA_REGISTRY,
-            *(kind for official, kinds in _UNLESS_OFFICIAL.items() if not _is_installed(official) for kind in kinds),
+            *(kind for official, kinds in _UNLESS_OFFICIAL.items() if not is_installed(official) for kind in kinds),
         ],
         "extra-links": [
             f"airflow_kafka_spark.operators.visibility.links.{name}"
@@ -211,7 +211,8 @@ _OPTIONS = {
 }
 
 
-def _is_installed(distribution: str) -> bool:
+def is_installed(distribution: str) -> bool:
+    """Return True if a distribution of this name is installed."""
     try:
         metadata.distribution(distribution)
     except metadata.PackageNotFoundError:

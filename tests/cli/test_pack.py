@@ -46,7 +46,7 @@ def test_an_archive_gives_a_bare_python_the_packages_of_this_one(tmp_path):
 
 
 def test_a_package_that_is_not_installed_is_named_with_the_extra_that_brings_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(pack, "_is_installed", lambda name: name != "polars")
+    monkeypatch.setattr(pack, "is_installed", lambda name: name != "polars")
     args = argparse.Namespace(source=["kafka"], sink=["files"], format=["avro"], output=str(tmp_path / "x.tar.gz"))
     with pytest.raises(ValueError, match=r"`polars`.*for avro.*airflow-provider-kafka-spark\[avro\]"):
         pack.pack(args)

@@ -139,7 +139,7 @@ def test_a_task_that_cannot_use_the_process_starts_its_own_and_logs_why(hook, pr
 def test_a_process_that_was_forked_does_not_keep_the_connection_open(monkeypatch):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        monkeypatch.setattr(client, "_attached", client.Attached("k", ours, None))
+        monkeypatch.setattr(client, "_attached", client.WarmConnection("k", ours, None))
         reading, writing = os.pipe()
         if (child := os.fork()) == 0:
             os.close(writing)

@@ -60,8 +60,7 @@ TOGETHER = {
 WITHOUT_BROKER = (
     "tests/testing/",
     "tests/sinks/test_contract.py",
-    "tests/sinks/delta/test_s3.py",
-    "tests/sources/files/test_s3.py",
+    "tests/test_s3.py",
     "tests/hooks/test_class_archive.py",
     "tests/hooks/test_jars.py",
     "tests/test_package.py",

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from airflow_kafka_spark.hooks.tasks.executor_check import INSTEAD, PACKAGES
+from airflow_kafka_spark.provider_info import is_installed
 
 SINKS = ("files", "kafka", "postgres")
 SOURCES = ("kafka", "files", "jdbc")
@@ -67,12 +68,12 @@ def distributions(parts: Iterable[str]) -> list[str]:
     wanted = []
     for part in dict.fromkeys(parts):
         wanted += [(name, part) for name, _ in PACKAGES.get(part, ())]
-        wanted += [(name, part) for name in _FURTHER.get(part, ()) if _is_installed(name)]
-        if part in INSTEAD and _is_installed(INSTEAD[part][0]):
+        wanted += [(name, part) for name in _FURTHER.get(part, ()) if is_installed(name)]
+        if part in INSTEAD and is_installed(INSTEAD[part][0]):
             wanted.append((INSTEAD[part][0], part))
     found: set[str] = set()
     for name, part in wanted:
-        if not _is_installed(name):
+        if not is_installed(name):
             extra = f"[{part}]" if part in ("avro", "postgres", "protobuf") else "[postgres]" if part == "jdbc" else ""
             raise ValueError(
                 f"`{name}`, which executors need for {part}, is not installed here; "
@@ -87,21 +88,13 @@ def _add_required(name: str, extras: frozenset[str], found: set[str]) -> None:
     from packaging.utils import canonicalize_name
 
     name = canonicalize_name(name)
-    if (name in found and not extras) or not _is_installed(name):
+    if (name in found and not extras) or not is_installed(name):
         return  # a requirement that is optional on this platform
     found.add(name)
     for line in metadata.requires(name) or ():
         required = Requirement(line)
         if required.marker is None or any(required.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
             _add_required(required.name, frozenset(required.extras), found)
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def write_archive(target: Path, names: Iterable[str]) -> None:

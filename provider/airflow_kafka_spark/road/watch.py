@@ -30,7 +30,7 @@ PROGRESS_SECONDS = 10.0
 """Seconds between two lines in the log."""
 
 POLL_SECONDS = 2.0
-"""Seconds between two looks at a job; its follower is called after each of them."""
+"""Seconds between two polls of a job; its follower is called after each of them."""
 
 
 class Follower(Protocol):

@@ -15,7 +15,6 @@ import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
-from airflow_kafka_spark.hooks.s3 import S3Access
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import METADATA, PipelineVersion, app_id
 from airflow_kafka_spark.sinks.delta.place import TablePlace
@@ -310,11 +309,6 @@ def test_paths_that_are_no_table_are_refused(tmp_path, feed):
     assert "no Delta table" in problem.what
     assert TablePlace.parse("s3a://bucket/a/b/").uri == "s3://bucket/a/b"
     assert TablePlace.parse("file:///tmp/a%20b").path == "/tmp/a b"
-
-
-def test_no_secret_is_shown(lake, feed):
-    access = S3Access("http://localhost:1", "eu-west-1", "AKIA", "the secret", "the token")
-    assert "the secret" not in repr(access) and "the token" not in repr(access)
 
 
 # --- statistics -----------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""Delta's log as the sink uses it: a look, and a commit that is refused if anything was committed since that look.
+"""Delta's log as the sink uses it: a read, and a commit that is refused if anything was committed since that read.
 
 Delta keeps one *transaction version* for each application id, also in checkpoints, where the entries of old commits are removed.
 The sink's id is ``airflow:<pipeline>``. Each commit of the pipeline sets another version (:class:`PipelineVersion`), which names
 the attempt that made it. deltalake refuses a version that was set since its handle was loaded, but a handle that is loaded later
 may set the same version again. So the sink never relies on it: a commit is tried once, for the log entry behind the one that was
-looked at (``max_commit_retries=0``). Whatever was committed in between takes that entry, and the sink looks again.
+read (``max_commit_retries=0``). Whatever was committed in between takes that entry, and the sink reads the log again.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The order of the three steps is what makes it exactly-once:
 
 1. **fence**: ``init_transactions()`` on the split's own transactional id. A task that published this split before has finished,
    or is refused from here on.
-2. **look** for the split's marker in the ledger. If it is there, so are the records. :class:`ClaimedWindow` keeps what a process
+2. **read** the ledger for the split's marker. If it is there, so are the records. :class:`ClaimedWindow` keeps what a process
    has read of the window for the looks that follow.
 3. **write**: one transaction of all records, of the dead letters, of the consumed offsets where they were read from Kafka, and,
    last, the marker.
