@@ -8,12 +8,12 @@ import pytest
 
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
-    Begin,
-    Change,
-    Column,
+    BeginMessage,
+    ChangeMessage,
     NotPgoutput,
-    Relation,
-    Truncate,
+    RelationColumn,
+    RelationMessage,
+    TruncateMessage,
     decode,
 )
 
@@ -33,18 +33,20 @@ RELATION = (
     + b"\x01id\0" + struct.pack(">Ii", 23, -1) + b"\0note\0" + struct.pack(">Ii", 1043, 24)
 )  # fmt: skip
 MESSAGES = {
-    RELATION: Relation(77, "sch", "tab", "d", (Column("id", True, 23, -1), Column("note", False, 1043, 24))),
-    b"B" + struct.pack(">qqI", 5 << 32, 1_500_000, 4_000_000_000): Begin(5 << 32, 946_684_801_500_000, 4_000_000_000),
-    b"I" + struct.pack(">I", 77) + b"N" + values(b"1", None): Change("I", 77, None, False, [b"1", None]),
-    b"U" + struct.pack(">I", 77) + b"N" + values(b"1", UNCHANGED): Change("U", 77, None, False, [b"1", UNCHANGED]),
-    b"U" + struct.pack(">I", 77) + b"K" + values(b"1", None) + b"N" + values(b"2", b"x"): Change(
+    RELATION: RelationMessage(
+        77, "sch", "tab", "d", (RelationColumn("id", True, 23, -1), RelationColumn("note", False, 1043, 24))
+    ),
+    b"B" + struct.pack(">qqI", 5 << 32, 1_500_000, 4_000_000_000): BeginMessage(5 << 32, 946_684_801_500_000, 4_000_000_000),
+    b"I" + struct.pack(">I", 77) + b"N" + values(b"1", None): ChangeMessage("I", 77, None, False, [b"1", None]),
+    b"U" + struct.pack(">I", 77) + b"N" + values(b"1", UNCHANGED): ChangeMessage("U", 77, None, False, [b"1", UNCHANGED]),
+    b"U" + struct.pack(">I", 77) + b"K" + values(b"1", None) + b"N" + values(b"2", b"x"): ChangeMessage(
         "U", 77, [b"1", None], False, [b"2", b"x"]
     ),
-    b"U" + struct.pack(">I", 77) + b"O" + values(b"1", b"y") + b"N" + values(b"1", b"x"): Change(
+    b"U" + struct.pack(">I", 77) + b"O" + values(b"1", b"y") + b"N" + values(b"1", b"x"): ChangeMessage(
         "U", 77, [b"1", b"y"], True, [b"1", b"x"]
     ),
-    b"D" + struct.pack(">I", 77) + b"K" + values(b"1", None): Change("D", 77, [b"1", None], False, None),
-    b"T" + struct.pack(">IBII", 2, 1, 77, 78): Truncate((77, 78)),
+    b"D" + struct.pack(">I", 77) + b"K" + values(b"1", None): ChangeMessage("D", 77, [b"1", None], False, None),
+    b"T" + struct.pack(">IBII", 2, 1, 77, 78): TruncateMessage((77, 78)),
 }
 
 

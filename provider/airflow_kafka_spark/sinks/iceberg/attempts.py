@@ -23,7 +23,7 @@ from airflow_kafka_spark.sinks.delta.records import attempts, data_directory, sw
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
 from airflow_kafka_spark.sinks.iceberg.snapshots import (
     FENCED,
-    PipelineState,
+    PipelineSnapshots,
     data_files,
     is_referenced,
     make_commit,
@@ -80,7 +80,7 @@ class Attempts:
         fence = new_snapshot_id()
         for _ in range(_TRIES):
             table = self.lake.loaded("looking for earlier attempts")
-            state = PipelineState.of(table.metadata, pipeline)
+            state = PipelineSnapshots.of(table.metadata, pipeline)
             committed = {marker for marker in left if table.snapshot_by_id(snapshot_of(marker)) is not None}
             for marker in committed:
                 self.finish(table, marker)

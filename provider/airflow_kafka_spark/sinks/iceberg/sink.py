@@ -92,11 +92,11 @@ class IcebergSink(IcebergSinkOptions, Sink):
 
         :raises WindowConflict: a record cannot be understood.
         """
-        from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineState
+        from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineSnapshots
 
         with self.open() as lake:
             table = lake.load("looking for the last window")
-            newest = PipelineState.of(table.metadata, pipeline).newest if table is not None else None
+            newest = PipelineSnapshots.of(table.metadata, pipeline).newest if table is not None else None
         return newest.applied if newest is not None else None
 
     def applied(self, window: Window) -> Applied | None:
@@ -105,13 +105,13 @@ class IcebergSink(IcebergSinkOptions, Sink):
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
-        from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineState
+        from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineSnapshots
 
         with self.open() as lake:
             table = lake.load(f"looking for window {window}")
             if table is None:
                 return None
-            found = PipelineState.of(table.metadata, window.pipeline).find(window.number)
+            found = PipelineSnapshots.of(table.metadata, window.pipeline).find(window.number)
             if found is None:
                 return None
             refuse_other(found.applied, window, self.uri)

@@ -90,7 +90,7 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class PipelineState:
+class PipelineSnapshots:
     """What a table's metadata holds of a pipeline.
 
     :param tag: the snapshot that the pipeline's tag names; None if there is no tag.
@@ -101,7 +101,7 @@ class PipelineState:
     records: Mapping[int, Recorded]
 
     @classmethod
-    def of(cls, metadata: TableMetadata, pipeline: str) -> PipelineState:
+    def of(cls, metadata: TableMetadata, pipeline: str) -> PipelineSnapshots:
         """Return the state that a table's metadata shows.
 
         :raises WindowConflict: a record cannot be understood.
@@ -147,7 +147,7 @@ class PipelineState:
 
 
 @dataclass(frozen=True)
-class Commit:
+class SnapshotCommit:
     """One commit to try: what it requires, what it changes, and the files of metadata that were written for it."""
 
     requirements: tuple[TableRequirement, ...]
@@ -179,7 +179,7 @@ def make_commit(
     tag: str | None = None,
     added: Sequence[DataFile] = (),
     removed: Sequence[DataFile] = (),
-) -> Commit:
+) -> SnapshotCommit:
     """Write the manifests of a snapshot, and return the commit that makes it visible.
 
     :param table: the table at the look. The commit requires that branch, tag and partition spec are still the same.
@@ -219,7 +219,7 @@ def make_commit(
             requirements.append(ref_is(name, head(metadata, name)))
             changes.append(set_ref(metadata, name, kind, snapshot_id))
     written = (*producer._written_manifests, *producer._written_manifest_lists)
-    return Commit(tuple(requirements), tuple(changes), written)
+    return SnapshotCommit(tuple(requirements), tuple(changes), written)
 
 
 def ref_is(name: str, snapshot_id: int | None) -> TableRequirement:

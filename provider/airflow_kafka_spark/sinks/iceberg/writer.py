@@ -22,9 +22,9 @@ from airflow_kafka_spark.sinks.iceberg.attempts import Attempts
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergStore, IcebergTable
 from airflow_kafka_spark.sinks.iceberg.columns import file_columns
 from airflow_kafka_spark.sinks.iceberg.snapshots import (
-    Commit,
-    PipelineState,
+    PipelineSnapshots,
     Recorded,
+    SnapshotCommit,
     data_files,
     head,
     make_commit,
@@ -155,7 +155,7 @@ class IcebergWindowWriter(WindowWriter):
         tried: tuple[str, int | None] = ("", None)
         for again in range(_TRIES):
             table = self.lake.loaded(f"committing window {window}")
-            state = PipelineState.of(table.metadata, window.pipeline)
+            state = PipelineSnapshots.of(table.metadata, window.pipeline)
             found = state.find(window.number)
             if found is not None:
                 refuse_other(found.applied, window, self.sink.uri)
@@ -199,7 +199,7 @@ class IcebergWindowWriter(WindowWriter):
 
     # --- steps of a commit ----------------------------------------------------------------------------------------------
 
-    def _refuse_conflict(self, table: Table, state: PipelineState, found: Recorded | None) -> None:
+    def _refuse_conflict(self, table: Table, state: PipelineSnapshots, found: Recorded | None) -> None:
         if state.tag != self.base:
             raise Fenced(self.window.pipeline, f"committing window {self.window.number}")
         newest = state.newest
@@ -231,11 +231,11 @@ class IcebergWindowWriter(WindowWriter):
     def _prepare(
         self,
         table: Table,
-        state: PipelineState,
+        state: PipelineSnapshots,
         record: Recorded,
         files: Sequence[Mapping[str, Any]],
         removed: Sequence[DataFile],
-    ) -> Commit:
+    ) -> SnapshotCommit:
         """Write the manifests of the window's snapshot."""
         from airflow_kafka_spark.sinks.iceberg.tasks.data_file import data_file
 

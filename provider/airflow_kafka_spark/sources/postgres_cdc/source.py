@@ -125,9 +125,9 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
             return [*found, Problem("source", f"the package `{error.name or error}` is not installed", action)]
         if {"source.slot", "source.publication", "source.tables", "source.message_key_columns"} & {p.where for p in found}:
             return found
-        from airflow_kafka_spark.sources.postgres_cdc.validation import ServerValidation
+        from airflow_kafka_spark.sources.postgres_cdc.validation import CdcServerValidation
 
-        return [*found, *ServerValidation(self, server).problems()]
+        return [*found, *CdcServerValidation(self, server).problems()]
 
     def columns(self) -> tuple[str, ...]:
         """Return ``topic``, ``key``, ``value`` and ``timestamp``."""

@@ -30,7 +30,7 @@ _TABLES = (
 
 
 @dataclass(frozen=True)
-class ServerValidation:
+class CdcServerValidation:
     """Checks the options of a source against its server.
 
     :param options: the source's options, which are valid by themselves.

@@ -20,7 +20,7 @@ from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected
 from airflow_kafka_spark.hooks.postgres import PostgresServer
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
-from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import Begin, decode
+from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, parse_lsn
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class LogWindows:
         if found is None:
             return None
         begin = decode(found[0])
-        assert isinstance(begin, Begin), begin
+        assert isinstance(begin, BeginMessage), begin
         return begin.commit_lsn if begin.commit_lsn < end else None
 
     def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:

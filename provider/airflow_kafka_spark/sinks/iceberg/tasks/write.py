@@ -80,7 +80,7 @@ class IcebergTarget:
         return transformed(column, transform, self.columns.find_field(source_id).field_type)
 
 
-class _DataFile(BufferedFile):
+class _OpenDataFile(BufferedFile):
     """A data file of the table. The rows of each of its row groups are sorted as the table is."""
 
     def __init__(self, target: IcebergTarget, path: str) -> None:
@@ -179,12 +179,12 @@ class IcebergSplitWriter(BufferedFilesWriter):
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def open_file(self, key: PartitionKey, part: int) -> _DataFile:
+    def open_file(self, key: PartitionKey, part: int) -> _OpenDataFile:
         number = len(self.finished) + len(self.files)
         path = f"{self.target.attempt}/{plain(file_stem(self.split.range, number))}-{self.token}.parquet"
-        return _DataFile(self.target, path)
+        return _OpenDataFile(self.target, path)
 
-    def finish_file(self, file: _DataFile, key: PartitionKey) -> Mapping[str, Any]:
+    def finish_file(self, file: _OpenDataFile, key: PartitionKey) -> Mapping[str, Any]:
         file.finish()
         footer = file.writer.footer  # type: ignore[attr-defined]
         return {

@@ -11,20 +11,19 @@ from typing import Any, NamedTuple
 
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.sources.postgres_cdc.options import DecimalHandling, TimePrecision
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
-    Begin,
-    Change,
-    Commit,
+    BeginMessage,
+    ChangeMessage,
+    CommitMessage,
     Message,
-    Relation,
-    Truncate,
+    RelationMessage,
+    TruncateMessage,
     Tuple,
 )
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import (
     Convert,
-    DecimalHandling,
-    TimePrecision,
     UserType,
     ValueRefused,
     ValueTypes,
@@ -97,7 +96,7 @@ _SOURCE_SCHEMA = {
 class _Table:
     """A relation of the log, ready to write its rows."""
 
-    def __init__(self, relation: Relation, options: EventOptions, types: ValueTypes) -> None:
+    def __init__(self, relation: RelationMessage, options: EventOptions, types: ValueTypes) -> None:
         self.name = f"{relation.schema}.{relation.table}"
         self.topic = f"{options.prefix}.{_NOT_IN_TOPICS.sub('_', self.name)}"
         self.columns = relation.columns
@@ -114,7 +113,7 @@ class _Table:
             self._key_schema = json_text(self._schema(f"{self.topic}.Key", self._key))
             self._value_schema = json_text(self._envelope())
 
-    def _key_columns(self, relation: Relation, options: EventOptions) -> list[int]:
+    def _key_columns(self, relation: RelationMessage, options: EventOptions) -> list[int]:
         given = options.keys.get((relation.schema, relation.table))
         if given is not None:
             at = {column.name: index for index, column in enumerate(relation.columns)}
@@ -211,12 +210,12 @@ class EventWriter:
         self._start, self._end = start, end
         self._types = ValueTypes(options.decimals, options.times, user_types)
         self._tables: dict[int, _Table] = {}
-        self._begin: Begin | None = None
+        self._begin: BeginMessage | None = None
         self._of_server = json_text({"version": __version__, "connector": "postgresql", "name": options.prefix})[1:-1]
         self._of_database = json_text(options.database)
         self._before_lsn = self._before_table = self._after_table = ""
         self._last = 0
-        self._handlers = {Change: self._change, Truncate: self._truncate}
+        self._handlers = {ChangeMessage: self._change, TruncateMessage: self._truncate}
 
     @property
     def is_past(self) -> bool:
@@ -228,16 +227,16 @@ class EventWriter:
 
         :raises SourceRejected: a value cannot be written.
         """
-        if isinstance(message, Relation):
+        if isinstance(message, RelationMessage):
             self._tables[message.oid] = _Table(message, self._options, self._types)
-        elif isinstance(message, Begin):
+        elif isinstance(message, BeginMessage):
             self._enter(message)
-        elif isinstance(message, Commit):
+        elif isinstance(message, CommitMessage):
             self._last = self._begin.commit_lsn if self._begin else 0
         elif self._begin is not None and self._start <= self._begin.commit_lsn < self._end:
             yield from self._handlers[type(message)](lsn, message)  # type: ignore[operator]
 
-    def _enter(self, begin: Begin) -> None:
+    def _enter(self, begin: BeginMessage) -> None:
         self._begin = begin
         times = f'"ts_ms":{begin.commit_us // 1000}'
         last = f'\\"{self._last}\\"' if self._last else "null"
@@ -257,7 +256,7 @@ class EventWriter:
         )
         return Event(table.topic, table.key_record(key), table.value_record(value), self._begin.commit_us // 1000)
 
-    def _change(self, lsn: int, change: Change) -> Iterator[Event]:
+    def _change(self, lsn: int, change: ChangeMessage) -> Iterator[Event]:
         table, skipped = self._tables[change.relation], self._options.skipped
         if not table.is_taken:
             return
@@ -287,7 +286,7 @@ class EventWriter:
         if self._options.tombstones and event.key is not None:
             yield event._replace(value=None)
 
-    def _truncate(self, lsn: int, truncate: Truncate) -> Iterator[Event]:
+    def _truncate(self, lsn: int, truncate: TruncateMessage) -> Iterator[Event]:
         if "t" in self._options.skipped:
             return
         for oid in truncate.relations:

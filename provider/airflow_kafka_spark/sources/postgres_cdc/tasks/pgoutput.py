@@ -25,7 +25,7 @@ _RELATION_COLUMN = struct.Struct(">Ii")
 _LENGTH = struct.Struct(">i")
 
 
-class Column(NamedTuple):
+class RelationColumn(NamedTuple):
     """A column of a relation.
 
     :param name: its name.
@@ -41,7 +41,7 @@ class Column(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Relation:
+class RelationMessage:
     """A table, as it was when the changes behind this message were made.
 
     :param oid: its OID, by which changes name it.
@@ -52,11 +52,11 @@ class Relation:
     schema: str
     table: str
     identity: str
-    columns: tuple[Column, ...]
+    columns: tuple[RelationColumn, ...]
 
 
 @dataclass(frozen=True)
-class Begin:
+class BeginMessage:
     """The beginning of a transaction.
 
     :param commit_lsn: where the record of its commit begins.
@@ -70,12 +70,12 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommitMessage:
     """The end of a transaction."""
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangeMessage:
     """A change of a row.
 
     :param op: ``I``, ``U`` or ``D``.
@@ -93,7 +93,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Truncate:
+class TruncateMessage:
     """A TRUNCATE of tables.
 
     :param relations: their OIDs.
@@ -102,7 +102,7 @@ class Truncate:
     relations: tuple[int, ...]
 
 
-Message = Relation | Begin | Commit | Change | Truncate
+Message = RelationMessage | BeginMessage | CommitMessage | ChangeMessage | TruncateMessage
 
 
 class NotPgoutput(ValueError):
@@ -123,25 +123,25 @@ def decode(data: bytes) -> Message | None:
 def _decode(data: bytes) -> Message | None:
     kind = data[0]
     if kind == 73:  # I
-        return Change("I", _oid(data, 1), None, False, _tuple(data, 6)[0])
+        return ChangeMessage("I", _oid(data, 1), None, False, _tuple(data, 6)[0])
     if kind == 85:  # U
         old, at, is_full = None, 5, False
         if data[at] != 78:  # K or O before N
             is_full = data[at] == 79
             old, at = _tuple(data, at + 1)
-        return Change("U", _oid(data, 1), old, is_full, _tuple(data, at + 1)[0])
+        return ChangeMessage("U", _oid(data, 1), old, is_full, _tuple(data, at + 1)[0])
     if kind == 68:  # D
-        return Change("D", _oid(data, 1), _tuple(data, 6)[0], data[5] == 79, None)
+        return ChangeMessage("D", _oid(data, 1), _tuple(data, 6)[0], data[5] == 79, None)
     if kind == 66:  # B
         lsn, clock, xid = _BEGIN.unpack_from(data, 1)
-        return Begin(lsn, clock + POSTGRES_EPOCH_US, xid)
+        return BeginMessage(lsn, clock + POSTGRES_EPOCH_US, xid)
     if kind == 67:  # C
-        return Commit()
+        return CommitMessage()
     if kind == 82:  # R
         return _relation(data)
     if kind == 84:  # T
         count = _oid(data, 1)
-        return Truncate(struct.unpack_from(f">{count}I", data, 6))
+        return TruncateMessage(struct.unpack_from(f">{count}I", data, 6))
     if kind in b"YOM":
         return None
     raise ValueError(f"`{chr(kind)}` is no kind of message")
@@ -173,20 +173,20 @@ def _tuple(data: bytes, at: int) -> tuple[Tuple, int]:
     return values, at
 
 
-def _relation(data: bytes) -> Relation:
+def _relation(data: bytes) -> RelationMessage:
     schema, at = _text(data, 5)
     table, at = _text(data, at)
     identity = chr(data[at])
-    return Relation(_oid(data, 1), schema or "pg_catalog", table, identity, tuple(_columns(data, at + 1)))
+    return RelationMessage(_oid(data, 1), schema or "pg_catalog", table, identity, tuple(_columns(data, at + 1)))
 
 
-def _columns(data: bytes, at: int) -> Iterator[Column]:
+def _columns(data: bytes, at: int) -> Iterator[RelationColumn]:
     count = data[at] << 8 | data[at + 1]
     at += 2
     for _ in range(count):
         flags = data[at]
         name, at = _text(data, at + 1)
-        yield Column(name, bool(flags & 1), *_RELATION_COLUMN.unpack_from(data, at))
+        yield RelationColumn(name, bool(flags & 1), *_RELATION_COLUMN.unpack_from(data, at))
         at += _RELATION_COLUMN.size
 
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from json.encoder import encode_basestring
-from typing import Any, Literal
+from typing import Any
+
+from airflow_kafka_spark.sources.postgres_cdc.options import DecimalHandling, TimePrecision
 
 Convert = Callable[[bytes], str]
-DecimalHandling = Literal["precise", "double", "string"]
-TimePrecision = Literal["adaptive", "connect"]
 
 _US = 1_000_000
 _DAY_US = 86_400 * _US
