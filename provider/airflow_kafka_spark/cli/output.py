@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
+from airflow_kafka_spark.windows.report import format_size
+
 if TYPE_CHECKING:
     from airflow_kafka_spark.control.base import ChangeResult
     from airflow_kafka_spark.control.pipelines import PipelineState, WindowState
@@ -103,12 +105,12 @@ def format_preview(found: Preview) -> str:
     else:
         first = f"Window {found.number} of {found.pipeline} would begin at the position of its {found.begins}"
     rows = [
-        (r.topic, r.partition, f"[{r.start}, {r.end})", f"{r.offsets:,}", _size(r.bytes), _instant(r.oldest))
+        (r.topic, r.partition, f"[{r.start}, {r.end})", f"{r.offsets:,}", format_size(r.bytes), _instant(r.oldest))
         for r in found.ranges
     ]
     age = "" if found.age is None else f"; its oldest record is {_age(found.age)} old"
     held = f"\n{found.held_back:,} offsets behind an open transaction are left to a later window" if found.held_back else ""
-    total = f"At most {found.offsets:,} records, about {_size(found.bytes)}{age}{held}"
+    total = f"At most {found.offsets:,} records, about {format_size(found.bytes)}{age}{held}"
     table = format_table(("topic", "partition", "offset range", "at most", "about", "oldest record"), rows)
     return "\n".join([first, "", table, "", total, *_sentences(found.warnings)])
 
@@ -244,15 +246,6 @@ def _ranges(ranges: Sequence[OffsetRange], limit: int = 8) -> str:
 
 def _number(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
-
-
-def _size(count: int | None) -> str:
-    if count is None:
-        return "?"
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"
 
 
 def _instant(ms: int | None) -> str:

@@ -205,9 +205,19 @@ class Report:
         seconds = self.timings.get("total", 0.0)
         return (
             f"Window {self.window}: {self.records_read:,} records read, {self.records_written:,} rows written"
-            f"{''.join(', ' + e for e in extra)}, {self.bytes / 1e6:,.1f} MB in {seconds:.1f} s ({self.rate:,.0f} records/s); "
+            f"{''.join(', ' + e for e in extra)}, {format_size(self.bytes)} in {seconds:.1f} s ({self.rate:,.0f} records/s); "
             f"{describe_landed(self.published) if self._is_published else describe_ranges(self.window.ranges)}"
         )
+
+
+def format_size(count: int | None) -> str:
+    """Return a number of bytes with a unit, such as ``1.5 MB``; ``?`` if it is unknown."""
+    if count is None:
+        return "?"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"
 
 
 def _follows(followed: Followed) -> dict[str, Any]:
