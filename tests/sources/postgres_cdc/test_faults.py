@@ -15,7 +15,7 @@ POINTS = ("planned", "publish.flushed", "publish.committed", "job.done", "close.
 @pytest.mark.flaky(reruns=0)
 @pytest.mark.parametrize("seed", [19])
 def test_a_copy_of_a_table_equals_it_after_every_drain_whatever_is_killed(kafka, postgres, unique, tmp_path, seed):
-    """Random inserts, updates, deletes, changes of keys, truncates and a long transaction; each kind of kill once."""
+    """Random inserts, updates, deletes, changes of keys, truncates and a long transaction; each kind of kill once, and a zombie."""
     with captured(kafka, postgres, unique, tmp_path, seed) as shop, postgres.connect() as long:
         assert shop.run("begin")["records_written"] == 0
         for number, point in enumerate(POINTS):
@@ -36,4 +36,18 @@ def test_a_copy_of_a_table_equals_it_after_every_drain_whatever_is_killed(kafka,
             shop.drain(f"drain{number}")
             settled(shop.topic("cut"), shop.topic("kept"))
             assert shop.compare() > 0
+        # A zombie wakes when the retry has published its window, and the next run has advanced the slot.
+        shop.change(60)
+        zombie = shop.victim("frozen", fault="publish.marked:stop", alone=True)
+        zombie.wait_stopped()
+        zombie.freeze()
+        assert shop.run("frozen")["records_written"] > 0
+        shop.change(30)
+        assert shop.run("later")["records_written"] > 0
+        zombie.wake()
+        zombie.wait()
+        assert "a newer attempt took over" in zombie.tail(), "whatever was ended of it"
+        shop.drain("drain after the zombie")
+        settled(shop.topic("cut"), shop.topic("kept"))
+        assert shop.compare() > 0
         assert shop.run("end")["records_written"] == 0
