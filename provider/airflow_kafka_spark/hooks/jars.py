@@ -76,7 +76,7 @@ def _checked_java(java_home: str, path: str) -> Path:
 
 
 def _major_of_installation(java: Path) -> int:
-    """Return the major version in the file ``release`` of an installation; 0 if there is none. This starts no JVM."""
+    """Return the major version in the file ``release`` of an installation; 0 without that file. This starts no JVM."""
     try:
         release = (java.resolve().parents[1] / "release").read_text(encoding="utf-8")
     except (OSError, IndexError):

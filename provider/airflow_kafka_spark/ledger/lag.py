@@ -55,7 +55,7 @@ class SpanSample:
     """The result of reading one span of offsets.
 
     :param head: the first record; None without one.
-    :param until: without a record, the offset below which there is none.
+    :param until: where no record was found, the offset up to which the search went.
     """
 
     head: BacklogHead | None

@@ -364,7 +364,7 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
         return F.when(failed, F.concat(F.lit(f"{what} is "), quoted_value(column, had), F.lit(f", expected {expected}")))
 
     def _read(self, column: Column, had: DataType, what: str) -> Column:
-        """Return the value as a timestamp; null if it is none."""
+        """Return the value as a timestamp; null if it cannot be read as one."""
         from pyspark.sql import functions as F
         from pyspark.sql import types as t
 

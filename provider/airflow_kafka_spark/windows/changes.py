@@ -58,7 +58,7 @@ class Change:
 
     @property
     def sentence(self) -> str:
-        """Who made the change, when and why, as one sentence."""
+        """The change as one sentence: the person, the time and the reason."""
         return f"{self.who} did so at {self.at}: {self.why}"
 
 

@@ -57,7 +57,7 @@ class Latest:
 
 @dataclass(frozen=True)
 class Timestamp:
-    """The first record of each partition whose timestamp is at or after an instant; the end of the log if there is none.
+    """The first record of each partition whose timestamp is at or after an instant; the end of the log without such a record.
 
     Later records may have older timestamps, because timestamps need not ascend.
 

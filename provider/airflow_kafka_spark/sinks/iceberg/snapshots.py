@@ -91,7 +91,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class PipelineSnapshots:
-    """What a table's metadata holds of a pipeline.
+    """The windows of a pipeline that a table's metadata records.
 
     :param tag: the snapshot that the pipeline's tag names; None if there is no tag.
     :param records: the record of the newest replay of each window whose snapshot is still there, by number.

@@ -115,7 +115,7 @@ class LogWindows:
             )
 
     def _first_commit(self, connection: psycopg.Connection[Any], end: int) -> int | None:
-        """Return the LSN of the commit of the first transaction with changes before ``end``; None if there is none.
+        """Return the LSN of the commit of the first transaction with changes before ``end``; None without such a transaction.
 
         Before PostgreSQL 15 the server names transactions without changes of published tables, too.
         """

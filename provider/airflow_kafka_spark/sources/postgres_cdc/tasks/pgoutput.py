@@ -112,7 +112,7 @@ class NotPgoutput(ValueError):
 def decode(data: bytes) -> Message | None:
     """Return a message; None for those that change no row: Type, Origin, logical messages.
 
-    :raises NotPgoutput: it is none.
+    :raises NotPgoutput: the bytes are not a message of pgoutput.
     """
     try:
         return _decode(data)

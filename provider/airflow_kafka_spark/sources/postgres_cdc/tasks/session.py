@@ -99,7 +99,7 @@ class SlotServer:
         return SourceUnavailable(self.server.where, doing, text)
 
     def state(self, connection: psycopg.Connection[Any]) -> SlotState | None:
-        """Return the slot; None if there is none."""
+        """Return the state of the slot; None if the slot does not exist."""
         has_status = connection.info.server_version >= 130000
         found = connection.execute(
             "SELECT s.plugin, s.database, s.confirmed_flush_lsn::text, "
@@ -117,7 +117,8 @@ class SlotServer:
     def release(self, connection: psycopg.Connection[Any]) -> None:
         """End the session of an earlier attempt that still uses the slot.
 
-        Our sessions are told by their name. The attempt that runs here is the newest one: the ledger has fenced earlier ones.
+        Sessions of this provider are recognised by their name. The attempt that runs here is the newest one: the ledger has
+        fenced earlier ones.
 
         :raises SourceUnavailable: another program uses the slot, or our session does not end.
         """
