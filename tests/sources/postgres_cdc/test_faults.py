@@ -15,7 +15,7 @@ POINTS = ("planned", "publish.flushed", "publish.committed", "job.done", "close.
 @pytest.mark.flaky(reruns=0)
 @pytest.mark.parametrize("seed", [19])
 def test_a_copy_of_a_table_equals_it_after_every_drain_whatever_is_killed(kafka, postgres, unique, tmp_path, seed):
-    """Random inserts, updates, deletes, changes of keys, truncates and a long transaction; each kind of kill once, and a zombie."""
+    """Random inserts, updates, deletes, changes of keys, truncates and a long transaction; every kind of kill, and a zombie."""
     with captured(kafka, postgres, unique, tmp_path, seed) as shop, postgres.connect() as long:
         assert shop.run("begin")["records_written"] == 0
         for number, point in enumerate(POINTS):
