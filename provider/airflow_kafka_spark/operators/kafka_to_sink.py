@@ -576,7 +576,7 @@ class SinkMove:
 
     def _fill_sinks(self, writer: WindowWriter, others: RoutedSinks) -> None:
         """Write all rows to where no reader sees them; last the splits that commit by themselves."""
-        from airflow_kafka_spark.bad_records.refused import replaced
+        from airflow_kafka_spark.bad_records.dead_letters import replaced
 
         make = partial(self.operator.job, self.window, shape=self.shape, tolerance=self.tolerance, left_out=others.left_out)
         results: list[SplitResult] = []
@@ -657,7 +657,7 @@ class SinkMove:
         :raises SinkRejected: there are some, and bad records are not tolerated.
         :raises TooManyBadRecords: there are more than ``max_errors``.
         """
-        from airflow_kafka_spark.bad_records.refused import with_refused
+        from airflow_kafka_spark.bad_records.dead_letters import with_refused
 
         operator, tolerated = self.operator, self.tolerance is not None
         hook = operator.kafka if self.letters else None

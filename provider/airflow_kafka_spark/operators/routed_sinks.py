@@ -200,11 +200,11 @@ class RoutedPart:
     def refused(self, hook: KafkaHook | None, compacted: CompactedTopics, *, tolerated: bool) -> SplitResult:
         """Return the account of the records that the sink refuses. Afterwards it is decided what the sink takes.
 
-        :param hook: as for :func:`~airflow_kafka_spark.bad_records.refused.with_refused`.
+        :param hook: as for :func:`~airflow_kafka_spark.bad_records.dead_letters.with_refused`.
         :param compacted: returns those of some topics that are compacted.
         :raises SinkRejected: the sink refuses records, and bad records are not tolerated.
         """
-        from airflow_kafka_spark.bad_records.refused import with_refused
+        from airflow_kafka_spark.bad_records.dead_letters import with_refused
 
         found = self.writer.refused_records(self.results) if self.applied is None else ()
         refuse_rejected(found, self.uri, str(self.window), tolerated=tolerated)
