@@ -66,7 +66,7 @@ def _fill(kafka: Any) -> None:
     """Write what two years leave: a record of each partition in each hour, and the ledger."""
     from confluent_kafka import Producer
 
-    from airflow_kafka_spark.hooks.partitioner import partition_of
+    from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
     from airflow_kafka_spark.ledger.topic import CONFIG
     from airflow_kafka_spark.ledger.topic import PARTITIONS as LEDGER_PARTITIONS
 

@@ -35,9 +35,8 @@ from airflow_kafka_spark.errors import (
     RightMissing,
     WindowTooWide,
 )
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, right_missing
 from airflow_kafka_spark.hooks.kafka.config import identity
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
-from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.ledger.group import offset_metadata, planned_metadata
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaUnavailable
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, right_missing
 from airflow_kafka_spark.hooks.kafka.config import identity
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import first_offsets
-from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import describe, produce_all
 from airflow_kafka_spark.ledger.topic import LedgerTopic, unreadable_version
 from airflow_kafka_spark.windows.instants import iso, now_ms

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, RightMissing
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
-from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction, transaction_of_record
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, key_prefix, remember
@@ -269,7 +268,7 @@ class LedgerTopic:
 
     def partition_of(self, name: str) -> int:
         """Return the partition for the first record of a name."""
-        from airflow_kafka_spark.hooks.partitioner import partition_of
+        from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
 
         return partition_of(name.encode(), len(self.partitions))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobFailed
-from airflow_kafka_spark.hooks.kafka.rights import right_missing_in_java
+from airflow_kafka_spark.hooks.kafka.client_errors import right_missing_in_java
 from airflow_kafka_spark.hooks.tasks.executor_check import explain
 from airflow_kafka_spark.windows.model import Split, Window
 

@@ -1,7 +1,7 @@
 """Requests to a cluster, with a timeout, and with errors that name the cause.
 
 librdkafka retries in the background without end, so a call by itself only times out. ``KafkaCalls`` adds the reason that
-:class:`~airflow_kafka_spark.hooks.kafka.events.ClientEvents` has collected.
+:class:`~airflow_kafka_spark.hooks.kafka.client_errors.ClientEvents` has collected.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSparkError, KafkaUnavailable, TopicMissing
-from airflow_kafka_spark.hooks.kafka.events import CONNECTION_LOG, REFUSED_LOGIN, ClientEvents
-from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
+from airflow_kafka_spark.hooks.kafka.client_errors import CONNECTION_LOG, REFUSED_LOGIN, ClientEvents, Right, right_missing
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError

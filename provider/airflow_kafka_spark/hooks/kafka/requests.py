@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, passing
+from airflow_kafka_spark.hooks.kafka.client_errors import Right
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, consumer_config
-from airflow_kafka_spark.hooks.kafka.rights import Right
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:

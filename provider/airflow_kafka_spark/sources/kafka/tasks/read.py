@@ -16,8 +16,8 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Kaf
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogTruncated, OffsetsWentBack
+from airflow_kafka_spark.hooks.kafka.client_errors import checked
 from airflow_kafka_spark.hooks.kafka.log import cut_below
-from airflow_kafka_spark.hooks.kafka.rights import checked
 from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.windows.model import Gap, OffsetRange
 
