@@ -112,7 +112,7 @@ class SideOutputs:
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
         from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
-        from airflow_kafka_spark.sinks.tasks.dead_letters import LIMIT_BYTES, ROUTED, from_bytes, without
+        from airflow_kafka_spark.sinks.tasks.dead_letters import LIMIT_BYTES, ROUTED, drop_sent, from_bytes
 
         results, window = list(results), ledger.claimed.window
         number, before = window.number, ledger.memory.dead.get(window.number)
@@ -128,7 +128,7 @@ class SideOutputs:
         # applied the window, nothing else knows.
         skipped = sum(result.rejected for result in results)
         if self.dead:
-            skipped = letters.num_rows - without(letters, before.sent() if before else {}).num_rows
+            skipped = letters.num_rows - drop_sent(letters, before.sent() if before else {}).num_rows
         if not (wanted or captured or skipped != (before.skips(window.replay) if before else 0)):
             return before
         for topic, factor in wanted.items():
@@ -153,14 +153,14 @@ class SideOutputs:
         """Return the records that were not sent before, by topic."""
         import pyarrow.compute as pc
 
-        from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records, without
+        from airflow_kafka_spark.sinks.tasks.dead_letters import drop_sent, routed_records
 
         outputs = []
         if self.dead is not None:
-            left = without(letters, known.sent() if known else {})
+            left = drop_sent(letters, known.sent() if known else {})
             outputs.append(_SideOutput(self.dead.name, left, self.dead.envelope.records))
         for topic in routes["to"].unique().to_pylist():
-            left = without(routes.filter(pc.equal(routes["to"], topic)), known.routed(topic=topic) if known else {})
+            left = drop_sent(routes.filter(pc.equal(routes["to"], topic)), known.routed(topic=topic) if known else {})
             outputs.append(_SideOutput(topic, left, lambda found: routed_records(found, self.pipeline), routed=True))
         return [output for output in outputs if output.letters.num_rows]
 
@@ -280,13 +280,13 @@ def known_dead_letters(ledger: Ledger) -> DeadLetters | None:
     return ledger.memory.dead.get(ledger.claimed.window.number)
 
 
-def replaced(results: Sequence[SplitResult], again: Sequence[SplitResult]) -> list[SplitResult]:
+def replace_results(results: Sequence[SplitResult], again: Sequence[SplitResult]) -> list[SplitResult]:
     """Return the results of a window's splits, with those of splits that were moved once more in place of their first ones."""
     new = {result.index: result for result in again}
     return [new.get(result.index, result) for result in results]
 
 
-def with_refused(
+def add_refused(
     results: Sequence[SplitResult], refused: Sequence[BadRecord], splits: Sequence[Split], hook: KafkaHook | None
 ) -> list[SplitResult]:
     """Return the results of a window's splits, with the records that the sink has refused among the bad ones.
@@ -297,7 +297,7 @@ def with_refused(
     """
     if not refused:
         return list(results)
-    from airflow_kafka_spark.sinks.tasks.dead_letters import joined
+    from airflow_kafka_spark.sinks.tasks.dead_letters import join_streams
 
     by_split: dict[int, dict[int, BadRecord]] = {}
     epochs: dict[int, int] = {}
@@ -317,7 +317,7 @@ def with_refused(
                 result,
                 rejected=result.rejected + len(found),
                 samples=tuple(sorted([*result.samples, *found.values()], key=lambda bad: bad.offset))[:SAMPLES],
-                letters=joined(result.letters, _letters(found, hook, epochs[result.index]))
+                letters=join_streams(result.letters, _letters(found, hook, epochs[result.index]))
                 if hook is not None
                 else result.letters,
                 token={**result.token, "rows": rows},

@@ -216,7 +216,7 @@ def _preview(
     number: int,
     run: str | None = None,
 ) -> Preview:
-    samples = sample(hook, ranges)
+    samples = sample_ranges(hook, ranges)
     parts = []
     for r in ranges:
         found = samples.get(r.topic_partition)
@@ -243,7 +243,7 @@ class RangeSample:
     oldest: int | None = None
 
 
-def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAMPLES) -> dict[TopicPartition, RangeSample]:
+def sample_ranges(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAMPLES) -> dict[TopicPartition, RangeSample]:
     """Read a little of each range: enough to judge how large and how old it is.
 
     :param records: at most so many of each partition.

@@ -14,10 +14,10 @@ from airflow_kafka_spark.control.pipelines import find, has_source, open_entries
 from airflow_kafka_spark.control.position_change import (
     PositionChange,
     fence_splits,
-    mirroring_group,
     named_topics,
     plan_move,
     refuse_open,
+    resolve_group,
     write_position_change,
 )
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown
@@ -161,4 +161,4 @@ def _check(
         )
     if not discard_open:
         refuse_open(memory)
-    return mirroring_group(hook, memory, group_id)
+    return resolve_group(hook, memory, group_id)

@@ -15,7 +15,7 @@ from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction, transaction_of_record
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive
-from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, key_prefix, remember
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, fold_records, key_prefix
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -293,8 +293,8 @@ class LedgerTopic:
         mine = tuple(map(key_prefix, names))
         records = self.newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
         try:
-            memory = remember(pipeline, records, self._archives)
-            return LedgerContent(memory, partition, remember(parent, records, self._archives) if parent else None)
+            memory = fold_records(pipeline, records, self._archives)
+            return LedgerContent(memory, partition, fold_records(parent, records, self._archives) if parent else None)
         except NewerVersion as error:
             raise unreadable_version(self.name, f"pipeline `{pipeline}` has {error}", "records") from None
 

@@ -50,7 +50,7 @@ _follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
 
 
 @contextmanager
-def followed_by(follower: Follower) -> Iterator[None]:
+def follow_jobs(follower: Follower) -> Iterator[None]:
     """Follow the jobs that this thread watches inside of this context."""
     token = _follower.set(follower)
     try:

@@ -110,7 +110,7 @@ class _Batch(Generic[K, V]):
             answer = future.result()
         except KafkaException as failed:
             error = failed.args[0]
-            if passing(error, self.wait_for) or error.name() == "_TIMED_OUT":
+            if temporary_reason(error, self.wait_for) or error.name() == "_TIMED_OUT":
                 self.again[key] = error
             else:
                 self.errors[key] = error
@@ -155,7 +155,7 @@ class KafkaCalls:
     def client(self) -> AdminClient:
         if self._client is None:
             self._client = self._make_client(self.events)
-            self._let_go = keep(self._client, self)
+            self._let_go = keep_client(self._client, self)
         return self._client
 
     def discard_client(self) -> None:
@@ -334,8 +334,8 @@ class KafkaCalls:
             return self.refused_login(text)
         if name in _MISSING:
             return TopicMissing(self.conn_id, [str(what)])
-        if passing(error):
-            return self.unavailable(doing, passing(error))
+        if temporary_reason(error):
+            return self.unavailable(doing, temporary_reason(error))
         resource = str(getattr(what, "topic", what))
         if missing := right_missing(error, self.conn_id, self._identity, doing, rights, resource):
             return missing
@@ -359,7 +359,7 @@ class KafkaCalls:
         )
 
 
-def passing(error: KafkaError | None, wait_for: Collection[str] = ()) -> str:
+def temporary_reason(error: KafkaError | None, wait_for: Collection[str] = ()) -> str:
     """Return the text of an error if it is temporary; otherwise "".
 
     :param error: an error, or None.
@@ -381,7 +381,7 @@ _starting = threading.Lock()
 _POLL_SECONDS = (0.1, 0.2, 0.5, 1.0, 5.0)
 
 
-def keep(client: Any, owner: object) -> weakref.finalize:
+def keep_client(client: Any, owner: object) -> weakref.finalize:
     """Keep a client alive until its owner is collected or the returned function is called, and no other reference to it is left.
 
     :param client: a client of confluent-kafka.

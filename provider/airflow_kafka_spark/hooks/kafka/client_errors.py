@@ -201,10 +201,10 @@ def consume(
     :raises RightMissing: the user may not read a topic.
     """
     messages: list[Message] = consumer.consume(most, timeout)
-    return checked(messages, config, doing, conn_id=conn_id)
+    return drop_group_refusals(messages, config, doing, conn_id=conn_id)
 
 
-def checked(messages: list[Message], config: Mapping[str, Any], doing: str, *, conn_id: str = "") -> list[Message]:
+def drop_group_refusals(messages: list[Message], config: Mapping[str, Any], doing: str, *, conn_id: str = "") -> list[Message]:
     """Return messages without refusals of the group's coordinator; see :func:`consume`.
 
     :raises RightMissing: the user may not read a topic.

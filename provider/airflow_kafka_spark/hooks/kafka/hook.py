@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 
 from airflow_kafka_spark.errors import ConnectionInvalid, GroupHasMembers, KafkaRefused, KafkaSparkError, TopicMissing
-from airflow_kafka_spark.hooks.connections import defined
+from airflow_kafka_spark.hooks.connections import require_connection
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
 from airflow_kafka_spark.hooks.kafka.client import KafkaCalls
@@ -96,7 +96,7 @@ class KafkaHook(KafkaBaseHook):
         :raises ConnectionInvalid: there is no such connection, or it names no brokers.
         """
         try:
-            with defined(self.conn_id, "`kafka`", option="kafka_conn_id"):
+            with require_connection(self.conn_id, "`kafka`", option="kafka_conn_id"):
                 return self._build_config()
         except ValueError as error:
             given = self.get_connection(self.conn_id)

@@ -10,7 +10,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, passing
+from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, temporary_reason
 from airflow_kafka_spark.hooks.kafka.client_errors import Right
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, consumer_config
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -435,7 +435,7 @@ def group_state(calls: KafkaCalls, group_id: str) -> GroupState:
 
 
 def _first_passing(answer: list[KafkaTopicPartition], wait_for: Collection[str] = ()) -> str:
-    texts = ((p, passing(p.error, wait_for)) for p in answer)
+    texts = ((p, temporary_reason(p.error, wait_for)) for p in answer)
     return next((f"{TopicPartition(p.topic, p.partition)}: {text}" for p, text in texts if text), "")
 
 

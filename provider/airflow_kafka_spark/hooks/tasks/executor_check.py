@@ -111,7 +111,7 @@ class Requirements:
             for part in ("spark", *sorted(set(parts) - {"spark"}))
             for name, module in (*PACKAGES[part], *((INSTEAD[part],) if part in INSTEAD else ()))
         ]
-        return cls(tuple(found), __version__, here())
+        return cls(tuple(found), __version__, host_and_prefix())
 
     def lacks(self) -> list[str]:
         """Return the reasons why this process cannot run the task, one for each package."""
@@ -131,7 +131,7 @@ class Requirements:
 
         :raises ExecutorLacks: names everything that is missing or too old.
         """
-        if self.environment != here() and (lacks := self.lacks()):
+        if self.environment != host_and_prefix() and (lacks := self.lacks()):
             # This becomes the last line of the traceback, which the driver parses.
             raise ExecutorLacks(f"on executor {socket.gethostname()}, {_python()}, {'; '.join(lacks)}")
 
@@ -210,7 +210,7 @@ def oldest_versions() -> Mapping[str, str]:
     return found
 
 
-def here() -> tuple[str, str]:
+def host_and_prefix() -> tuple[str, str]:
     """Return the host and the prefix of this Python."""
     return socket.gethostname(), sys.prefix
 

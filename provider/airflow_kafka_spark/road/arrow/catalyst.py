@@ -176,7 +176,7 @@ class Builder:
 
         :raises Unknown: something has no node.
         """
-        program = Program(tuple(self._nodes), tuple(outputs), tuple(self._filters)).without(())
+        program = Program(tuple(self._nodes), tuple(outputs), tuple(self._filters)).without_outputs(())
         for node in program.nodes:
             if node.kind == _UNKNOWN:
                 raise Unknown(node.data)
@@ -578,7 +578,7 @@ def program_of(frame: DataFrame, schema: pa.Schema) -> Program:
     """
     try:
         program = _program_of(frame, schema)
-        program.rehearse(schema)
+        program.run_over_nulls(schema)
     except Unknown:
         raise
     except Exception as error:

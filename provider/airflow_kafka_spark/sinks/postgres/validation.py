@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.postgres import NAME_BYTES, Name, parse_name, quote, resolve, tables_alike
+from airflow_kafka_spark.hooks.postgres import NAME_BYTES, Name, find_tables_ignoring_case, parse_name, quote, resolve
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
     SYSTEM,
     StageColumn,
     UnsupportedType,
     changed_type,
-    misfit,
+    explain_misfit,
     missing_column_problems,
     stage_column,
 )
@@ -205,7 +205,7 @@ class _ServerValidation:
 
     def _creation_problems(self, name: Name) -> Iterator[Problem]:
         if not self.sink.auto_create:
-            alike = tables_alike(self.connection, name)
+            alike = find_tables_ignoring_case(self.connection, name)
             hint = f"; there is {alike[0]}, and names are compared exactly" if alike else ""
             action = "Create it, correct `table`, or set `auto_create=True`"
             yield Problem("sink.table", f"there is no table {name}{hint}", action)
@@ -242,7 +242,7 @@ class _ServerValidation:
                 yield Problem(
                     where, f"{table.name} generates it always ({target.type})", "Leave it out of the schema, or of the table"
                 )
-            elif target is not None and (reason := misfit(column, target)):
+            elif target is not None and (reason := explain_misfit(column, target)):
                 yield changed_type(column, table, reason)
 
     def _filled_problems(self, table: Table) -> Iterator[Problem]:

@@ -118,13 +118,13 @@ def from_bytes(streams: Iterable[bytes], schema: pa.Schema = SCHEMA) -> pa.Table
     return pa.concat_tables(tables).sort_by([("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")])
 
 
-def joined(*streams: bytes) -> bytes:
+def join_streams(*streams: bytes) -> bytes:
     """Return several streams as one; empty if all are."""
     found = [stream for stream in streams if stream]
     return to_bytes(from_bytes(found)) if len(found) > 1 else b"".join(found)
 
 
-def without(letters: pa.Table, sent: Mapping[TopicPartition, frozenset[int]]) -> pa.Table:
+def drop_sent(letters: pa.Table, sent: Mapping[TopicPartition, frozenset[int]]) -> pa.Table:
     """Return the letters that were not sent before."""
     if not sent:
         return letters

@@ -33,7 +33,7 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroSchema,
     AvroUnion,
     branch_to_read,
-    field_for,
+    find_reader_field,
     is_readable_as,
     merged_number_type,
     read_symbols,
@@ -139,7 +139,7 @@ def _record(writer: AvroRecord, reader: AvroRecord) -> ReadValue:
     steps: list[tuple[str, ReadValue, bool]] = []
     taken: set[str] = set()
     for written in writer.fields:
-        field = field_for(written, writer, reader)
+        field = find_reader_field(written, writer, reader)
         if field is None:
             bare = without_logical_types(written.type)
             steps.append((written.name, value_reader(bare, bare), False))

@@ -36,11 +36,11 @@ from airflow_kafka_spark.formats.text import (
     MIN_MICRO,
     NO_FINITE,
     BadValue,
-    day_number,
     from_base64,
-    micros,
-    nearest,
-    short,
+    parse_day,
+    parse_float,
+    parse_micros,
+    shorten,
     to_decimal,
 )
 from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Text, arrow_schema, arrow_type
@@ -334,9 +334,9 @@ def field_reader(data_type: DataType, timestamp_format: str | None = None) -> Fr
     return {
         "boolean": _boolean,
         "binary": from_base64,
-        "date": day_number,
-        "timestamp": lambda found: micros(found, name, zoned=True),
-        "timestamp_ntz": lambda found: micros(found, name, zoned=False),
+        "date": parse_day,
+        "timestamp": lambda found: parse_micros(found, name, zoned=True),
+        "timestamp_ntz": lambda found: parse_micros(found, name, zoned=False),
     }[name]
 
 
@@ -345,7 +345,7 @@ def _text(data_type: Text) -> FromField:
 
     def convert(found: str) -> str:
         if limit is not None and len(found) > limit:
-            raise BadValue(f'found "{short(found)}" ({len(found)} characters), expected {data_type}')
+            raise BadValue(f'found "{shorten(found)}" ({len(found)} characters), expected {data_type}')
         return found
 
     return convert
@@ -356,12 +356,12 @@ def _whole(name: str) -> FromField:
 
     def convert(found: str) -> int:
         if not _integer(found):
-            raise BadValue(f'found "{short(found)}", expected {name}')
+            raise BadValue(f'found "{shorten(found)}", expected {name}')
         digits = found.lstrip("+-").lstrip("0") or "0"
         number = int(digits) if len(digits) <= 20 else high + 1
         number = -number if found[0] == "-" and len(digits) <= 20 else number
         if not low <= number <= high:
-            raise BadValue(f"found {short(found)}, expected {name}: {low} to {high}")
+            raise BadValue(f"found {shorten(found)}, expected {name}: {low} to {high}")
         return number
 
     return convert
@@ -372,8 +372,8 @@ def _floating(name: str) -> FromField:
         if found in NO_FINITE:
             return NO_FINITE[found]
         if not _number(found):
-            raise BadValue(f'found "{short(found)}", expected {name}')
-        return nearest(found, name, single=name == "float")
+            raise BadValue(f'found "{shorten(found)}", expected {name}')
+        return parse_float(found, name, single=name == "float")
 
     return convert
 
@@ -383,5 +383,5 @@ def _boolean(found: str) -> bool:
         return found == "true"
     lower = found.lower() if found.isascii() else ""
     if lower not in ("true", "false"):
-        raise BadValue(f'found "{short(found)}", expected boolean: true or false')
+        raise BadValue(f'found "{shorten(found)}", expected boolean: true or false')
     return lower == "true"

@@ -59,7 +59,7 @@ class Program:
         """Return the columns that the program reads."""
         return frozenset(node.data for node in self.nodes if node.kind == COLUMN)
 
-    def without(self, names: Collection[str]) -> Program:
+    def without_outputs(self, names: Collection[str]) -> Program:
         """Return the program without some outputs, and without the nodes that only they need."""
         outputs = [(name, at) for name, at in self.outputs if name not in names]
         wanted, asked = set[int](), [*(at for _, at in outputs), *self.filters]
@@ -76,7 +76,7 @@ class Program:
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return _Run(self, batch).batch()
 
-    def rehearse(self, schema: pa.Schema) -> None:
+    def run_over_nulls(self, schema: pa.Schema) -> None:
         """Run all branches of the program over nulls.
 
         :param schema: the schema of the batches.
