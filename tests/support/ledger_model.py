@@ -355,7 +355,7 @@ def _remembered(pipeline: str, records: tuple[LedgerRecord, ...]) -> Memory:
     return fold_records(pipeline, records)
 
 
-def _remember(pipeline: str, records: Any, archives: Any = None) -> Memory:
+def _fold_records(pipeline: str, records: Any, archives: Any = None) -> Memory:
     return _remembered(pipeline, tuple(records))
 
 
@@ -613,7 +613,7 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(ledger, "ThreadPoolExecutor", Pool),
         patch.object(ledger, "secrets", SimpleNamespace(token_hex=lambda size: _now.token(size))),
         patch.object(ledger_topic, "read_to", _read_to),
-        patch.object(ledger_topic, "remember", _remember),
+        patch.object(ledger_topic, "fold_records", _fold_records),
         patch.object(boundaries_hook, "Boundaries", FixedBoundaries),
         # Records of one partition stand for partitions.
         patch.object(position_change, "split_count", lambda window: window.span),

@@ -102,7 +102,7 @@ def current_offsets(memory: Memory) -> dict[TopicPartition, int]:
     return {**first, **memory.position.offsets}
 
 
-def named_topics(only: Sequence[str]) -> set[str]:
+def topics_of(only: Sequence[str]) -> set[str]:
     """Return the topics that ``only`` names."""
     return {str(item).partition(":")[0] for item in ([only] if isinstance(only, str) else only)}
 
@@ -115,7 +115,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
     """
     windows, position, number, before = open_entries(memory), memory.position, memory.next_change, current_offsets(memory)
     # A pipeline that the ledger knows nothing of reads what is named.
-    topics = {tp.topic for tp in before} or named_topics(only)
+    topics = {tp.topic for tp in before} or topics_of(only)
     log = read_log(hook, topics)
     scope = _scope(only, target, log, topics)
     stale = {t for t in topics if is_other_topic(position, log, t)}

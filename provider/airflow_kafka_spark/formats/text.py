@@ -41,7 +41,7 @@ class BadValue(Exception):
         self.what = what
         self.path: list[str] = []
 
-    def within(self, step: str) -> BadValue:
+    def prepend(self, step: str) -> BadValue:
         """Prepend a step to the path, and return the error."""
         self.path.insert(0, step)
         return self

@@ -158,7 +158,7 @@ def _fields(columns: Sequence[Column], schema: Mapping[str, Any]) -> tuple[Colum
         try:
             found.append(replace(column, type=_type(column.type, known[column.name])) if column.name in known else column)
         except BadValue as e:
-            raise e.within(f".{column.name}") from None
+            raise e.prepend(f".{column.name}") from None
     return tuple(found)
 
 

@@ -79,7 +79,7 @@ _OUTDATED = frozenset({"FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"})
 
 
 @dataclass
-class _Batch(Generic[K, V]):
+class _PendingKeys(Generic[K, V]):
     """The keys of one call, sorted into answers, errors, and keys to request again with the reason (``again``)."""
 
     doing: str
@@ -173,9 +173,9 @@ class KafkaCalls:
         :raises ConnectionInvalid: the brokers refuse the login, or TLS fails.
         :raises KafkaUnavailable: no broker answers.
         """
-        return self.one("connecting", lambda client, timeout: client.describe_cluster(request_timeout=timeout)).cluster_id
+        return self.request_one("connecting", lambda client, timeout: client.describe_cluster(request_timeout=timeout)).cluster_id
 
-    def one(
+    def request_one(
         self,
         doing: str,
         submit: Callable[[AdminClient, float], Future[V]],
@@ -185,7 +185,7 @@ class KafkaCalls:
         rights: Sequence[Right] = (),
     ) -> V:
         """Return the answer to one request. Parameters and errors are those of :meth:`each`."""
-        answers, _ = self.each(
+        answers, _ = self.request_each(
             doing,
             [""],
             lambda client, keys, timeout: {"": submit(client, timeout)},
@@ -195,7 +195,7 @@ class KafkaCalls:
         )
         return answers[""]
 
-    def each(
+    def request_each(
         self,
         doing: str,
         keys: Collection[K],
@@ -226,7 +226,7 @@ class KafkaCalls:
         :raises RightMissing: the user lacks a right.
         :raises KafkaRefused: any other error.
         """
-        batch: _Batch[K, V] = _Batch(
+        batch: _PendingKeys[K, V] = _PendingKeys(
             doing, wait_for, check, coordinator, rights, time.monotonic(), self._timeout, again=dict.fromkeys(keys, "")
         )
         seconds = FIRST_ATTEMPT_SECONDS
@@ -248,7 +248,7 @@ class KafkaCalls:
 
     def _ask(
         self,
-        batch: _Batch[K, V],
+        batch: _PendingKeys[K, V],
         submit: Callable[[AdminClient, list[K], float], Mapping[K, Future[V]]],
         seconds: float,
     ) -> None:
@@ -271,20 +271,20 @@ class KafkaCalls:
             if batch.file(key, future):
                 self._connected = True
 
-    def _raise_for(self, batch: _Batch[K, V], errors: Mapping[K, KafkaError]) -> None:
+    def _raise_for(self, batch: _PendingKeys[K, V], errors: Mapping[K, KafkaError]) -> None:
         missing = [str(key) for key, error in errors.items() if error.name() in _MISSING]
         if missing:
             raise TopicMissing(self.conn_id, missing)
         for key, error in errors.items():
             raise self.translate(batch.doing, error, key, batch.started, batch.rights)
 
-    def _exhausted(self, batch: _Batch[K, V]) -> KafkaSparkError:
+    def _exhausted(self, batch: _PendingKeys[K, V]) -> KafkaSparkError:
         key, reason = next(iter(batch.again.items()))
         if isinstance(reason, str):
             return self.unavailable(batch.doing, f"{key}: {reason}" if key else reason)
         return self.translate(batch.doing, reason, key, batch.started, batch.rights)
 
-    def _wait(self, futures: Collection[Future[Any]], batch: _Batch[K, V], seconds: float) -> bool:
+    def _wait(self, futures: Collection[Future[Any]], batch: _PendingKeys[K, V], seconds: float) -> bool:
         """Wait for the futures. Return False if some are not done in time."""
         pending: Collection[Future[Any]] = futures
         # librdkafka enforces the timeout of all requests except those to a coordinator.

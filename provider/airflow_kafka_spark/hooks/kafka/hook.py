@@ -170,7 +170,9 @@ class KafkaHook(KafkaBaseHook):
         """
         try:
             with KafkaHook(self.conn_id, min(self.timeout, TEST_SECONDS)) as hook:
-                found = hook._calls.one("connecting", lambda client, timeout: client.describe_cluster(request_timeout=timeout))
+                found = hook._calls.request_one(
+                    "connecting", lambda client, timeout: client.describe_cluster(request_timeout=timeout)
+                )
         except KafkaSparkError as error:
             return False, str(error)
         brokers = [f"{node.host}:{node.port}" for node in sorted(found.nodes, key=lambda node: node.id)]
@@ -185,7 +187,7 @@ class KafkaHook(KafkaBaseHook):
 
     def broker_count(self) -> int:
         """Return the number of brokers that the cluster has now."""
-        found = self._calls.one(
+        found = self._calls.request_one(
             "asking for the brokers", lambda client, timeout: client.describe_cluster(request_timeout=timeout)
         )
         return len(found.nodes)

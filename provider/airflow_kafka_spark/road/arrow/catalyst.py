@@ -337,7 +337,7 @@ def number_of(column: Mapping[str, Any]) -> int:
     return int(column["exprId"]["id"])
 
 
-def short(tree: Mapping[str, Any]) -> str:
+def short_class_name(tree: Mapping[str, Any]) -> str:
     return str(tree["class"]).rpartition(".")[2]
 
 
@@ -420,7 +420,7 @@ class Expression:
 
     def _CreateNamedStruct(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         children = self._children(at)
-        if any(short(self._trees[child]) != "Literal" for child in children[::2]):
+        if any(short_class_name(self._trees[child]) != "Literal" for child in children[::2]):
             raise Unknown("CreateNamedStruct with names that are computed")
         names = [str(self._trees[child]["value"]) for child in children[::2]]
         return self._builder.struct(names, [self._node_if_known(child) for child in children[1::2]])
@@ -482,7 +482,7 @@ class Expression:
         text, part = map(self._node, self._children(at))
         said = self._constant(part)
         if {self._builder.type_of(text), self._builder.type_of(part)} != {TEXT} or said is None or not fits(said):
-            raise Unknown(f"{short(self._trees[at])} {said!r}")
+            raise Unknown(f"{short_class_name(self._trees[at])} {said!r}")
         return self._builder.call(function, _BOOLEAN, text, part)
 
     def _Abs(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
@@ -501,7 +501,7 @@ class Expression:
         value, by = map(self._node, self._children(at))
         kind, number = self._builder.type_of(value), self._constant(by)
         if not pa.types.is_integer(kind) or self._builder.type_of(by) != kind or not isinstance(number, int) or number < 1:
-            raise Unknown(f"{short(self._trees[at])} but of whole numbers by a positive one")
+            raise Unknown(f"{short_class_name(self._trees[at])} but of whole numbers by a positive one")
         return self._builder.call(function, kind, value, by)
 
     def _MillisToTimestamp(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
@@ -512,7 +512,7 @@ class Expression:
 
     def _ranges(self, condition: int) -> frozenset[int]:
         """Return True if ``abs(cast(x as double)) < limit``: then ``x`` milliseconds are a valid timestamp."""
-        if [short(tree) for tree in self._trees[condition : condition + 3]] != ["LessThan", "Abs", "Cast"]:
+        if [short_class_name(tree) for tree in self._trees[condition : condition + 3]] != ["LessThan", "Abs", "Cast"]:
             return frozenset()
         limit = self._constant(self._node(self._children(condition)[1]))
         fits = isinstance(limit, (int, float)) and limit <= _LAST_MILLISECOND
@@ -527,7 +527,7 @@ class Expression:
 
     def _EqualTo(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         left, right = self._children(at)
-        if short(self._trees[left]) == "Lower" and self._trees[right].get("value") == "true":
+        if short_class_name(self._trees[left]) == "Lower" and self._trees[right].get("value") == "true":
             return self._builder.call("is_true_text", _BOOLEAN, self._node(left + 1))
         return self._compared(at, "equal")
 
@@ -622,7 +622,7 @@ def _plan(frame: DataFrame) -> Any:
 
 def _leaf(builder: Builder, level: Mapping[str, Any], schema: pa.Schema) -> LevelColumns:
     if "output" not in level:
-        raise Unknown(short(level))
+        raise Unknown(short_class_name(level))
     columns = [output[0] for output in level["output"]]
     return {
         number_of(c): LevelColumn(c["name"], lambda c=c: builder.column(c["name"], schema.field(c["name"]).type))  # type: ignore[misc]
@@ -637,7 +637,7 @@ def _level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, plan
         for index, trees in enumerate(level["projectList"]):
             top, found = trees[0], Expression(builder, known, trees, lambda i=index: plan().expressions().apply(i))  # type: ignore[misc]
             if top["class"] not in (f"{EXPRESSIONS}Alias", f"{EXPRESSIONS}AttributeReference"):
-                raise Unknown(short(top))
+                raise Unknown(short_class_name(top))
             made[number_of(top)] = LevelColumn(top["name"], found.node)
         return made
     if kind == f"{_PLANS}Filter":
@@ -647,7 +647,7 @@ def _level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, plan
             key: LevelColumn(column.name, lambda column=column: builder.kept(column.node, number))  # type: ignore[misc]
             for key, column in known.items()
         }
-    raise Unknown(short(level))
+    raise Unknown(short_class_name(level))
 
 
 __all__ = ["Unknown", "program_of"]

@@ -59,7 +59,7 @@ def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> li
         return [*found, Problem("sink.conn_id", where, action), *unchecked]
     try:
         with connection:
-            return [*found, *_ServerValidation(sink, columns, connection, tolerates).problems()]
+            return [*found, *_TargetValidation(sink, columns, connection, tolerates).problems()]
     except psycopg.Error as error:
         what = f"the catalog of {server.where} cannot be read: {server.scrub(' '.join(str(error).split()))}"
         return [*found, Problem("sink.conn_id", what), *unchecked]
@@ -107,7 +107,7 @@ def _try_stage_column(field: pa.Field) -> StageColumn | None:
 
 
 @dataclass
-class _ServerValidation:
+class _TargetValidation:
     """Compares options and rows with the server's catalog, in one session.
 
     :param columns: the columns of the rows; None if they are not known.

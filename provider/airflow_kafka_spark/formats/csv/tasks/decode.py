@@ -271,7 +271,7 @@ class CsvRowReader:
             raise BadValue(f"found {len(fields)} fields, expected {len(self._columns)}")
         if len(fields) < len(self._columns):
             missing = self._columns[len(fields)]
-            raise BadValue(f"missing: found {_count(len(fields))}, expected {len(self._columns)}").within(f".{missing.name}")
+            raise BadValue(f"missing: found {_count(len(fields))}, expected {len(self._columns)}").prepend(f".{missing.name}")
         row = []
         for found, column, convert in zip(fields, self._columns, self._converts, strict=True):
             try:
@@ -279,7 +279,7 @@ class CsvRowReader:
                     raise BadValue(f"found a null, expected {column.type} NOT NULL")
                 row.append(None if found is None else convert(found))
             except BadValue as e:
-                raise e.within(f".{column.name}") from None
+                raise e.prepend(f".{column.name}") from None
         return row
 
     def _fields(self, text: str) -> list[str | None]:
@@ -311,7 +311,7 @@ class CsvRowReader:
             error = BadValue(
                 "found quotes that do not end with the field, expected a closing quote before the delimiter or the end"
             )
-        return error.within(f".{self._columns[field].name}") if field < len(self._columns) else error
+        return error.prepend(f".{self._columns[field].name}") if field < len(self._columns) else error
 
 
 def _count(fields: int) -> str:

@@ -348,16 +348,16 @@ class JsonRowReader:
                 if reader is None:
                     i = skip_value(text, i)
                 elif name in row:
-                    raise BadValue("found twice in one object, expected once").within(f".{name}")
+                    raise BadValue("found twice in one object, expected once").prepend(f".{name}")
                 else:
                     try:
                         row[name], i = reader(text, i)
                     except BadValue as e:
-                        raise e.within(f".{name}") from None
+                        raise e.prepend(f".{name}") from None
                 i = next_item(text, i, "}")
             for name in required:
                 if name not in row:
-                    raise BadValue(f"missing, expected {required[name]} NOT NULL").within(f".{name}")
+                    raise BadValue(f"missing, expected {required[name]} NOT NULL").prepend(f".{name}")
             return blank | row, i + 1
 
         return read
@@ -374,7 +374,7 @@ class JsonRowReader:
                 try:
                     item, i = read_element(text, i)
                 except BadValue as e:
-                    raise e.within(f"[{len(items)}]") from None
+                    raise e.prepend(f"[{len(items)}]") from None
                 items.append(item)
                 i = next_item(text, i, "]")
             return items, i + 1
@@ -397,7 +397,7 @@ class JsonRowReader:
                     check_unicode(name)
                     entries[name], i = read_value(text, i)
                 except BadValue as e:
-                    raise e.within(f"[{shorten(ascii(name))}]") from None
+                    raise e.prepend(f"[{shorten(ascii(name))}]") from None
                 i = next_item(text, i, "}")
             return list(entries.items()), i + 1
 
