@@ -71,7 +71,7 @@ class Builder:
     def column(self, name: str, kind: pa.DataType) -> int:
         return self._add(Node(COLUMN, kind, (), name))
 
-    def literal(self, value: Any, kind: pa.DataType) -> int:
+    def literal(self, value: object, kind: pa.DataType) -> int:
         return self._add(Node(LITERAL, kind, (), value))
 
     def unknown(self, what: str) -> int:
@@ -239,7 +239,7 @@ def _fits_all(had: pa.DataType, wanted: pa.DataType) -> bool:
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 
-def whole_literal(value: Any, kind: pa.DataType) -> Any:
+def whole_literal(value: object, kind: pa.DataType) -> Any:
     """Return a whole number, or the number of a text, in a numeric type that holds it; None for anything else."""
     t = pa.types
     if isinstance(value, str) and re.fullmatch("-?[0-9]{1,18}", value):
