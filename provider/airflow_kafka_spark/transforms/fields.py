@@ -107,7 +107,8 @@ class Flatten(KeyOrValueTransform):
 
 @dataclass(frozen=True)
 class HoistField(KeyOrValueTransform):
-    """Wraps the key or value in a struct with one field. Of a tombstone that field is null: it is no tombstone any more.
+    """Wraps the key or value in a struct with one field. The field of a tombstone is null, so the record is no tombstone any
+    more.
 
     :param field: the field's name.
     """
@@ -127,7 +128,8 @@ class HoistField(KeyOrValueTransform):
 class InsertField(NullDefaultTransform, KeyOrValueTransform):
     """Adds fields with the record's metadata, and with a constant. A tombstone stays one.
 
-    A name that ends in ``!`` is required: a record that lacks it has an error. One that ends in ``?`` is not, as by default.
+    A name that ends in ``!`` is required: a record without this fact gets an error. A name that ends in ``?`` is optional, which
+    is the default.
 
     :param topic_field: the field for the topic; default None.
     :param partition_field: the field for the partition; default None.
@@ -280,7 +282,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
     A tombstone has no fields: that is its error, as in Connect.
 
     :param fields: the fields.
-    :param replacement: instead; for texts and numbers only. Default None.
+    :param replacement: the value to use instead of the neutral one, for texts and numbers only. Default None.
     """
 
     fields: str | Sequence[str]
