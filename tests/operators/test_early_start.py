@@ -16,7 +16,7 @@ def foresees(pipeline, run_id, **options):
     """What an attempt of a run would foresee; None if it does not look."""
     wait_stable(pipeline.kafka.connection_extra(), f"ledger-{pipeline.name}")
     operator = make(**{**pipeline.arguments, **options})
-    look = operator.foresees_records(Run.of(context(run_id)))
+    look = operator.predict_records(Run.of(context(run_id)))
     return look and look()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.errors import FollowBroken, FollowedMismatch
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
@@ -108,7 +108,7 @@ class Pair:
         return done
 
     def followed(self) -> int:
-        memory = find(self.hook, f"{self.name}-load", self.ledger_topic).memory
+        memory = read_pipeline(self.hook, f"{self.name}-load", self.ledger_topic).memory
         return memory.position.followed[self.name].number
 
 
@@ -131,7 +131,7 @@ class TestUpstream:
             before = 0
         pair.publish(4, 0, dies=True)
         pair.by_hand(skip, running=False)
-        (change,) = find(pair.hook, pair.name, pair.ledger_topic).memory.history
+        (change,) = read_pipeline(pair.hook, pair.name, pair.ledger_topic).memory.history
         assert (change.discarded, [part.records for part in change.landed or ()]) == ((2,), [4])
         assert pair.loaded() == (before + 4, 1 if is_behind else 2, 2, before + 4)
         pair.publish(1, 1)

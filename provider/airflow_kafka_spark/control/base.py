@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.control.pipelines import existing_ledger, find, open_entries
+from airflow_kafka_spark.control.pipelines import existing_ledger, open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.ledger.attempt import Ledger
@@ -380,7 +380,7 @@ def find_window(hook: KafkaHook, request: ChangeRequest, number: int | None, nam
     """
     if (number is None) == (not name):
         raise ValueError("Expected either a window's number, or the name of a data interval")
-    memory = find(hook, request.pipeline, request.ledger_topic).memory
+    memory = read_pipeline(hook, request.pipeline, request.ledger_topic).memory
     refuse_intervals(memory)
     refuse_blank(memory, request.ledger_topic)
     return memory, number or 0, (name or "").removeprefix(f"{request.pipeline}.")

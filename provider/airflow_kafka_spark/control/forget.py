@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, OpenWindow
-from airflow_kafka_spark.control.pipelines import existing_ledger, find, group_of, has_source, open_entries
+from airflow_kafka_spark.control.pipelines import existing_ledger, group_of, has_source, open_entries, read_pipeline
 from airflow_kafka_spark.control.position_change import fence_splits, published_by, refuse_members, refuse_open
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
@@ -87,7 +87,7 @@ def _find(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -
     :raises PipelineUnknown: the ledger holds nothing of it, and no group is named.
     """
     try:
-        return find(hook, pipeline, ledger_topic)
+        return read_pipeline(hook, pipeline, ledger_topic)
     except PipelineUnknown:
         if not is_said:
             raise

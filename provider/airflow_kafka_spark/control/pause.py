@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, open_windows, refuse_intervals, request_change
-from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import Memory
@@ -40,7 +40,7 @@ def resume(hook: KafkaHook, request: ChangeRequest) -> ChangeResult:
 
 
 def _set_paused(hook: KafkaHook, request: ChangeRequest, action: Literal["pause", "resume"]) -> ChangeResult:
-    memory = find(hook, request.pipeline, request.ledger_topic).memory
+    memory = read_pipeline(hook, request.pipeline, request.ledger_topic).memory
     refuse_intervals(memory)
 
     def decide(memory: Memory) -> Change | None:

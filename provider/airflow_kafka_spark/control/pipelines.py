@@ -107,7 +107,7 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
     :param group_id: its group; None is the one that its last report names.
     :raises PipelineUnknown: the ledger holds nothing of it.
     """
-    memory = find(hook, pipeline, ledger_topic).memory
+    memory = read_pipeline(hook, pipeline, ledger_topic).memory
     offsets = memory.position.offsets
     group = group_id or group_of(memory)
     log = read_log(hook, {tp.topic for tp in offsets})
@@ -131,20 +131,20 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
     )
 
 
-def windows(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, limit: int = 20) -> tuple[WindowState, ...]:
+def list_windows(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, limit: int = 20) -> tuple[WindowState, ...]:
     """Return the windows of a pipeline that the ledger has, the newest first.
 
     :param limit: maximum number of windows.
     :raises PipelineUnknown: the ledger holds nothing of it.
     """
-    entries = find(hook, pipeline, ledger_topic).memory.entries
+    entries = read_pipeline(hook, pipeline, ledger_topic).memory.entries
     return tuple(_window_state(entries[number]) for number in sorted(entries, reverse=True)[: max(limit, 0)])
 
 
 # --- shared with the commands --------------------------------------------------------------------------------------------
 
 
-def find(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> LedgerContent:
+def read_pipeline(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> LedgerContent:
     """Read the ledger without fencing, creating or waiting: records that an open transaction hides are not seen. A command that
     writes reads again after it has fenced.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from airflow_kafka_spark.control.pipelines import find, group_of, has_source, open_entries
+from airflow_kafka_spark.control.pipelines import group_of, has_source, open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.hooks.kafka.log import PROMPT, compare_epochs, read_log
@@ -117,7 +117,7 @@ def preview(
     """
     start, stop = parse_start(starting_offsets), parse_stop(ending_offsets)
     try:
-        memory = find(hook, pipeline, ledger_topic).memory
+        memory = read_pipeline(hook, pipeline, ledger_topic).memory
     except PipelineUnknown:
         if not topics or not group_id:
             raise
@@ -185,7 +185,7 @@ def _beginning(
             if not left:
                 raise
             time.sleep(BEHIND_SECONDS)
-            memory = find(hook, memory.pipeline, ledger_topic).memory
+            memory = read_pipeline(hook, memory.pipeline, ledger_topic).memory
     raise AssertionError("unreachable")
 
 

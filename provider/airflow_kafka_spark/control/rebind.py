@@ -14,7 +14,7 @@ from airflow_kafka_spark.control.base import (
     refuse_intervals,
     request_change,
 )
-from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.errors import AttemptAtWork
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.windows.changes import Change
@@ -39,7 +39,7 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
     :raises AttemptAtWork: a window is open, and an attempt is at work on it, or that is not known.
     :raises ChangeRefused: the name is that of a data interval.
     """
-    memory = find(hook, request.pipeline, request.ledger_topic).memory
+    memory = read_pipeline(hook, request.pipeline, request.ledger_topic).memory
     refuse_intervals(memory)
 
     def decide(memory: Memory) -> Change | None:

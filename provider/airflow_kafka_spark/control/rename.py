@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, refuse_intervals
 from airflow_kafka_spark.control.forget import live_keys
-from airflow_kafka_spark.control.pipelines import existing_ledger, find, has_source
+from airflow_kafka_spark.control.pipelines import existing_ledger, has_source, read_pipeline
 from airflow_kafka_spark.control.position_change import is_other_topic, refuse_open, resolve_group
 from airflow_kafka_spark.errors import ChangeRefused
 from airflow_kafka_spark.hooks.kafka.log import read_log
@@ -47,7 +47,7 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
         return group, Change(memory.next_change, "rename", request.who, request.why, utc_now(), offsets, {}, name=to)
 
     # Checked before fencing, so that a refused command disturbs no attempt.
-    memory = find(hook, pipeline, request.ledger_topic).memory
+    memory = read_pipeline(hook, pipeline, request.ledger_topic).memory
     topic = existing_ledger(hook, request.ledger_topic)
     assert topic is not None, "the pipeline was found in it"
     there = topic.read_without_waiting(to)

@@ -16,7 +16,7 @@ from airflow_kafka_spark.control.base import (
     refuse_open_window,
     request_change,
 )
-from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.errors import ResendRefused
 from airflow_kafka_spark.hooks.kafka.log import read_records
 from airflow_kafka_spark.ledger.attempt import utc_now
@@ -149,7 +149,7 @@ def _window(
                 expected="a name like `20260101T000000Z-20260101T010000Z`, of an interval that is not archived",
                 action="See its intervals; read the dead letter topic with a pipeline of its own",
             )
-        memory, number = find(hook, state.interval.ledger_name(pipeline), ledger_topic).memory, 1
+        memory, number = read_pipeline(hook, state.interval.ledger_name(pipeline), ledger_topic).memory, 1
     entry = memory.entries.get(number)
     if entry is None:
         known = sorted(memory.entries)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, OpenWindow, refuse_blank
-from airflow_kafka_spark.control.pipelines import find, has_source, open_entries
+from airflow_kafka_spark.control.pipelines import has_source, open_entries, read_pipeline
 from airflow_kafka_spark.control.position_change import (
     PositionChange,
     fence_splits,
@@ -131,7 +131,7 @@ def _read_memory(hook: KafkaHook, request: ChangeRequest, *, is_said: bool) -> M
     """Return the state of a pipeline in the ledger; an empty state if the ledger has no record of it, and topics and group are
     given."""
     try:
-        return find(hook, request.pipeline, request.ledger_topic).memory
+        return read_pipeline(hook, request.pipeline, request.ledger_topic).memory
     except PipelineUnknown:
         if not is_said:
             raise

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, Move, OpenWindow, refuse_blank, refuse_intervals
-from airflow_kafka_spark.control.pipelines import find, has_source, open_entries
+from airflow_kafka_spark.control.pipelines import has_source, open_entries, read_pipeline
 from airflow_kafka_spark.control.position_change import (
     PositionChange,
     current_offsets,
@@ -56,7 +56,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
         return _to_the_end(hook, memory, group or ""), group
 
     # Checked before fencing, so that a refused command does not disturb an open window.
-    memory = find(hook, request.pipeline, request.ledger_topic).memory
+    memory = read_pipeline(hook, request.pipeline, request.ledger_topic).memory
     move, group = planned(memory)
     if not request.dry_run:
         run = f"skip by {request.who}"

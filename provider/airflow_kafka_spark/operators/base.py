@@ -258,7 +258,7 @@ class WindowOperator(VisibleOperator):
     def _early_start(self, run: Run) -> Iterator[None]:
         """Start Spark while the task is validated, if the window will have records. A failed validation starts none."""
         try:
-            if (is_needed := self.foresees_records(run)) is not None:
+            if (is_needed := self.predict_records(run)) is not None:
                 self.spark.start_early(is_needed)
         except Exception as error:
             # The validation names what is wrong.
@@ -269,7 +269,7 @@ class WindowOperator(VisibleOperator):
             self.spark.give_up_early_start()
             raise
 
-    def foresees_records(self, run: Run) -> Callable[[], bool] | None:
+    def predict_records(self, run: Run) -> Callable[[], bool] | None:
         """Return a function that says whether this run's window will have records, and changes nothing; None where only the plan
         knows. It is called in a thread beside the validation."""
         return None
@@ -377,7 +377,7 @@ class WindowOperator(VisibleOperator):
         :return: the binding of the window.
         :raises BindingChanged: the pipeline is bound to others.
         """
-        bindings.note_without_name(ledger.parent_pipeline, ledger.parent_memory, found)
+        bindings.log_unnamed_deployment(ledger.parent_pipeline, ledger.parent_memory, found)
         kept = ledger.bind(
             lambda whole: bindings.decide_binding(ledger.parent_pipeline, whole, found, is_free=self._destination_is_free)
         )
@@ -548,7 +548,7 @@ class WindowOperator(VisibleOperator):
         self._destination_is_free = self._destination_is_free or any(map(is_template, self.sinks))
         for name in self.rendered_parts:
             part = getattr(self, name)
-            if (made := self.rendered(part, context, env)) is not part:
+            if (made := self.render(part, context, env)) is not part:
                 setattr(self, name, made)
 
     rendered_parts: ClassVar[tuple[str, ...]] = ("sink",)
@@ -559,7 +559,7 @@ class WindowOperator(VisibleOperator):
         """Return the sinks that rows go to, the operator's own first."""
         return (self.sink,)
 
-    def rendered(self, spec: Any, context: Any, env: Any) -> Any:
+    def render(self, spec: Any, context: Any, env: Any) -> Any:
         """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
         templated = getattr(spec, "template_fields", ())
         if not (is_dataclass(spec) and not isinstance(spec, type) and templated):

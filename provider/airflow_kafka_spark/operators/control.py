@@ -170,9 +170,9 @@ class PipelineOffsetsOperator(BaseOperator):
         return show(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, group_id=self.group_id or None)
 
     def _windows(self, run: Run) -> tuple[WindowState, ...]:
-        from airflow_kafka_spark.control.pipelines import windows
+        from airflow_kafka_spark.control.pipelines import list_windows
 
-        return windows(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, limit=self.limit)
+        return list_windows(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, limit=self.limit)
 
     def _plan(self, run: Run) -> Preview:
         from airflow_kafka_spark.control.preview import preview

@@ -184,10 +184,10 @@ class FromKafkaOperator(WindowOperator):
     def error_problems(self) -> list[Problem]:
         """Return what is wrong with the options for bad records, by themselves and as the brokers see it; and with the topics
         that transforms send records to."""
-        problems = self.errors.problems() or self.errors.server_problems(self.kafka, self.taken(self.errors.topic))
-        return [*problems, *route_problems(self.kafka, self.routes(), self.errors, self.taken)]
+        problems = self.errors.problems() or self.errors.server_problems(self.kafka, self.reserved_topics(self.errors.topic))
+        return [*problems, *route_problems(self.kafka, self.routes(), self.errors, self.reserved_topics)]
 
-    def taken(self, topic: str | None) -> tuple[str, ...]:
+    def reserved_topics(self, topic: str | None) -> tuple[str, ...]:
         """Return the topics that bad and routed records must not go to: those that are read, and the ledger.
 
         :param topic: one that may match the pattern of topics that are read.
@@ -250,7 +250,7 @@ class FromKafkaOperator(WindowOperator):
             self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, beside_intervals=by_interval, **options
         )
 
-    def foresees_records(self, run: Run) -> Callable[[], bool] | None:
+    def predict_records(self, run: Run) -> Callable[[], bool] | None:
         from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
         from airflow_kafka_spark.ledger.attempt import Ledger
 

@@ -495,7 +495,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         super().render_template_fields(context, jinja_env)
         env, made = jinja_env or self.get_template_env(), list(self.transforms) if self._routed_sinks else []
         for routed in self._routed_sinks:
-            made[routed.index] = replace(routed.filter, to=self.rendered(routed.sink, context, env))
+            made[routed.index] = replace(routed.filter, to=self.render(routed.sink, context, env))
         self.transforms = made or self.transforms
 
 

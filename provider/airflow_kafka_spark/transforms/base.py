@@ -210,7 +210,7 @@ class KeyOrValueTransform(ColumnTransform):
             problems.append(Problem(f"{where}.of", f'found {self.of!r}; expected "key" or "value"', "Correct it"))
         return problems
 
-    def no_value(self) -> Column:
+    def missing_value_error(self) -> Column:
         """Return the error of a record without key or value, as in Connect."""
         from pyspark.sql import functions as F
 

@@ -237,7 +237,7 @@ class Cast(NullDefaultTransform, KeyOrValueTransform):
             had = record.type_of(self.of)
             new = self._cast(whole, had, wanted[""], f"the {self.of}")
             return {self.of: new, "error": self._error(whole, new, had, wanted[""], f"the {self.of}")}
-        fields = record.known(self.of, "spec", list(wanted))
+        fields = record.require_fields(self.of, "spec", list(wanted))
         made = {n: self._cast(whole.getField(n), fields[n], target, f"the field `{n}`") for n, target in wanted.items()}
         errors = [self._error(whole.getField(n), made[n], fields[n], target, f"the field `{n}`") for n, target in wanted.items()]
         all_fields = {n: made.get(n, whole.getField(n)) for n in fields}
@@ -348,7 +348,7 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
             had = record.type_of(self.of)
             made = self._written(self._read(whole, had, f"the {self.of}"))
             return {self.of: made, "error": self._error(whole, made, had, f"the {self.of}")}
-        fields = record.known(self.of, "field", [self.field])
+        fields = record.require_fields(self.of, "field", [self.field])
         had, column = fields[self.field], whole.getField(self.field)
         made = self._written(self._read(column, had, f"the field `{self.field}`"))
         all_fields = {n: made if n == self.field else whole.getField(n) for n in fields}

@@ -99,14 +99,17 @@ class HeaderFrom(NullDefaultTransform, KeyOrValueTransform):
         from pyspark.sql import functions as F
 
         names = parse_names(self.fields)
-        fields: dict[str, DataType] = record.known(self.of, "fields", names)
+        fields: dict[str, DataType] = record.require_fields(self.of, "fields", names)
         whole = F.col(self.of)
         new = [
             (header, to_text(whole.getField(name), fields[name]).cast("binary"))
             for name, header in zip(names, parse_names(self.headers), strict=True)
         ]
         # A record without key or value keeps its headers.
-        made = {"headers": F.when(whole.isNotNull(), _append_headers(new)).otherwise(F.col("headers")), "error": self.no_value()}
+        made = {
+            "headers": F.when(whole.isNotNull(), _append_headers(new)).otherwise(F.col("headers")),
+            "error": self.missing_value_error(),
+        }
         if self.operation == "move":
             made[self.of] = rebuild_struct(whole, {n: whole.getField(n) for n in fields if n not in names})
         return made

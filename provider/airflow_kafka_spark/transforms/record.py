@@ -67,7 +67,7 @@ class RecordSchema:
             )
         return {field.name: field.dataType for field in found}
 
-    def known(self, part: str, option: str, names: Sequence[str]) -> dict[str, DataType]:
+    def require_fields(self, part: str, option: str, names: Sequence[str]) -> dict[str, DataType]:
         """Return the fields of the key or value, which must include these.
 
         :raises ValidationError: it is no struct; or some fields are missing, all of which are named.

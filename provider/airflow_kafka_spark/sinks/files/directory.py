@@ -58,7 +58,7 @@ PUBLISH = "publish"
 _ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
 
 
-def slug(name: str, longest: int) -> str:
+def to_safe_name(name: str, longest: int) -> str:
     """Return ``name`` if it is a safe file name, else a safe one with a hash. Different names have different slugs.
 
     :param name: the name of a pipeline or a topic.
@@ -73,7 +73,7 @@ def slug(name: str, longest: int) -> str:
 
 
 def pipeline_slug(pipeline: str) -> str:
-    return slug(pipeline, 120)
+    return to_safe_name(pipeline, 120)
 
 
 def window_directory(column: str, window: Window) -> str:
@@ -83,7 +83,7 @@ def window_directory(column: str, window: Window) -> str:
 
 def file_stem(split: OffsetRange, part: int = 0) -> str:
     """Return a file's name without its suffix: topic, partition and offsets, and a number from the second part on."""
-    stem = f"{slug(split.topic, 140)}-{split.partition}-{split.start:020d}-{split.end:020d}"
+    stem = f"{to_safe_name(split.topic, 140)}-{split.partition}-{split.start:020d}-{split.end:020d}"
     return f"{stem}-part{part:05d}" if part else stem
 
 
@@ -127,7 +127,7 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def why_not_exchanged(directory: Path) -> str | None:
+def find_exchange_problem(directory: Path) -> str | None:
     """Return why directories beside this one cannot be exchanged in one step, or None if they can.
 
     Tries it with two empty directories, which are hidden from readers and removed again: file systems have no flag that says it.
@@ -205,7 +205,7 @@ class Staging:
     root: Path
 
     @classmethod
-    def beside(cls, path: Path) -> Staging:
+    def of_table(cls, path: Path) -> Staging:
         """Return the staging directory of a table."""
         return cls(path.parent / f".{path.name}.airflow-staging")
 

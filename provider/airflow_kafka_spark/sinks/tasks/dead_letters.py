@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted
-from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extended
+from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extend_headers
 from airflow_kafka_spark.windows.dead_letters import Runs, runs_of
 from airflow_kafka_spark.windows.model import OUTPUT, BadRecord, TopicPartition
 
@@ -237,7 +237,7 @@ def _records(letters: pa.Table, context: Callable[[Mapping[str, Any]], Mapping[s
     batch = letters.combine_chunks().to_batches()[0]
     headers = batch.column("headers")
     if context is not None:
-        headers = extended(headers, context(dict(zip(batch.schema.names, batch.columns, strict=True))))
+        headers = extend_headers(headers, context(dict(zip(batch.schema.names, batch.columns, strict=True))))
     stamps = pc.if_else(pc.less(batch.column("timestamp"), 0), pa.scalar(None, pa.int64()), batch.column("timestamp"))
     return pa.RecordBatch.from_arrays(
         [batch.column("key"), batch.column("value"), stamps, headers], ["key", "value", "timestamp", "headers"]

@@ -23,7 +23,7 @@ from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def extended(headers: pa.ListArray, facts: Mapping[str, Any]) -> pa.ListArray:
+def extend_headers(headers: pa.ListArray, facts: Mapping[str, Any]) -> pa.ListArray:
     """Return the headers of records, each followed by one header for each fact.
 
     :param headers: an array of type :data:`HEADERS`; null for a record without headers.

@@ -241,7 +241,7 @@ class Stream:
         self._raise()
         return self._loaded
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """Make the COPY fail, and wait for that. Never raises."""
         with suppress(BaseException):
             self._put(Abandoned("the split is given up"))

@@ -300,7 +300,7 @@ class _Events:
         """Ignore a log line: librdkafka's lines are about its own retries."""
 
 
-def from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[KafkaRecords]:
+def records_from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[KafkaRecords]:
     """Yield the rows of Spark's own Kafka source, one task's partition, as :class:`KafkaRecords`.
 
     :raises RowsCutOff: the source has failed in the middle.
