@@ -1,4 +1,4 @@
-"""Validation of a files sink: everything that would keep a window from being written, found before anything runs."""
+"""Validation of a files sink: find all problems that would prevent writing a window, before anything runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def files_sink_problems(sink: FilesSinkOptions, shape: Shape) -> list[Problem]:
 
 
 def target_problems(sink: FilesSinkOptions) -> list[Problem]:
-    """Return the problems of the directory and of the options, whatever the rows are. See :meth:`.FilesSink.target_problems`."""
+    """Return the problems of the directory and of the options, independent of the rows. See
+    :meth:`.FilesSink.target_problems`."""
     import pyarrow as pa
 
     options = list(_files(sink, pa.schema([])))
@@ -90,7 +91,7 @@ def _rights(directory: Path) -> Iterator[Problem]:
 
 
 def _neighbours(sink: FilesSinkOptions, shape: Shape, directory: Path) -> Iterator[Problem]:
-    """Yield problems of windows that are there already: they must have the same format and partition columns."""
+    """Yield problems of existing windows, which must have the same format and partition columns."""
     try:
         latest = sink.table.latest_record(shape.pipeline)
         names = os.listdir(directory) if directory.exists() else []
@@ -231,7 +232,7 @@ def _types(spec: FileSpec, schema: pa.Schema, in_path: set[str]) -> Iterator[Pro
 
 
 def changed_column_problems(sink: FilesSinkOptions, before: Mapping[str, str], schema: pa.Schema) -> Iterator[Problem]:
-    """Yield a problem for each column that readers could not combine with the windows that are there.
+    """Yield a problem for each column that readers could not combine with the existing windows.
 
     :param before: the columns of these windows; empty if they are not known.
     """

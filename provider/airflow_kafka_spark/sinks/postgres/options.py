@@ -1,4 +1,4 @@
-"""The options of a PostgreSQL sink. They validate themselves as far as that needs no server."""
+"""The options of a PostgreSQL sink, and the checks of them that need no server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PostgresSinkOptions:
         return read_connection(self.conn_id, self.lock_timeout)
 
     def problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with the options, each by itself and in combination."""
+        """Yield the problems of the options, each alone and in combination."""
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 said = " or ".join(f'"{choice}"' for choice in choices)
@@ -82,5 +82,5 @@ class PostgresSinkOptions:
 
 
 def is_name(name: str) -> bool:
-    """Return True if PostgreSQL takes it as a name without cutting it."""
+    """Return True if PostgreSQL accepts a text as a name without cutting it."""
     return 0 < len(name.encode()) <= NAME_BYTES and "\x00" not in name
