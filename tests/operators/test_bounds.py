@@ -1,4 +1,4 @@
-"""Where an operator's first window begins, and where its windows stop: on a real broker, into a real sink."""
+"""The start of an operator's first window and the ends of its windows, on a real broker, into a real sink."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Pair:
         return report
 
     def loaded(self, **options) -> tuple[int, int, int, int | None]:
-        """What a run has read, and what of the other pipeline: first and last window, and their records."""
+        """Return the records that a run has read, and the first and last window of the other pipeline with their records."""
         report = self.load(**options)
         told = report["follows"]
         return report["records_read"], told["first"], told["last"], told["records"]
@@ -120,7 +120,7 @@ def pair(kafka, unique, tmp_path, monkeypatch) -> Iterator[Pair]:
 
 
 class TestUpstream:
-    """What is done to the pipeline that is followed."""
+    """Changes of the pipeline that is followed."""
 
     @pytest.mark.parametrize("is_behind", [False, True], ids=["followed until then", "not followed yet"])
     def test_a_window_that_was_given_up_counts_with_the_records_that_it_had_published(self, pair, is_behind):
@@ -165,7 +165,7 @@ class TestUpstream:
 
 
 class TestDownstream:
-    """What is done to the pipeline that follows."""
+    """Changes of the pipeline that follows."""
 
     def test_a_new_one_begins_where_it_is_told_to(self, pair):
         for count in (2, 3, 4, 5):

@@ -145,7 +145,7 @@ def test_intervals_behind_a_log_that_was_cut_off_and_has_grown_again_are_refused
 
 
 def batches(file: Path, size: int, count: int) -> int:
-    """Where the first batches behind a place in a log file end."""
+    """Return the ends of the first batches after a position in a log file."""
     content = file.read_bytes()
     for _ in range(count):
         size += 12 + int.from_bytes(content[size + 8 : size + 12], "big")

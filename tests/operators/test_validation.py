@@ -21,7 +21,7 @@ from tests.support.shop import shop
 
 
 def problems(flow: Any, **options: Any) -> dict[str, str]:
-    """What a run complains of: where -> what. Asserts that nothing was changed, the ledger topic not even created."""
+    """Return the problems of a run by argument. Assert that nothing was changed, and that no ledger topic was created."""
     admin = AdminClient(flow.kafka.connection_extra())
 
     def topics() -> set[str]:

@@ -49,7 +49,7 @@ class Piped:
         return Window(self.name, number, ranges, f"run{self.run}", utc_now(), **given)
 
     def settle(self) -> None:
-        """Whoever only looks into the ledger does not wait for what was answered, and has not come to it yet."""
+        """A reader that does not fence may not see records yet whose commit was acknowledged."""
         wait_stable(self.kafka.connection_extra(), self.ledger_topic)
 
     def move(self, *ends: int) -> None:
@@ -78,7 +78,7 @@ class Piped:
 
     @property
     def memory(self) -> Memory:
-        """What the ledger holds of it now."""
+        """Return the present state of the pipeline in the ledger."""
         self.settle()
         return read_pipeline(self.hook, self.name, self.ledger_topic).memory
 
