@@ -82,7 +82,7 @@ class ChainPlan:
     def program_for(self, read: ReadTask) -> Program | None:
         """Return the program for a task that reads, without the columns that the task does not carry; None without a program."""
         missing = set(ORIGINAL.values()).difference(read.schema.names)
-        return self.program and self.program.without(missing)
+        return self.program and self.program.without_outputs(missing)
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ class TopicChain:
         """
         from pyspark.sql import functions as F
 
-        frame, changed = transformed(frame, self.chain.transforms)
+        frame, changed = transform_frame(frame, self.chain.transforms)
         kept = [name for name in frame.columns if not name.startswith(MADE)]
         columns = [F.col(MADE + "value").isNull().alias(TOMBSTONE), *map(spark_column, kept)]
         fine = F.col(END).isNull() & F.col(ERROR).isNull()
@@ -328,7 +328,7 @@ class TopicChain:
         ]
         for part, where, format, read in parts:
             if part in changed:
-                frame = with_bytes(frame, part, where, fine, format, read)
+                frame = encode_part(frame, part, where, fine, format, read)
             columns.append(F.col(BYTES + part if part in changed else ORIGINAL[part]).alias(part))
         if "topic" in changed:
             columns.append(F.col(MADE + "topic").alias("topic"))
@@ -388,7 +388,7 @@ class SourceChain:
 
         routed = bool(chain_routes(self.transforms))
         given = {GIVEN[name]: column for name, column in self._given(rows).items()} if keep or routed else {}
-        made, changed = transformed(self._record_frame(rows, given), self.transforms)
+        made, changed = transform_frame(self._record_frame(rows, given), self.transforms)
         aside = F.col(ERROR).isNotNull() | F.col(ROUTE).isNotNull() if routed else F.col(ERROR).isNotNull()
         fine = ~aside & ~F.col(LEFT_OUT)
         parts: list[tuple[Part, str, Format | None]] = [
@@ -399,7 +399,7 @@ class SourceChain:
             if part == "key" and not self.sink.key_columns and "key" not in changed:
                 made = made.withColumn(BYTES + part, F.lit(None).cast("binary"))
                 continue
-            made = with_bytes(made, part, where, fine, format, None)
+            made = encode_part(made, part, where, fine, format, None)
         # Only what is set aside is looked at again, which is known here where no task encodes.
         wanted = F.lit(True) if self._encodes_in_tasks(changed) else aside
         columns = [F.when(wanted, F.col(name)).alias(name) for name in given]
@@ -507,7 +507,7 @@ class SourceChain:
 # --- keys and values as bytes --------------------------------------------------------------
 
 
-def transformed(frame: DataFrame, transforms: Sequence[TransformLike]) -> tuple[DataFrame, frozenset[str]]:
+def transform_frame(frame: DataFrame, transforms: Sequence[TransformLike]) -> tuple[DataFrame, frozenset[str]]:
     """Return the frame that a chain makes of a record frame, and the parts that it may have changed.
 
     :return: the parts under names that begin with :data:`MADE`, since fields of a value may be called like them, and what is
@@ -525,8 +525,8 @@ def transformed(frame: DataFrame, transforms: Sequence[TransformLike]) -> tuple[
     return frame.select(*(F.col(name).alias(MADE + name) for name in named), *map(spark_column, kept)), frozenset(changed)
 
 
-def with_bytes(frame: DataFrame, part: Part, where: str, fine: Column, format: Format | None, read: Format | None) -> DataFrame:
-    """Return the frame of :func:`transformed` with the bytes of a key or a value.
+def encode_part(frame: DataFrame, part: Part, where: str, fine: Column, format: Format | None, read: Format | None) -> DataFrame:
+    """Return the frame of :func:`transform_frame` with the bytes of a key or a value.
 
     :param where: the operator's argument that says how it is written.
     :param fine: which rows are written at all.

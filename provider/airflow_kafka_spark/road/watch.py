@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobFailed
-from airflow_kafka_spark.hooks.kafka.rights import right_missing_in_java
+from airflow_kafka_spark.hooks.kafka.client_errors import right_missing_in_java
 from airflow_kafka_spark.hooks.tasks.executor_check import explain
 from airflow_kafka_spark.windows.model import Split, Window
 
@@ -36,13 +36,13 @@ POLL_SECONDS = 2.0
 class Follower(Protocol):
     """Receives the progress of a window's Spark job. Must not raise: an exception ends the window."""
 
-    def begun(self, session: SparkSession) -> None:
+    def on_start(self, session: SparkSession) -> None:
         """Called when a job is about to start on a session."""
 
     def on_progress(self, finished: int, tasks: int) -> None:
         """Called with the number of finished tasks, about every two seconds, from one thread beside the job's."""
 
-    def done(self) -> None:
+    def on_success(self) -> None:
         """Called when a job has succeeded, with all of its tasks."""
 
 
@@ -50,7 +50,7 @@ _follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
 
 
 @contextmanager
-def followed_by(follower: Follower) -> Iterator[None]:
+def follow_jobs(follower: Follower) -> Iterator[None]:
     """Follow the jobs that this thread watches inside of this context."""
     token = _follower.set(follower)
     try:
@@ -79,12 +79,12 @@ class Watch:
         self._session, follower = session, _follower.get()
         try:
             if follower:
-                follower.begun(session)
+                follower.on_start(session)
             reporter = _ProgressReporter(self.line, follower)
             with self._by_handler(session, reporter) if self.spark.is_connect else self._by_thread(session, reporter):
                 yield
             if follower:
-                follower.done()
+                follower.on_success()
         finally:
             self._session = None
 

@@ -228,9 +228,9 @@ async def connect(conn_id: str) -> KafkaHook:
     """
     from airflow.providers.common.compat.sdk import BaseHook
 
-    from airflow_kafka_spark.hooks.connections import defined
+    from airflow_kafka_spark.hooks.connections import require_connection
 
-    with defined(conn_id, "`kafka`", option="kafka_conn_id"):
+    with require_connection(conn_id, "`kafka`", option="kafka_conn_id"):
         connection = await BaseHook.aget_connection(conn_id)
     return await in_thread(_hook_of, conn_id, connection)
 

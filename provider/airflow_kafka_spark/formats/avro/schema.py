@@ -583,7 +583,7 @@ def _same_name(writer: AvroSchema, reader: AvroSchema) -> bool:
     return writer.name in names or writer.name.rpartition(".")[2] in {n.rpartition(".")[2] for n in names}
 
 
-def field_for(written: AvroField, writer: AvroRecord, reader: AvroRecord) -> AvroField | None:
+def find_reader_field(written: AvroField, writer: AvroRecord, reader: AvroRecord) -> AvroField | None:
     """Return the reader's field for a writer's: of the same name, or with that name as an alias if the writer has no field for
     both.
     """

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from airflow_kafka_spark.formats.text import BadValue, short
+from airflow_kafka_spark.formats.text import BadValue, shorten
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 
 Representation = Literal["days", "millis", "micros", "nanos", "unscaled", "variable", "text", "iso"]
@@ -147,7 +147,7 @@ def is_optional(schema: Any) -> bool:
 def _kind(schema: Any) -> str:
     kind = schema.get("type") if isinstance(schema, dict) else None
     if not isinstance(kind, str):
-        raise BadValue(f"its schema has {short(json.dumps(schema))}, expected a type of Connect")
+        raise BadValue(f"its schema has {shorten(json.dumps(schema))}, expected a type of Connect")
     return kind
 
 
@@ -158,7 +158,7 @@ def _fields(columns: Sequence[Column], schema: Mapping[str, Any]) -> tuple[Colum
         try:
             found.append(replace(column, type=_type(column.type, known[column.name])) if column.name in known else column)
         except BadValue as e:
-            raise e.within(f".{column.name}") from None
+            raise e.prepend(f".{column.name}") from None
     return tuple(found)
 
 

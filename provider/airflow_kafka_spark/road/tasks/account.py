@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, DeadLetterBuffer, joined
+from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, DeadLetterBuffer, join_streams
 from airflow_kafka_spark.windows.latency import TimestampHistogram, fitting_width
 from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, SplitResult, TopicPartition
 
@@ -138,7 +138,7 @@ class SplitAccount:
         return replace(
             known,
             filtered=known.handed_over - written if written is not None else 0,
-            letters=joined(known.letters, self._letters.to_bytes()),
+            letters=join_streams(known.letters, self._letters.to_bytes()),
             routes=self._routes.to_bytes(),
         )
 

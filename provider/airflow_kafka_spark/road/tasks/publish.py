@@ -21,7 +21,7 @@ from airflow_kafka_spark.formats.internal_columns import END, HEADERS, KEY, OFFS
 from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, partition_id
-from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, without_rows
+from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, drop_rows
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, RecordBatches, publish_split
 from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records
@@ -144,10 +144,10 @@ class SortedRecords(RecordBatches):
             if not self.sorting.is_of_source:
                 reasons = {at: (stage + OUTPUT, f"cannot be written: {reason}") for at, (stage, reason) in misfits.items()}
             sorter.refuse(rows, reasons, encoded)
-            encoded = without_rows(encoded, misfits)
+            encoded = drop_rows(encoded, misfits)
         if self.sorting.topics is not None and encoded.num_rows:
             encoded = self.sorting.topics.apply(encoded, self.place)
-        return as_records(encoded)
+        return to_records(encoded)
 
     def _routed(self, routed: pa.RecordBatch) -> pa.RecordBatch:
         """Return records as they were read, each with the topic that a filter sends it to."""
@@ -162,7 +162,7 @@ def _with_places(batch: pa.RecordBatch, account: SplitAccount) -> pa.RecordBatch
     return batch.append_column(OFFSET, pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64)))
 
 
-def as_records(rows: pa.RecordBatch) -> pa.RecordBatch:
+def to_records(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return the columns of rows that a publisher sends, under the names that it expects."""
     columns = {}
     for name, column in zip(rows.schema.names, rows.columns, strict=True):

@@ -118,7 +118,7 @@ class Sorter:
             return rows
         at = pa.array(refused, pa.int64())
         self._add_bad(rows.take(at), list(refused.values()), encoded.take(at) if encoded is not None else None)
-        return without_rows(rows, refused)
+        return drop_rows(rows, refused)
 
     def _part(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         routes = batch.column(ROUTE) if ROUTE in batch.schema.names else None
@@ -168,7 +168,7 @@ class Sorter:
 _NONE_ROUTED = pa.RecordBatch.from_pylist([], schema=ROUTED)
 
 
-def without_rows(rows: pa.RecordBatch, positions: Mapping[int, object]) -> pa.RecordBatch:
+def drop_rows(rows: pa.RecordBatch, positions: Mapping[int, object]) -> pa.RecordBatch:
     """Return the rows of a batch without those at some positions."""
     if not positions:
         return rows

@@ -366,7 +366,7 @@ def default_fills(columns: Sequence[Column], schema: Any) -> tuple[tuple[Column,
         try:
             data_type, filling = _default_fill(column.type, known.get(column.name, {}))
         except BadValue as e:
-            raise e.within(f".{column.name}") from None
+            raise e.prepend(f".{column.name}") from None
         lenient.append(replace(column, type=data_type, nullable=column.nullable or _has_default(filling)))
         found.append(filling)
     return tuple(lenient), tuple(found)

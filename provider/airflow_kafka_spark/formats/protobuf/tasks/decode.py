@@ -61,7 +61,7 @@ class ProtobufDecoder(BatchDecoder):
         pool, _ = pool_of(files)
         self._parse: Callable[[bytes], Any] = GetMessageClass(pool.FindMessageTypeByName(layout.full_name)).FromString
         assert isinstance(layout.type, Struct)
-        self._columns = _Columns(layout, cut_nanoseconds)
+        self._columns = _MessageColumns(layout, cut_nanoseconds)
         self._known_headers: set[bytes] = set()
         super().__init__(arrow_schema(layout.type.fields), self._read_value, few=0)
 
@@ -164,11 +164,11 @@ def _varint(record: bytes, at: int) -> tuple[int, int]:
 
 # --- messages to columns -------------------------------------------------------------------------------------------------
 
-_Convert = Callable[[Sequence[Any]], pa.Array]
+_FieldConvert = Callable[[Sequence[Any]], pa.Array]
 """Converts the values of a field, as protobuf returns them, to an array; raises BadValue."""
 
 
-class _Columns:
+class _MessageColumns:
     """The columns of a message's fields."""
 
     def __init__(self, message: FieldLayout, cut: bool) -> None:
@@ -190,9 +190,9 @@ class _Columns:
             try:
                 arrays.append(convert(messages))
             except BadValue as e:
-                raise e.within(f".{name}") from None
+                raise e.prepend(f".{name}") from None
             except UnicodeDecodeError as e:
-                raise BadValue(f"not UTF-8: byte 0x{e.object[e.start]:02x} at position {e.start}").within(f".{name}") from None
+                raise BadValue(f"not UTF-8: byte 0x{e.object[e.start]:02x} at position {e.start}").prepend(f".{name}") from None
         return arrays
 
     def _check(self, message: Message, unknown: UnknownFieldSet) -> None:
@@ -201,7 +201,7 @@ class _Columns:
             if field.field_number in self._numbers:
                 known = type(message).DESCRIPTOR.fields_by_number[field.field_number]
                 what = f"the number {field.data}" if field.wire_type == 0 and known.enum_type else "a value of another type"
-                raise BadValue(f"found {what}, which the schema does not have").within(f".{known.name}")
+                raise BadValue(f"found {what}, which the schema does not have").prepend(f".{known.name}")
 
 
 def _field(node: FieldLayout, cut: bool) -> Callable[[Sequence[Any]], pa.Array]:
@@ -252,10 +252,10 @@ def _map(node: FieldLayout, get: Callable[[Any], Any], cut: bool) -> Callable[[S
     return maps
 
 
-def _values(node: FieldLayout, cut: bool) -> _Convert:
+def _values(node: FieldLayout, cut: bool) -> _FieldConvert:
     wanted = arrow_type(node.type)
     if node.how == "message":
-        columns, fields = _Columns(node, cut), list(wanted)
+        columns, fields = _MessageColumns(node, cut), list(wanted)
         return lambda values: pa.StructArray.from_arrays(columns.of(values), fields=fields)
     if node.how == "wrapper":
         (inner,) = node.inner
@@ -290,7 +290,7 @@ def _texts(values: Sequence[Any]) -> pa.Array:
         raise BadValue(f"not UTF-8: {odd[:20]!r}") from None
 
 
-def _enum(symbols: Mapping[int, str]) -> _Convert:
+def _enum(symbols: Mapping[int, str]) -> _FieldConvert:
     def convert(values: Sequence[Any]) -> pa.Array:
         try:
             return pa.array([symbols[v] for v in values], pa.string())

@@ -59,7 +59,7 @@ class Program:
         """Return the columns that the program reads."""
         return frozenset(node.data for node in self.nodes if node.kind == COLUMN)
 
-    def without(self, names: Collection[str]) -> Program:
+    def without_outputs(self, names: Collection[str]) -> Program:
         """Return the program without some outputs, and without the nodes that only they need."""
         outputs = [(name, at) for name, at in self.outputs if name not in names]
         wanted, asked = set[int](), [*(at for _, at in outputs), *self.filters]
@@ -74,20 +74,20 @@ class Program:
         return Program(tuple(nodes), tuple((name, number[at]) for name, at in outputs), filters)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return _Run(self, batch).batch()
+        return _Evaluation(self, batch).run()
 
-    def rehearse(self, schema: pa.Schema) -> None:
+    def run_over_nulls(self, schema: pa.Schema) -> None:
         """Run all branches of the program over nulls.
 
         :param schema: the schema of the batches.
         :raises pyarrow.ArrowException: there is no such function for a type.
         """
         nulls = [pa.nulls(2, f.type) for f in schema]
-        _Run(self, pa.RecordBatch.from_arrays(nulls, schema.names), all_branches=True).batch()
+        _Evaluation(self, pa.RecordBatch.from_arrays(nulls, schema.names), all_branches=True).run()
 
 
-class _Run:
-    """The run of a program over one batch."""
+class _Evaluation:
+    """The evaluation of a program over one batch."""
 
     def __init__(self, program: Program, batch: pa.RecordBatch, *, all_branches: bool = False) -> None:
         self._all_branches = all_branches
@@ -97,7 +97,7 @@ class _Run:
         self._kept: dict[int, pa.Array | None] = {}
         self._counts: dict[int, int] = {0: batch.num_rows}
 
-    def batch(self) -> pa.RecordBatch:
+    def run(self) -> pa.RecordBatch:
         count = self._count(len(self._program.filters))
         names = [name for name, _ in self._program.outputs]
         arrays = [self._column(node, count) for _, node in self._program.outputs]

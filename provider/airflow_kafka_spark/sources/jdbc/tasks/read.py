@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
-from airflow_kafka_spark.formats.tasks.text import concatenated
+from airflow_kafka_spark.formats.tasks.text import concatenate
 from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES
@@ -73,7 +73,7 @@ class PostgresSplitReader(SplitReader):
         :raises SourceRejected: a decimal is NaN, for which Spark has nothing.
         """
         for (name, kind), column in zip(self.columns, batch.columns, strict=True):
-            if kind in ("decimal", "fine decimal") and concatenated(column).to_pybytes().translate(None, _DECIMAL_CHARACTERS):
+            if kind in ("decimal", "fine decimal") and concatenate(column).to_pybytes().translate(None, _DECIMAL_CHARACTERS):
                 raise SourceRejected(self.table, f"column `{name}` holds NaN, for which Spark's decimals have nothing")
         return pa.RecordBatch.from_arrays(batch.columns, [name for name, _ in self.columns])
 

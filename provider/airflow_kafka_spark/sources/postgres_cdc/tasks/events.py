@@ -93,7 +93,7 @@ _SOURCE_SCHEMA = {
 }  # fmt: skip
 
 
-class _Table:
+class _RelationWriter:
     """A relation of the log, ready to write its rows."""
 
     def __init__(self, relation: RelationMessage, options: EventOptions, types: ValueTypes) -> None:
@@ -209,7 +209,7 @@ class EventWriter:
         self._options = options
         self._start, self._end = start, end
         self._types = ValueTypes(options.decimals, options.times, user_types)
-        self._tables: dict[int, _Table] = {}
+        self._tables: dict[int, _RelationWriter] = {}
         self._begin: BeginMessage | None = None
         self._of_server = json_text({"version": __version__, "connector": "postgresql", "name": options.prefix})[1:-1]
         self._of_database = json_text(options.database)
@@ -228,7 +228,7 @@ class EventWriter:
         :raises SourceRejected: a value cannot be written.
         """
         if isinstance(message, RelationMessage):
-            self._tables[message.oid] = _Table(message, self._options, self._types)
+            self._tables[message.oid] = _RelationWriter(message, self._options, self._types)
         elif isinstance(message, BeginMessage):
             self._enter(message)
         elif isinstance(message, CommitMessage):
@@ -244,10 +244,10 @@ class EventWriter:
         self._before_table = f'\\"]","ts_us":{begin.commit_us},"ts_ns":{begin.commit_us * 1000},'
         self._after_table = f',"txId":{begin.xid},"lsn":'
 
-    def _source(self, table: _Table, lsn: int) -> str:
+    def _source(self, table: _RelationWriter, lsn: int) -> str:
         return f'{self._before_lsn}{lsn}{self._before_table}{table.source}{self._after_table}{lsn},"xmin":null}}'
 
-    def _event(self, table: _Table, lsn: int, op: str, key: str, before: str, after: str) -> Event:
+    def _event(self, table: _RelationWriter, lsn: int, op: str, key: str, before: str, after: str) -> Event:
         assert self._begin is not None
         now = time.time_ns()
         value = (
@@ -278,7 +278,7 @@ class EventWriter:
             before = table.row(old) if old is not None else "null"
             yield self._event(table, lsn, op, table.key_of(new), before, table.row(new))
 
-    def _delete(self, table: _Table, lsn: int, old: Tuple) -> Iterator[Event]:
+    def _delete(self, table: _RelationWriter, lsn: int, old: Tuple) -> Iterator[Event]:
         if "d" in self._options.skipped:
             return
         event = self._event(table, lsn, "d", table.key_of(old), table.row(old), "null")
