@@ -26,7 +26,7 @@ def test_wrong_options_are_all_reported_at_once():
         "tables": "orders",
         "snapshot": "some",
         "snapshot_chunk_rows": 0,
-        "snapshot_chunks_per_window": 201,
+        "snapshot_chunks_per_window": 101,
         "max_wal_bytes": 5,
         "skipped_operations": ("x",),
         "decimal_handling_mode": "exact",

@@ -16,7 +16,7 @@ TimePrecision = Literal["adaptive", "connect"]
 OPERATIONS = ("c", "u", "d", "t")
 TOPIC_PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 MIN_WAL_BYTES = 1 << 16
-MOST_CHUNKS = 200
+MOST_CHUNKS = 100
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
         is lost; rows that were deleted in between get no event. The role needs SELECT on the tables.
     :param snapshot_chunk_rows: how many rows a chunk has, and so a Kafka transaction; default 100,000. A table without a primary
         key is one chunk.
-    :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 200, each a Spark task and a session of the
+    :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the
         server; default 16. Between two such windows, the log is read.
     :param max_wal_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256
         MiB. A window has to be published within the sink's ``transaction_timeout``.
