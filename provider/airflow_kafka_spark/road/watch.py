@@ -1,4 +1,4 @@
-"""A running Spark job: its progress, how it is cancelled, and how its errors are translated."""
+"""A running Spark job: report its progress, cancel it, and translate its errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WORKER_EXITED = "Python worker exited unexpectedly"
-"""A text in Spark's stack trace; the message of the error itself may be that of a socket."""
+"""A text in Spark's stack trace. The message of the error itself may be about a socket."""
 PROGRESS_SECONDS = 10.0
 """Seconds between two lines in the log."""
 
@@ -191,8 +191,8 @@ def collect(results: DataFrame, window: Window) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the line of a Spark error that says what happened. The whole error stays in the log."""
-    # Behind it Spark shows where in a user's SQL that was, with a ruler of carets.
+    """Return the line of a Spark error that has the cause. The whole error stays in the log."""
+    # After it, Spark quotes the position in the user's SQL, with a ruler of carets.
     if WORKER_EXITED in str(error):
         return "a Python worker of Spark was killed or crashed while it worked on a split, perhaps because memory ran out"
     text = re.sub(r"\n== SQL\b.*?\n\s*\^+", "", str(error), flags=re.DOTALL)

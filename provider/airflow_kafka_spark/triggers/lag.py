@@ -303,7 +303,7 @@ def should_fire(
     return remind_after is not None and silence >= remind_after
 
 
-def as_json(value: Any) -> Any:
+def as_json(value: object) -> Any:
     """Return a value as JSON: seconds for a ``timedelta``, a list for any other sequence."""
     if isinstance(value, timedelta):
         return value.total_seconds()

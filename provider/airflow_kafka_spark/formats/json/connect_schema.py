@@ -126,7 +126,7 @@ _WRITTEN = {
 }  # fmt: skip
 
 
-def columns_as_written(columns: Sequence[Column], schema: Any) -> tuple[Column, ...]:
+def columns_as_written(columns: Sequence[Column], schema: Mapping[str, Any] | None) -> tuple[Column, ...]:
     """Return the columns with the logical types by which a record's schema says they are written.
 
     :param schema: the envelope's ``schema``, parsed; None leaves the columns as they are.
@@ -139,12 +139,12 @@ def columns_as_written(columns: Sequence[Column], schema: Any) -> tuple[Column, 
     return _fields(columns, schema)
 
 
-def is_optional(schema: Any) -> bool:
+def is_optional(schema: object) -> bool:
     """Return True if the payload may be null."""
     return schema is None or (isinstance(schema, dict) and schema.get("optional") is True)
 
 
-def _kind(schema: Any) -> str:
+def _kind(schema: object) -> str:
     kind = schema.get("type") if isinstance(schema, dict) else None
     if not isinstance(kind, str):
         raise BadValue(f"its schema has {shorten(json.dumps(schema))}, expected a type of Connect")
@@ -197,7 +197,7 @@ def _nested(wanted: Struct | Array | Map, kind: str, schema: Mapping[str, Any]) 
     return replace(wanted, value=_type(wanted.value, schema.get("values")))
 
 
-def _temporal(wanted: DataType, kind: str, name: Any, schema: Mapping[str, Any]) -> DataType:
+def _temporal(wanted: DataType, kind: str, name: object, schema: Mapping[str, Any]) -> DataType:
     unit = _UNITS.get(str(name))
     if kind == "string":
         return logical_type(wanted, "iso" if name in _ISO and str(wanted) != "timestamp" else "text")

@@ -322,7 +322,7 @@ class KafkaCalls:
             raise self.unavailable(doing, self.reason(started))
 
     def translate(
-        self, doing: str, error: KafkaError, what: Any = "", since: float = 0.0, rights: Sequence[Right] = ()
+        self, doing: str, error: KafkaError, what: object = "", since: float = 0.0, rights: Sequence[Right] = ()
     ) -> KafkaSparkError:
         """Return this package's error for an error of Kafka, with the reason that the client has reported."""
         name, text = error.name(), error.str()
@@ -381,7 +381,7 @@ _starting = threading.Lock()
 _POLL_SECONDS = (0.1, 0.2, 0.5, 1.0, 5.0)
 
 
-def keep_client(client: Any, owner: object) -> weakref.finalize:
+def keep_client(client: object, owner: object) -> weakref.finalize:
     """Keep a client alive until its owner is collected or the returned function is called, and no other reference to it is left.
 
     :param client: a client of confluent-kafka.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer
     from confluent_kafka import TopicPartition as KafkaTopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
+    from confluent_kafka.admin import TopicDescription as KafkaTopicDescription
 
 # Brokers learn of a new topic at different times. So "unknown" counts only if it lasts for so many seconds, and never if the
 # topic is known to exist. If no leader is known, librdkafka reports "no entry".
@@ -58,9 +59,9 @@ class TopicDescription:
     internal: bool
 
     @classmethod
-    def of(cls, topic: Any) -> TopicDescription:
-        """Return the description from confluent-kafka's ``TopicDescription``."""
-        topic_id = topic.topic_id
+    def of(cls, topic: KafkaTopicDescription) -> TopicDescription:
+        """Return the description from that of confluent-kafka."""
+        topic_id: Any = topic.topic_id  # the stub of Uuid has no methods
         known = topic_id is not None and (topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()) != (0, 0)
         return cls(
             name=topic.name,
@@ -75,7 +76,7 @@ class TopicDescription:
         return tuple(TopicPartition(self.name, partition) for partition in self.partitions)
 
 
-def _kafkas_form(topic_id: Any) -> str:
+def _kafkas_form(topic_id: object) -> str:
     # librdkafka writes ids in standard base64, Kafka and its tools in the URL-safe variant.
     return str(topic_id).translate(str.maketrans("+/", "-_"))
 

@@ -37,11 +37,11 @@ _UNKNOWN = "unknown"
 
 
 class Unknown(Exception):
-    """Something that is not known here; its message says what. No fault: Spark does it."""
+    """Raised for an expression that this module does not translate; the message names it. Spark then computes the chain."""
 
 
 class Builder:
-    """The nodes of a program that is being made. All methods take and return the numbers of nodes."""
+    """Collects the nodes of a program. All methods take and return the numbers of nodes."""
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
@@ -71,11 +71,11 @@ class Builder:
     def column(self, name: str, kind: pa.DataType) -> int:
         return self._add(Node(COLUMN, kind, (), name))
 
-    def literal(self, value: Any, kind: pa.DataType) -> int:
+    def literal(self, value: object, kind: pa.DataType) -> int:
         return self._add(Node(LITERAL, kind, (), value))
 
     def unknown(self, what: str) -> int:
-        """Return the node of an expression that Arrow has no function for. A program that needs it cannot be made."""
+        """Return the node of an expression without a function in Arrow. :meth:`program` fails for a program that needs it."""
         return self._add(Node(_UNKNOWN, pa.null(), (), what))
 
     def struct(self, names: Sequence[str], values: Sequence[int]) -> int:
@@ -84,7 +84,7 @@ class Builder:
         return self._add(Node(STRUCT, kind, (*values, self.literal(False, _BOOLEAN))))
 
     def field(self, at: int, number: int) -> int:
-        """Return a field of a struct; it is null where the struct is."""
+        """Return a field of a struct; null if the struct is null."""
         node = self._nodes[at]
         if node.kind == _UNKNOWN:
             return at
@@ -161,7 +161,7 @@ class Builder:
     def whole(self, at: int, kind: pa.DataType) -> int:
         """Return a node that leaves the program, with its structs built.
 
-        :param kind: its type, which also says what of a struct is never null.
+        :param kind: its type, which also tells which fields of a struct are never null.
         """
         node = self._nodes[at]
         if not pa.types.is_struct(node.type) or node.kind in (COLUMN, FIELD, LITERAL):
@@ -172,9 +172,9 @@ class Builder:
         return self._add(Node(STRUCT, kind, (*fields, self.is_null(at))))
 
     def program(self, outputs: Sequence[tuple[str, int]]) -> Program:
-        """Return the program that computes these columns, and nothing else.
+        """Return the program that computes only these columns.
 
-        :raises Unknown: something has no node.
+        :raises Unknown: a needed expression is not translated.
         """
         program = Program(tuple(self._nodes), tuple(outputs), tuple(self._filters)).without_outputs(())
         for node in program.nodes:
@@ -183,7 +183,7 @@ class Builder:
         return program
 
     def _add(self, node: Node) -> int:
-        # Python takes 1, 1.0 and True for the same.
+        # In Python 1, 1.0 and True are equal.
         key = (node.kind, str(node.type), node.args, type(node.data), repr(node.data))
         if key not in self._known:
             self._known[key] = len(self._nodes)
@@ -207,7 +207,7 @@ def is_plain(kind: pa.DataType) -> bool:
 def cast_of(had: pa.DataType, wanted: pa.DataType, tries: Callable[[], bool]) -> str | None:
     """Return the function that casts as Spark does; None if no function is proven to.
 
-    :param tries: True if it is a ``try_cast``. Other casts fail for a row that does not fit, which nothing here does.
+    :param tries: returns True for a ``try_cast``. Other casts fail for a value that does not fit, and no function here fails.
     """
     if _fits_all(had, wanted):
         return "widened"
@@ -239,7 +239,7 @@ def _fits_all(had: pa.DataType, wanted: pa.DataType) -> bool:
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 
-def whole_literal(value: Any, kind: pa.DataType) -> Any:
+def whole_literal(value: object, kind: pa.DataType) -> Any:
     """Return a whole number, or the number of a text, in a numeric type that holds it; None for anything else."""
     t = pa.types
     if isinstance(value, str) and re.fullmatch("-?[0-9]{1,18}", value):
@@ -256,7 +256,7 @@ def whole_literal(value: Any, kind: pa.DataType) -> Any:
 def type_of(spark_type: str | Mapping[str, Any]) -> pa.DataType:
     """Return a type of Spark as an Arrow type.
 
-    :raises Unknown: none that is read from Kafka.
+    :raises Unknown: records of Kafka have no columns of this type.
     """
     from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import StructField
@@ -273,7 +273,7 @@ def type_of(spark_type: str | Mapping[str, Any]) -> pa.DataType:
 def value_of(text: str | None, kind: pa.DataType) -> Any:
     """Return the value of a literal.
 
-    :raises Unknown: of a type whose text is not plain.
+    :raises Unknown: the plan's text does not show values of this type exactly.
     """
     t = pa.types
     if text is None:
@@ -295,7 +295,7 @@ EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
 
 _DOT = re.compile(r"((?<!\\)(?:\\\\)*)\.")  # that is not escaped
 _LAST_MILLISECOND = 253402300800000
-_PASSED_ON = ("Alias", "TryMultiply")  # what Spark puts in the latter's place is its child
+_PASSED_ON = ("Alias", "TryMultiply")  # Spark's replacement of the latter is its child
 _LOGIC = {"And": "both", "Or": "either", "Not": "negated"}
 _COMPARISONS = {
     "EqualTo": "equal",
@@ -344,8 +344,8 @@ def short_class_name(tree: Mapping[str, Any]) -> str:
 class Expression:
     """An expression, as a list of its parts: each followed by its children.
 
-    :param known: the columns that it may name.
-    :param shown: Spark's own object, which tells what its text leaves out.
+    :param known: the columns that it may use.
+    :param shown: Spark's own object, for facts that its text leaves out.
     """
 
     def __init__(
@@ -384,7 +384,7 @@ class Expression:
         return self._called(name, at)
 
     def _called(self, name: str, at: int) -> int:
-        """Return an expression that is one function of its children."""
+        """Return an expression whose result is one function of its children."""
         if name in _PASSED_ON:
             return self._node(at + 1)
         if name in _LOGIC:
@@ -400,13 +400,13 @@ class Expression:
         raise Unknown(name)
 
     def _node_if_known(self, at: int) -> int:
-        # Few of a struct's fields may be needed.
+        # Often only some fields of a struct are needed.
         try:
             return self._node(at)
         except Unknown as reason:
             return self._builder.unknown(str(reason))
 
-    # Named as Spark names them: `_node` finds them by name.
+    # `_node` finds these methods by the names of Spark's expressions.
 
     def _AttributeReference(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         return self._known[number_of(tree)].node
@@ -440,7 +440,7 @@ class Expression:
         return self._builder.case(branches, self._builder.literal(None, self._builder.type_of(branches[0][1])))
 
     def _within(self, condition: int, value: int) -> int:
-        """Return a value where a condition holds, else null."""
+        """Return a value if a condition is true, else null."""
         before = self._in_range
         self._in_range = before | self._ranges(condition)
         try:
@@ -469,12 +469,12 @@ class Expression:
         return self._builder.call("beginning", TEXT, text, count)
 
     def _Like(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        # The plan's text does not tell what escapes.
+        # The plan's text does not show the escape character.
         escape = str(self._shown().apply(at).escapeChar())
         return self._of_text(at, "is_like", lambda pattern: escape not in pattern and "\\" not in pattern)
 
     def _RLike(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        # A topic's name has no line ends, of which Java and RE2 think differently.
+        # A topic's name has no line ends, which Java and RE2 match differently.
         topic = self._builder.is_column(self._node(at + 1), "topic")
         return self._of_text(at, "matches", lambda pattern: is_common(_DOT.sub(r"\1a", pattern) if topic else pattern))
 
@@ -489,7 +489,7 @@ class Expression:
         value = self._node(at + 1)
         kind = self._builder.type_of(value)
         if not (pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-            raise Unknown(f"Abs of {kind}")  # The lowest whole number has none: Spark fails.
+            raise Unknown(f"Abs of {kind}")  # The smallest integer has no absolute value: Spark fails.
         return self._builder.call("magnitude", kind, value)
 
     def _Multiply(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
@@ -532,7 +532,7 @@ class Expression:
         return self._compared(at, "equal")
 
     def _GreaterThanOrEqual(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        # What keeps Spark from moving a filter (transforms/base.py): true for every row.
+        # This condition is true for every row. It keeps Spark from moving a filter (transforms/base.py).
         if self._trees[at + 1]["class"] == f"{EXPRESSIONS}MonotonicallyIncreasingID":
             last = self._children(at)[1]
             if self._constant(self._node(last)) == 0:
@@ -570,11 +570,11 @@ _LARGEST = 64_000_000
 
 
 def program_of(frame: DataFrame, schema: pa.Schema) -> Program:
-    """Return the program that makes the same of a record frame as Spark's plan.
+    """Return a program whose results are equal to those of Spark's plan.
 
-    :param frame: what was made, by columns and filters alone, of a frame that was created from rows.
-    :param schema: of the batches: that frame's columns.
-    :raises Unknown: some of it is not known here; or the session is one of Spark Connect, which shows no plan.
+    :param frame: made by columns and filters only, from a frame that was created from rows.
+    :param schema: the schema of the batches, which are the columns of that first frame.
+    :raises Unknown: an expression is not translated, or the session is one of Spark Connect, which shows no plan.
     """
     try:
         program = _program_of(frame, schema)
@@ -582,7 +582,7 @@ def program_of(frame: DataFrame, schema: pa.Schema) -> Program:
     except Unknown:
         raise
     except Exception as error:
-        # A plan of another form than those that were seen, or a type for which Arrow has no function. Spark knows what to do.
+        # A plan of an unexpected form, or a type for which Arrow has no function: Spark computes the chain.
         raise Unknown(f"plan like this one ({type(error).__name__}: {str(error).partition(chr(10))[0]})") from error
     return program
 
@@ -591,7 +591,7 @@ def _program_of(frame: DataFrame, schema: pa.Schema) -> Program:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     plan = _plan(frame)
-    # A plan's text repeats a struct's type wherever that is named, so it grows with the square of the fields.
+    # A plan's text repeats the type of a struct at each use, so its size grows with the square of the number of fields.
     text = str(plan.toJSON())
     if len(text) > _LARGEST:
         raise Unknown(f"a plan of {len(text)} characters")

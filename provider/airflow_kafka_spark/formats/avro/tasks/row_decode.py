@@ -290,7 +290,7 @@ def _default(schema: AvroSchema, value: Any) -> Any:
     return _default_scalar(schema, value)
 
 
-def _default_of_union(schema: AvroUnion, value: Any) -> Any:
+def _default_of_union(schema: AvroUnion, value: object) -> Any:
     # Up to Avro 1.11 a default is of the first branch, since 1.12 of any.
     for at, branch in enumerate(schema.branches):
         try:
@@ -301,7 +301,7 @@ def _default_of_union(schema: AvroUnion, value: Any) -> Any:
     raise ValueError
 
 
-def _constant(value: Any) -> ReadValue:
+def _constant(value: object) -> ReadValue:
     return lambda b, i: (value, i)
 
 
@@ -319,7 +319,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _default_scalar(schema: AvroPrimitive | AvroFixed, json_value: Any) -> Any:
+def _default_scalar(schema: AvroPrimitive | AvroFixed, json_value: object) -> Any:
     if not isinstance(json_value, _JSON_TYPES[schema.kind]) or (isinstance(json_value, bool) and schema.kind != "boolean"):
         raise TypeError
     value: Any = json_value

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,28 @@ Writers = Mapping[int, Mapping[Path, str]]
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _ONE_PATH = b"\0"
 _NO_VALUES: Mapping[int, str] = {}
+
+
+class _SecondsAndNanos(Protocol):
+    """A message of ``google.protobuf.Timestamp`` or ``Duration``."""
+
+    seconds: int
+    nanos: int
+
+
+class _Date(Protocol):
+    """A message of ``google.type.Date``."""
+
+    year: int
+    month: int
+    day: int
+
+
+class _DecimalValue(Protocol):
+    """A message of ``confluent.type.Decimal``: a number in two's complement, and its scale."""
+
+    value: bytes
+    scale: int
 
 
 class ProtobufDecoder(BatchDecoder):
@@ -307,14 +329,14 @@ def _micros(seconds: int, nanos: int, cut: bool) -> int:
     return seconds * 1_000_000 + nanos // 1000
 
 
-def _timestamp(value: Any, cut: bool) -> int:
+def _timestamp(value: _SecondsAndNanos, cut: bool) -> int:
     seconds, nanos = value.seconds, value.nanos
     if not MIN_SECOND <= seconds <= MAX_SECOND or not 0 <= nanos < 1_000_000_000:
         raise BadValue(f"found {seconds} s and {nanos} ns after 1970, expected a time in the years 1 to 9999")
     return _micros(seconds, nanos, cut)
 
 
-def _duration(value: Any, cut: bool) -> int:
+def _duration(value: _SecondsAndNanos, cut: bool) -> int:
     seconds, nanos = value.seconds, value.nanos
     if abs(seconds) > 315_576_000_000 or abs(nanos) > 999_999_999 or (seconds and nanos and (seconds < 0) != (nanos < 0)):
         raise BadValue(f"found {seconds} s and {nanos} ns, expected a length of time within 10 000 years")
@@ -322,17 +344,17 @@ def _duration(value: Any, cut: bool) -> int:
     return _micros(seconds, nanos, cut) if nanos >= 0 else -_micros(-seconds, -nanos, cut)
 
 
-_CONVERT: Mapping[str, Callable[[Any, bool], int]] = {"timestamp": _timestamp, "duration": _duration}
+_CONVERT: Mapping[str, Callable[[_SecondsAndNanos, bool], int]] = {"timestamp": _timestamp, "duration": _duration}
 
 
-def _date(value: Any) -> int:
+def _date(value: _Date) -> int:
     try:
         return datetime.date(value.year, value.month, value.day).toordinal() - _EPOCH
     except (ValueError, OverflowError):
         raise BadValue(f"found year {value.year}, month {value.month}, day {value.day}, expected a day of the calendar") from None
 
 
-def _decimal(value: Any, wanted: types.Decimal) -> Decimal:
+def _decimal(value: _DecimalValue, wanted: types.Decimal) -> Decimal:
     shown = f"a number of {len(value.value)} bytes and scale {value.scale}"
     if len(value.value) > 64 or abs(value.scale) > 100:
         raise BadValue(f"found {shown}, expected {wanted}")
@@ -343,7 +365,7 @@ def _decimal(value: Any, wanted: types.Decimal) -> Decimal:
     return Decimal((quotient < 0, tuple(map(int, str(abs(quotient)))), -wanted.scale))
 
 
-def _json(value: Any) -> str:
+def _json(value: Message) -> str:
     import json
 
     try:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import adbc_driver_manager
 import adbc_driver_postgresql.dbapi as adbc
@@ -53,7 +52,7 @@ class PostgresSplitReader(SplitReader):
                 yield self._checked(batch)
 
     @contextmanager
-    def _cursor(self) -> Iterator[Any]:
+    def _cursor(self) -> Iterator[adbc.Cursor]:
         # Arrow takes texts for UTF-8, whatever encoding the connection asks for.
         connection = adbc.connect(f"{self.server.named(APPLICATION)} client_encoding=UTF8")
         try:
@@ -91,7 +90,7 @@ class PostgresSplitReader(SplitReader):
         return SourceUnavailable(self.server.where, doing, detail)
 
 
-def _batches(cursor: Any) -> Iterable[pa.RecordBatch]:
+def _batches(cursor: adbc.Cursor) -> Iterable[pa.RecordBatch]:
     """Return the batches of a result. An error in the middle has its SQLSTATE in ADBC's own reader, but not in pyarrow's."""
     own = getattr(getattr(cursor, "_results", None), "reader", None)
     return own if own is not None else cursor.fetch_record_batch()
