@@ -462,6 +462,16 @@ class Ledger:
         assert self._entry is not None
         return self._entry
 
+    def move_source(self, position: Mapping[str, Any]) -> None:
+        """Replace the position of the source behind the claimed window, which is written when the window is closed.
+
+        :param position: follows from the markers of all its splits, so that every attempt that closes the window has the same.
+        """
+        window = self.claimed.window
+        assert window.source is not None
+        window = replace(window, source=replace(window.source, position=position))
+        self._entry = replace(self.claimed, window=window)
+
     def read_as_owner(self) -> Memory:
         """Read the ledger, and return the state of the pipeline if this attempt still owns the claimed window.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -154,6 +154,7 @@ class SourceToKafkaOperator(WindowOperator):
         problems = [*self.pipeline_problems(run), *of_source, *wrong_sink]
         if self.read_with not in ("auto", "task", "spark"):
             problems.append(Problem("read_with", f"`{self.read_with}` is not one of auto, task, spark"))
+        problems += self._reading_problems()
         of_spark = self.spark_problems()
         if wrong_sink:
             return [*problems, *of_spark]
@@ -181,6 +182,17 @@ class SourceToKafkaOperator(WindowOperator):
         if not isinstance(self.source, RowSource):
             return [Problem("source", f"`{self.source!r}` is no RowSource")]
         return self.source.validate()
+
+    def _reading_problems(self) -> Iterator[Problem]:
+        """Yield why Spark would have to read a source that only tasks can read."""
+        if not isinstance(self.source, RowSource) or not self.source.needs_tasks:
+            return
+        found = "only tasks can read this source, because they note what they have read"
+        if self.transforms:
+            action = "Transform the topics' records in a KafkaToKafkaOperator, or do without a snapshot"
+            yield Problem("transforms", found, action)
+        if self.read_with == "spark":
+            yield Problem("read_with", found, 'Use "auto"')
 
     def _known_columns(self, of_source: Sequence[Problem]) -> tuple[str, ...] | None:
         """Return the columns of the source; None if only Spark can find them, or if the source's own problems hide them.
@@ -362,6 +374,9 @@ class SourceToKafkaOperator(WindowOperator):
         splits = range(len(window.source.splits))
         markers = publish_splits(ledger, window, splits, lambda left: self._publish(window, ledger, left))
         self.check(window)
+        plan = window.source
+        tokens = [marker.result.token if marker.result else {} for marker in markers]
+        ledger.move_source(self.source.position_after(plan.splits, plan.position, tokens))
         report = sum_up_published(window, markers)
         if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
             self.errors.accept(window, accounts_of(markers))
@@ -424,6 +439,7 @@ class SourceToKafkaOperator(WindowOperator):
         claim = ledger.ledger_claim
         offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._place_in_target()}
         ledger.close(report.to_dict(), offsets)
-        assert window.source is not None
-        self.source.completed(window.source.position)
+        closed = ledger.claimed.window.source
+        assert closed is not None
+        self.source.completed(closed.position)
         return report

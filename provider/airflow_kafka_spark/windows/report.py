@@ -159,6 +159,7 @@ class Report:
             **({"follows": _follows(self.window.follows)} if self.window.follows else {}),
             **({"source": self.source} if self.window.source else {}),
             **self._bytes_behind,
+            **({"source_remaining": True} if self.window.source and self.window.source.remaining else {}),
             **({"dead_letters": [vars(part) for part in self.dead_letters]} if self.dead_letters else {}),
             **({"routed": [vars(part) for part in self.routed]} if self.routed else {}),
             **({"captured": [{"sink": c.sink, "records": c.records} for c in self.captured]} if self.captured else {}),

@@ -17,7 +17,14 @@ def collect_metrics(report: Mapping[str, Any]) -> dict[str, float]:
         name: report[name]
         for name in ("records_read", "records_written", "records_deleted", "records_ignored", "records_rejected", "bytes", "rate")
     }
-    optional = ("records_filtered", "records_routed", "records_removed", "records_out_of_interval", "out_of_interval_seconds")
+    optional = (
+        "records_filtered",
+        "records_routed",
+        "records_removed",
+        "records_out_of_interval",
+        "out_of_interval_seconds",
+        "source_bytes_behind",
+    )
     found |= {name: report[name] for name in optional if name in report}
     found["attempts"] = report["attempts"]
     found |= {f"{step}_seconds": seconds for step, seconds in report["timings"].items()}

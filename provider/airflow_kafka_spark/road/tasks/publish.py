@@ -213,7 +213,8 @@ class EncodedSplits:
         for batch in rows:
             account.add_rows(batch.num_rows)
             yield self.encoder.encode(batch)
-        end = encode_result(replace(account.result(), began=began, seconds={"read": rows.seconds}))
+        result = replace(account.result(), token=self.reader.token(at), began=began, seconds={"read": rows.seconds})
+        end = encode_result(result)
         yield pa.RecordBatch.from_pylist([{END: end}], schema=pa.schema([(END, pa.string())]))
 
 
