@@ -121,6 +121,11 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
         }
         return Endpoint({**place, **({SERVER_ID: identity} if identity else {})}, details)
 
+    def exclusive(self, origin: Endpoint) -> str:
+        """Return the slot: a second pipeline would not get the changes that the first one has advanced it over."""
+        place = origin.place
+        return f"slot {place.get(SERVER_ID) or place[SERVER]}/{place['database']}/{place['slot']}"
+
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, connection, server, slot, publication, tables and their keys."""
         found = list(self.option_problems())
