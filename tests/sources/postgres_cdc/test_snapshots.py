@@ -13,6 +13,7 @@ from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sinks import KafkaSink
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import VisibleTransactions, _fields
 from airflow_kafka_spark.transforms import RegexRouter
 from tests.sources.postgres_cdc.kit import Log, Windows, changes, log_of
@@ -163,7 +164,7 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
             **options,
         )
         assert source.validate() == []
-        windows, copy, kinds = Windows(source), Copy(), []
+        windows, copy, kinds, behind = Windows(source), Copy(), [], 0
         for _ in range(200):
             window = windows.freeze()
             kinds.append("none" if not window.splits else "chunks" if "table" in window.splits[0] else "log")
@@ -176,6 +177,9 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
                         published[index] = records
                         copy.apply(records)
             windows.close(window, advance=traffic.random.random() < 0.7)
+            if kinds[-1] == "chunks":
+                assert parse_lsn(window.position["lsn"]) >= behind, "the log was not read up to the chunks before"
+                behind = parse_lsn((windows.position or {})["snapshot"]["lsn"])
             if not window.remaining and not (windows.position or {}).get("snapshot"):
                 if traffic.open or kinds.count("log") < 20:
                     traffic.change(10, truncates)
