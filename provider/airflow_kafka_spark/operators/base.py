@@ -258,7 +258,7 @@ class WindowOperator(VisibleOperator):
     def _early_start(self, run: Run) -> Iterator[None]:
         """Start Spark while the task is validated, if the window will have records. A failed validation starts none."""
         try:
-            if (is_needed := self.predict_records(run)) is not None:
+            if (is_needed := self.foresees_records(run)) is not None:
                 self.spark.start_early(is_needed)
         except Exception as error:
             # The validation names what is wrong.
@@ -269,7 +269,7 @@ class WindowOperator(VisibleOperator):
             self.spark.give_up_early_start()
             raise
 
-    def predict_records(self, run: Run) -> Callable[[], bool] | None:
+    def foresees_records(self, run: Run) -> Callable[[], bool] | None:
         """Return a function that says whether this run's window will have records, and changes nothing; None where only the plan
         knows. It is called in a thread beside the validation."""
         return None

@@ -250,7 +250,7 @@ class FromKafkaOperator(WindowOperator):
             self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, beside_intervals=by_interval, **options
         )
 
-    def predict_records(self, run: Run) -> Callable[[], bool] | None:
+    def foresees_records(self, run: Run) -> Callable[[], bool] | None:
         from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
         from airflow_kafka_spark.ledger.attempt import Ledger
 

@@ -127,7 +127,7 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def find_exchange_problem(directory: Path) -> str | None:
+def why_not_exchanged(directory: Path) -> str | None:
     """Return why directories beside this one cannot be exchanged in one step, or None if they can.
 
     Tries it with two empty directories, which are hidden from readers and removed again, because file systems have no flag for
@@ -207,7 +207,7 @@ class Staging:
     root: Path
 
     @classmethod
-    def of_table(cls, path: Path) -> Staging:
+    def beside(cls, path: Path) -> Staging:
         """Return the staging directory of a table."""
         return cls(path.parent / f".{path.name}.airflow-staging")
 

@@ -23,10 +23,10 @@ from airflow_kafka_spark.sinks.files.directory import (
     Staging,
     WindowRecord,
     exchange,
-    find_exchange_problem,
     flush,
     make_below,
     merged_columns,
+    why_not_exchanged,
 )
 from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
 from airflow_kafka_spark.windows.binding import Endpoint
@@ -113,7 +113,7 @@ class FilesSink(FilesSinkOptions, Sink):
         """Return a problem if the file system cannot exchange two directories in one step. This is tried beside the table, where
         nothing is left."""
         try:
-            reason = find_exchange_problem(self.directory)
+            reason = why_not_exchanged(self.directory)
         except ValueError:
             return []  # validate() refuses the path
         if reason is None:
@@ -126,7 +126,7 @@ class FilesSink(FilesSinkOptions, Sink):
         """Begin an attempt, and remove the directories of earlier ones. They are renamed first: an earlier attempt that is still
         running then finds none of its files, can neither write nor publish, and fails with
         :class:`~airflow_kafka_spark.errors.Fenced`."""
-        staging = Staging.of_table(self.directory)
+        staging = Staging.beside(self.directory)
         try:
             staging.sweep(window)
             staging.sweep_abandoned()

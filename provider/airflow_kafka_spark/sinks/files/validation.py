@@ -91,7 +91,7 @@ def _rights(directory: Path) -> Iterator[Problem]:
 
 
 def _neighbours(sink: FilesSinkOptions, shape: Shape, directory: Path) -> Iterator[Problem]:
-    """Yield problems of existing windows, which must have the same format and partition columns."""
+    """Yield problems of windows that are there already: they must have the same format and partition columns."""
     try:
         latest = sink.table.latest_record(shape.pipeline)
         names = os.listdir(directory) if directory.exists() else []
