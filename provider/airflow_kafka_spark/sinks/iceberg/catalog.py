@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
-from airflow_kafka_spark.hooks.connections import defined
+from airflow_kafka_spark.hooks.connections import require_connection
 from airflow_kafka_spark.sinks.delta.place import TablePlace, TableStore
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def catalog_access(conn_id: str) -> CatalogAccess:
     from airflow.providers.common.compat.sdk import BaseHook
 
     try:
-        with defined(conn_id, "`iceberg`", option="conn_id"):
+        with require_connection(conn_id, "`iceberg`", option="conn_id"):
             found = BaseHook.get_connection(conn_id)
         extra = dict(found.extra_dejson)
     except ConnectionInvalid:
