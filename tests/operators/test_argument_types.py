@@ -13,7 +13,7 @@ import pytest
 
 from airflow_kafka_spark import formats, sinks, sources, transforms
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.errors.arguments import type_problems, with_sound_types
+from airflow_kafka_spark.errors.arguments import type_problems, with_sound_arguments, with_sound_types
 from airflow_kafka_spark.formats import Debezium, Json
 from airflow_kafka_spark.operators import (
     KafkaToKafkaOperator,
@@ -168,13 +168,32 @@ def test_other_mistakes_are_named_beside_wrong_types_and_nothing_is_made_up():
         *wrong, "value.schema", "errors_skip", "kafka_conn_id", "spark_conn_id", "sink.conn_id",
         *(f"sink.{name}" for name in ("table", "mode", "lock_timeout", "delete_enabled", "keep_windows")),
     }  # fmt: skip
-    assert "spark_conf: it is (str); expected a mapping (dict) with a text as key and a text as value or None." in map(
+    assert "spark_conf: it is of type str; expected a mapping (dict) with a text as key and a text as value or None." in map(
         lambda p: str(p).partition(" Correct")[0], found
     )
     found = complaints(from_source(sink="topic", transforms=["x"], errors_tolerance="some", read_with=5))
     assert {p.where.partition(" ")[0] for p in found} >= {"sink", "transforms[0]", "errors_tolerance", "read_with"}
     found = complaints(to_kafka(sink="topic", value=Debezium("json"), filter=5, max_records="many"))
     assert {p.where for p in found} >= {"sink", "value.value", "filter", "max_records"}
+
+
+def test_an_entry_of_a_mapping_is_named_and_templates_and_subclasses_are_taken():
+    (problem,) = type_problems(KafkaSink(topic="b", topic_config={"a": "1", "retention.ms": 5}))  # type: ignore[dict-item]
+    expected = "its value for `'retention.ms'` is of type int; expected a mapping (dict) with a text as key and a text as value"
+    assert problem.what == expected
+
+    class Text(str):
+        """As rendered templates are."""
+
+    assert type_problems(PostgresSink(Text("a"), Text("b"), mode=Text("append"), key=[Text("c")])) == []  # type: ignore[arg-type]
+
+    class Own(KafkaToSinkOperator):
+        def __init__(self, *, pool: int = 0, **options: Any) -> None:
+            super().__init__(**options)
+
+    assert (
+        with_sound_arguments(Own(task_id="task", topics="a", group_id="g", value=Json("id int"), sink=FilesSink("/x")))[1] == []
+    )
 
 
 def test_a_mapping_is_not_shown_and_lists_become_tuples():

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psycopg
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
@@ -309,7 +308,7 @@ def test_rows_and_changes_of_postgresql_become_topics_and_a_topic_an_iceberg_tab
     sink = KafkaSink(topic=TARGET, key="key", key_format=Raw(), value_columns=["value"], value=Raw())
     source = PostgresCdcSource("shop", publication=role, slot=role, topic_prefix="shop", tables=["public.orders"])
     capture = {"directory": tmp_path, "source": source, "sink": sink, "pipeline": unique("capture")}
-    with psycopg.connect(f"{postgres.dsn} dbname={role}", autocommit=True) as owner:
+    with postgres.connect(dbname=role, autocommit=True) as owner:
         owner.execute("CREATE TABLE orders (id bigint PRIMARY KEY, customer text, topic text)")
         owner.execute("CREATE TABLE customers (id bigint PRIMARY KEY)")
         owner.execute(sql_of("cdc.md", "## Prepare the server", role).encode())

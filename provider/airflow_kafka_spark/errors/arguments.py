@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "True or False", bytes: "bytes", NoneType: "None"}
 _SHOWN = 60
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 def names_of(value: Any) -> Any:
@@ -69,11 +70,13 @@ def with_sound_arguments(owner: T) -> tuple[T, list[Problem]]:
     Arguments that are attributes of the same name are compared, and those that ``ARGUMENTS`` names. Without problems it is the
     object itself, otherwise a shallow copy.
     """
-    scope = vars(sys.modules[type(owner).__module__])
+    # A user's subclass may annotate its own arguments as it likes.
+    own: Any = next(base for base in type(owner).__mro__ if base.__module__.startswith(_PACKAGE))
+    scope = vars(sys.modules[own.__module__])
     attributes = {argument: name for name, argument in getattr(owner, "ARGUMENTS", {}).items()}
     checked: frozenset[str] = getattr(owner, "CHECKED", frozenset())
     found, sound = [], {}
-    for argument, parameter in signature(type(owner).__init__).parameters.items():
+    for argument, parameter in signature(own.__init__).parameters.items():
         name = attributes.get(argument, argument)
         if name not in vars(owner) or argument in checked:
             continue
@@ -97,10 +100,8 @@ def argument_problem(where: str, value: object, declared: Any, default: object =
     """
     if has_type(value, declared):
         return None
-    # A mapping may hold passwords.
-    shown = "" if Mapping in {get_origin(member) for member in _members(declared)} else f"{_short(value)} "
     action = "Correct it" if default is MISSING else f"Correct it, or leave it out (default {default!r})"
-    return Problem(where, f"it is {shown}({type(value).__name__}); expected {_described(declared)}", action)
+    return Problem(where, f"{_found(value, declared)}; expected {_described(declared)}", action)
 
 
 def has_type(value: object, declared: Any) -> bool:
@@ -124,7 +125,7 @@ def _has(value: object, member: Any) -> bool:
     if origin is Callable:
         return callable(value)
     if origin is Literal:
-        return type(value) in map(type, inner)
+        return isinstance(value, tuple(map(type, inner)))
     return isinstance(value, member) if isinstance(member, type) and origin is None else True
 
 
@@ -193,3 +194,17 @@ def _described_member(member: Any) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return f"`{text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}`"
+
+
+def _found(value: object, declared: Any) -> str:
+    """Return what was found in place of the declared type. Values of mappings are not shown: they may be passwords."""
+    mappings = [get_args(member) for member in _members(declared) if get_origin(member) is Mapping]
+    if not mappings:
+        return f"it is {_short(value)} ({type(value).__name__})"
+    if not isinstance(value, Mapping):
+        return f"it is of type {type(value).__name__}"
+    (keys, values), *_ = mappings
+    name = next(key for key, item in value.items() if not (has_type(key, keys) and has_type(item, values)))
+    if not has_type(name, keys):
+        return f"its key {_short(name)} is of type {type(name).__name__}"
+    return f"its value for {_short(name)} is of type {type(value[name]).__name__}"
