@@ -151,11 +151,14 @@ def _wrong_fields(spec: object, prefix: str) -> list[tuple[Field[Any], Problem]]
 
 @lru_cache(maxsize=256)
 def _declared(cls: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields; ``Any`` for those whose names are imported for type checkers only."""
+    """Return the types of a dataclass's fields; ``Any`` for those whose names are imported for type checkers only, and for those
+    of users' classes."""
     types: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         scope = vars(sys.modules[base.__module__])
-        types |= {name: _evaluate(kind, scope) for name, kind in base.__dict__.get("__annotations__", {}).items()}
+        is_ours = base.__module__.startswith(_PACKAGE)
+        declared = base.__dict__.get("__annotations__", {})
+        types |= {name: _evaluate(kind, scope) if is_ours else Any for name, kind in declared.items()}
     return types
 
 
