@@ -15,13 +15,13 @@ from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
     accounts_of,
     check_target,
-    connected,
     publish_splits,
     publisher,
     refuse_too_many,
     sink_problems,
     target,
     topic_uris,
+    with_connection,
     with_dead_letters,
     with_routes,
     writer_classes,
@@ -30,7 +30,15 @@ from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.model import TRANSFORMATION, Applied, SourcePlan, TargetTopic, TopicPartition, Window, first_bad
+from airflow_kafka_spark.windows.model import (
+    TRANSFORMATION,
+    Applied,
+    SourcePlan,
+    TargetTopic,
+    TopicPartition,
+    Window,
+    first_bad_records,
+)
 from airflow_kafka_spark.windows.report import Report, sum_up_published
 
 if TYPE_CHECKING:
@@ -121,7 +129,7 @@ class SourceToKafkaOperator(WindowOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            sink=connected(sink, kafka_conn_id),
+            sink=with_connection(sink, kafka_conn_id),
             transforms=transforms,
             errors=ErrorOptions(
                 errors_tolerance,
@@ -399,7 +407,7 @@ class SourceToKafkaOperator(WindowOperator):
             refuse_too_many(job, self.errors, window, ledger)
             _, rejected = job.run()
         if count := sum(result.rejected for result in rejected):
-            raise RowsRejected(str(window), count, first_bad(rejected, SHOWN))
+            raise RowsRejected(str(window), count, first_bad_records(rejected, SHOWN))
 
     @property
     def _chain(self) -> SourceChain | None:

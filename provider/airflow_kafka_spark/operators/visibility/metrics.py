@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 PREFIX = "kafka_spark.window."
 
 
-def values(report: Mapping[str, Any]) -> dict[str, float]:
+def collect_metrics(report: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a report, given as JSON: name -> value."""
     found: dict[str, float] = {
         name: report[name]
@@ -44,7 +44,7 @@ def emit(report: Mapping[str, Any]) -> None:
         from airflow.sdk.observability import stats
 
         tags = {"pipeline": report["pipeline"]}
-        for name, value in values(report).items():
+        for name, value in collect_metrics(report).items():
             stats.gauge(f"{PREFIX}{name}", value, tags=tags)
         stats.incr(f"{PREFIX}completed", tags=tags)
     except Exception as error:

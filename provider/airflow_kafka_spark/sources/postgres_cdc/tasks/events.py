@@ -94,7 +94,7 @@ _SOURCE_SCHEMA = {
 }  # fmt: skip
 
 
-class _Table:
+class _RelationWriter:
     """A relation of the log, ready to write its rows."""
 
     def __init__(self, relation: RelationMessage, options: EventOptions, types: ValueTypes) -> None:
@@ -220,7 +220,7 @@ class EventWriter:
         self._start, self._end = start, end
         self._filter = filter
         self._types = ValueTypes(options.decimals, options.times, user_types)
-        self._tables: dict[int, _Table] = {}
+        self._tables: dict[int, _RelationWriter] = {}
         self._begin: BeginMessage | None = None
         self._timestamp = 0
         self._of_server = json_text({"version": __version__, "connector": "postgresql", "name": options.prefix})[1:-1]
@@ -240,7 +240,7 @@ class EventWriter:
         :raises SourceRejected: a value cannot be written.
         """
         if isinstance(message, RelationMessage):
-            self._tables[message.oid] = _Table(message, self._options, self._types)
+            self._tables[message.oid] = _RelationWriter(message, self._options, self._types)
         elif isinstance(message, BeginMessage):
             self._enter(message)
         elif isinstance(message, CommitMessage):
@@ -256,7 +256,7 @@ class EventWriter:
         :param now_us: the time at which they were read, microseconds since 1970.
         :raises SourceRejected: a value cannot be written.
         """
-        table = _Table(relation, self._options, self._types)
+        table = _RelationWriter(relation, self._options, self._types)
         self._describe(now_us, "incremental", "null")
         for row in values:
             yield self._event(table, lsn, "r", table.key_of(row), "null", table.row(row))
@@ -276,10 +276,10 @@ class EventWriter:
         self._before_table = f'\\"]","ts_us":{at_us},"ts_ns":{at_us * 1000},'
         self._after_table = f',"txId":{xid},"lsn":'
 
-    def _source(self, table: _Table, lsn: int) -> str:
+    def _source(self, table: _RelationWriter, lsn: int) -> str:
         return f'{self._before_lsn}{lsn}{self._before_table}{table.source}{self._after_table}{lsn},"xmin":null}}'
 
-    def _event(self, table: _Table, lsn: int, op: str, key: str, before: str, after: str) -> Event:
+    def _event(self, table: _RelationWriter, lsn: int, op: str, key: str, before: str, after: str) -> Event:
         now = time.time_ns()
         value = (
             f'{{"before":{before},"after":{after},"source":{self._source(table, lsn)},"transaction":null,"op":"{op}",'
@@ -304,7 +304,7 @@ class EventWriter:
             yield from self._delete(table, lsn, old)
             yield from self._write(table, lsn, "c", old, new)
 
-    def _write(self, table: _Table, lsn: int, op: str, old: Tuple | None, new: Tuple) -> Iterator[Event]:
+    def _write(self, table: _RelationWriter, lsn: int, op: str, old: Tuple | None, new: Tuple) -> Iterator[Event]:
         if self._is_included(table, new, old):
             return
         if op == "u" and old is not None and self._is_included(table, old):
@@ -313,7 +313,7 @@ class EventWriter:
             before = table.row(old) if op == "u" and old is not None else "null"
             yield self._event(table, lsn, op, table.key_of(new), before, table.row(new))
 
-    def _delete(self, table: _Table, lsn: int, old: Tuple) -> Iterator[Event]:
+    def _delete(self, table: _RelationWriter, lsn: int, old: Tuple) -> Iterator[Event]:
         if "d" in self._options.skipped or self._is_included(table, old):
             return
         event = self._event(table, lsn, "d", table.key_of(old), table.row(old), "null")
@@ -321,7 +321,7 @@ class EventWriter:
         if self._options.tombstones and event.key is not None:
             yield event._replace(value=None)
 
-    def _is_included(self, table: _Table, values: Tuple, old: Tuple | None = None) -> bool:
+    def _is_included(self, table: _RelationWriter, values: Tuple, old: Tuple | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will."""
         return self._filter is not None and self._filter.includes(table.relation, values, old)
 
