@@ -97,4 +97,4 @@ def test_a_copy_of_a_table_that_was_read_while_it_changed_equals_it_whatever_is_
         shop.change(60)
         shop.drain("drain of the log")
         assert shop.compare() > 0
-        assert values(shop.run("end"))["source_bytes_behind"] == 0
+        assert collect_metrics(shop.run("end"))["source_bytes_behind"] == 0
