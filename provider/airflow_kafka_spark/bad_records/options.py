@@ -6,9 +6,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, RightMissing, TooManyBadRecords, ValidationError
+from airflow_kafka_spark.errors import (
+    KafkaRefused,
+    KafkaSparkError,
+    Problem,
+    RightMissing,
+    TooManyBadRecords,
+    Unchecked,
+    ValidationError,
+)
 from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, first_bad_records
 
 if TYPE_CHECKING:
@@ -34,6 +42,15 @@ class ErrorOptions:
     :param most: maximum of bad records of a window (``max_errors``): a number, or a share of its records below 1; None (default):
         no maximum.
     """
+
+    ARGUMENTS: ClassVar[Mapping[str, str]] = {
+        "tolerance": "errors_tolerance",
+        "topic": "errors_deadletterqueue_topic_name",
+        "replication_factor": "errors_deadletterqueue_topic_replication_factor",
+        "context_headers": "errors_deadletterqueue_context_headers_enable",
+        "skip": "errors_skip",
+        "most": "max_errors",
+    }
 
     tolerance: Literal["none", "all"] = "none"
     topic: str | None = None
@@ -81,13 +98,12 @@ class ErrorOptions:
         if not self.topic and not self.skip:
             action = "Name a topic, or say `errors_skip=True`: they are then left out for good, and only counted"
             return [Problem(where, "bad records would be lost without a word", action)]
-        if self.topic and (wrong := _name_problems(where, self.topic)):
-            return wrong
+        found_wrong = _name_problems(where, self.topic) if self.topic else []
         factor = self.replication_factor
         if self.topic and (isinstance(factor, bool) or not isinstance(factor, int) or (factor < 1 and factor != -1)):
             found = f"`{factor!r}` is no number of replicas; expected a whole number from 1, or -1 for the brokers' default"
-            return [Problem("errors_deadletterqueue_topic_replication_factor", found)]
-        return []
+            found_wrong.append(Problem("errors_deadletterqueue_topic_replication_factor", found))
+        return found_wrong
 
     def _limit_problems(self) -> list[Problem]:
         most = self.most
@@ -176,7 +192,7 @@ def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str]
     except KafkaRefused as error:
         return [Problem(where, error.found, error.action)]
     except KafkaSparkError as error:
-        return [Problem("kafka_conn_id", error.found, error.action)]
+        return [Problem("kafka_conn_id", error.found, error.action), Unchecked(where, "kafka_conn_id")]
     if "compact" in policy:
         return [Problem(where, f"`{topic}` is compacted: {what} of one key would replace each other", "Name another")]
     return []
@@ -215,7 +231,7 @@ def route_problems(
     for where, topic in routes.items():
         if topic == errors.topic and errors.tolerates:
             problems.append(Problem(where, f"`{topic}` is the dead letter topic, too", "Name another topic"))
-        else:
+        elif not _name_problems(where, topic):  # the transform names one that cannot be
             problems += topic_problems(hook, where, topic, taken(topic), "records")
     return problems
 

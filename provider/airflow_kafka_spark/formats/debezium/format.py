@@ -138,7 +138,7 @@ class Debezium(Format):
         return problems or self._column_problems(where)
 
     def _field_problems(self, where: str) -> list[Problem]:
-        if isinstance(self.add_fields, str) or not all(isinstance(f, str) for f in self.add_fields):
+        if not isinstance(self.add_fields, (list, tuple)) or not all(isinstance(f, str) for f in self.add_fields):
             return [Problem(f"{where}.add_fields", f"found {self.add_fields!r}; expected names", 'Write ("op", "source.ts_ms")')]
         known = ("", "source", "transaction")
         action = 'Write for instance "op", "table" or "source.ts_ms"'

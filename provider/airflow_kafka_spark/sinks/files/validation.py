@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import column_types, escape
@@ -182,6 +182,8 @@ def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
 def _files(sink: FilesSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
     if sink.format not in FORMATS:
         yield Problem("sink.format", f"`{sink.format}` is not known; expected one of {', '.join(FORMATS)}")
+        given = {"sink.compression": sink.compression, "sink.options": sink.options}
+        yield from (Unchecked(where, "sink.format") for where, value in given.items() if value)
         return
     spec = sink.spec
     codecs = spec.writer.codecs

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors.arguments import names_of
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.postgres import NAME_BYTES, parse_name
 
@@ -38,7 +39,7 @@ class PostgresSinkOptions:
     keep_windows: int = 1000
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", (self.key,) if isinstance(self.key, str) else tuple(self.key))
+        object.__setattr__(self, "key", names_of(self.key))
 
     def server(self) -> SinkServer:
         """Return the server that the connection leads to.
