@@ -313,3 +313,10 @@ def test_a_session_that_is_killed_is_worth_another_try_whether_the_driver_or_spa
         shop.execute(f"KILL {eventually(lambda: shop.rows(running), 120)[0][0]}")
         error = answer.result(120).error
     assert "Connection was killed" in reason_of(RuntimeError(error)), error
+
+
+def test_a_session_of_the_driver_that_is_killed_is_worth_another_try(shop: Shop) -> None:
+    with pytest.raises(SourceUnavailable) as caught, JdbcSource(CONN, "t").database().session("counting rows") as session:
+        shop.execute(f"KILL {session.rows('SELECT CONNECTION_ID()')[0][0]}")
+        session.rows("SELECT 1")
+    assert caught.value.retryable and "while counting rows" in str(caught.value)
