@@ -154,7 +154,7 @@ def committed_ledger(flow):
 
 
 def test_how_a_window_is_seen_and_cut_may_change_while_it_is_open_and_no_split_of_it_is_in_the_table(table, dies):
-    """What the sink makes of it decides: it knows which splits are there."""
+    """The sink decides, because it knows which splits it has."""
 
     def sink(atomic):
         return PostgresSink(conn_id="warehouse", table=table.place, atomic=atomic)

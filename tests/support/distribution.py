@@ -72,7 +72,7 @@ WITHOUT_BROKER = (
     "tests/sources/postgres_cdc/test_events.py",
     "tests/sources/postgres_cdc/test_pgoutput.py",
     "tests/sources/postgres_cdc/test_validation.py",
-    "tests/hooks/test_partitioner.py",
+    "tests/hooks/kafka/test_partitioner.py",
     "tests/hooks/test_spark.py",
     "tests/mutants/",
     "tests/road/",

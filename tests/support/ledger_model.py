@@ -40,7 +40,7 @@ from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.instants import instant_of
 from airflow_kafka_spark.windows.interval_boundaries import Boundary
-from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, marker_record, remember, window_key
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, fold_records, marker_record, window_key
 from airflow_kafka_spark.windows.model import Applied, Landed, Marker, OffsetRange, TargetTopic, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report
 
@@ -100,10 +100,10 @@ class World(NamedTuple):
         return [LedgerRecord(r.key, r.value, offset) for offset, r in enumerate(self.log) if r.state == DONE]
 
     def memory(self, pipeline: str = PIPELINE) -> Memory:
-        return remember(pipeline, self.committed)
+        return fold_records(pipeline, self.committed)
 
     def aborted(self, producer: str) -> World:
-        """Whatever this id left open is gone."""
+        """Abort the open transaction of this id."""
         log = tuple(r._replace(state=GONE) if (r.producer, r.state) == (producer, OPEN) else r for r in self.log)
         pending, sent = (tuple(p for p in found if p[0] != producer) for found in (self.pending, self.sent))
         return self._replace(log=log, pending=pending, sent=sent)
@@ -115,7 +115,7 @@ class World(NamedTuple):
 
     @property
     def moved(self) -> Counter[int]:
-        """How often each offset is in the sink."""
+        """Return how often each offset is in the sink."""
         return Counter(o for t in self.taken if t.has_rows for r in t.ranges for o in range(r.start, r.end))
 
 
@@ -128,7 +128,7 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Rules:
-    """What Kafka and the sink keep; each can be taken away, to see that the model notices.
+    """The rules that Kafka and the sink keep. Each can be switched off, to check that the model notices it.
 
     :param fences: a newer producer of the same id shuts out the older one.
     :param takes_rows_first: the sink's record of a window is never there before its rows.
@@ -142,7 +142,7 @@ BLOCKED = object()
 
 
 def apply(world: World, step: tuple[Any, ...], rules: Rules) -> tuple[World, Answer]:
-    """What a step does, and what it answers; :data:`BLOCKED` while it has to wait."""
+    """Run a step and return its answer; :data:`BLOCKED` while it has to wait."""
     kind, *args = step
     return _STEPS[kind](world, rules, *args)
 
@@ -352,10 +352,10 @@ def _produce_all(producer: Producer, topic: str, partition: int, records: Sequen
 
 @lru_cache(100_000)
 def _remembered(pipeline: str, records: tuple[LedgerRecord, ...]) -> Memory:
-    return remember(pipeline, records)
+    return fold_records(pipeline, records)
 
 
-def _remember(pipeline: str, records: Any, archives: Any = None) -> Memory:
+def _fold_records(pipeline: str, records: Any, archives: Any = None) -> Memory:
     return _remembered(pipeline, tuple(records))
 
 
@@ -613,7 +613,7 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(ledger, "ThreadPoolExecutor", Pool),
         patch.object(ledger, "secrets", SimpleNamespace(token_hex=lambda size: _now.token(size))),
         patch.object(ledger_topic, "read_to", _read_to),
-        patch.object(ledger_topic, "remember", _remember),
+        patch.object(ledger_topic, "fold_records", _fold_records),
         patch.object(boundaries_hook, "Boundaries", FixedBoundaries),
         # Records of one partition stand for partitions.
         patch.object(position_change, "split_count", lambda window: window.span),
@@ -715,7 +715,7 @@ class Actor:
 
 @dataclass(frozen=True)
 class Explored:
-    """What was looked at.
+    """The result of a search.
 
     :param states: different ones.
     :param worlds: different ones, after each of which a fresh attempt was made.

@@ -230,18 +230,18 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     # --- 1. validate ---
 
-    def problems(self, run: Run) -> list[Problem]:
-        flow, changes = self._type_problems() or self.decoding_problems(), self.transform_problems()
+    def find_problems(self, run: Run) -> list[Problem]:
+        flow, changes = self.decoding_problems(self._type_problems()), self.transform_problems()
         problems = [
             *self.reading_problems(run),
             *flow,
-            *self.server_problems(),
+            *self.server_problems(run),
             *self._election_problems(),
             *self.error_problems(),
         ]
         problems += [*self._sink_problems(), *changes, *self._routed_sink_problems()]
         of_spark = [problem for problem in problems if problem.where == "spark_conn_id"] if self.transforms else []
-        return list(dict.fromkeys([*problems, *self._row_problems(run, first_cause([*flow, *changes, *of_spark]), problems)]))
+        return [*problems, *self._row_problems(run, first_cause([*flow, *changes, *of_spark]), problems)]
 
     def _row_problems(self, run: Run, cause: str, others: Sequence[Problem]) -> list[Problem]:
         """Return what the sinks say of the rows that they will get. With transforms only Spark knows what these look like.
@@ -265,6 +265,9 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def _validate_routed(self, routed: RoutedSink, run: Run) -> list[Problem]:
         return routed.problems(self._shape_of(routed, routed.pipeline(self.pipeline_name(run))))
+
+    def routed_type_problems(self) -> list[Problem]:
+        return [problem for routed in self._routed_sinks for problem in routed.type_problems]
 
     def _type_problems(self) -> list[Problem]:
         found = self.record_options.type_problems()
@@ -504,7 +507,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         super().render_template_fields(context, jinja_env)
         env, made = jinja_env or self.get_template_env(), list(self.transforms) if self._routed_sinks else []
         for routed in self._routed_sinks:
-            made[routed.index] = replace(routed.filter, to=self.rendered(routed.sink, context, env))
+            made[routed.index] = replace(routed.filter, to=self.render(routed.sink, context, env))
         self.transforms = made or self.transforms
 
 
@@ -585,7 +588,7 @@ class SinkMove:
 
     def _fill_sinks(self, writer: WindowWriter, others: RoutedSinks) -> None:
         """Write all rows to where no reader sees them; last the splits that commit by themselves."""
-        from airflow_kafka_spark.bad_records.refused import replaced
+        from airflow_kafka_spark.bad_records.dead_letters import replace_results
 
         make = partial(self.operator.job, self.window, shape=self.shape, tolerance=self.tolerance, left_out=others.left_out)
         results: list[SplitResult] = []
@@ -600,7 +603,7 @@ class SinkMove:
         if put_off := tuple(writer.deferred(self.results)):
             self.operator.progress.step("move")
             with self.operator.running(make(put_off)) as job:
-                self.results = replaced(self.results, job.run(writer.split_writer()))
+                self.results = replace_results(self.results, job.run(writer.split_writer()))
 
     def _check(self, others: RoutedSinks) -> None:
         """Compare all counts, and check again that no topic was recreated and no newer attempt has taken over."""
@@ -666,13 +669,13 @@ class SinkMove:
         :raises SinkRejected: there are some, and bad records are not tolerated.
         :raises TooManyBadRecords: there are more than ``max_errors``.
         """
-        from airflow_kafka_spark.bad_records.refused import with_refused
+        from airflow_kafka_spark.bad_records.dead_letters import add_refused
 
         operator, tolerated = self.operator, self.tolerance is not None
         hook = operator.kafka if self.letters else None
         found = writer.refused_records(self.results)
         refuse_rejected(found, operator.sink.uri, str(self.window), tolerated=tolerated)
-        self.results = with_refused(self.results, found, self.splits, hook)
+        self.results = add_refused(self.results, found, self.splits, hook)
         self.refused = others.refused(hook, tolerated=tolerated)
         if tolerated:
             by_split = operator.sink.guarantee.by_split

@@ -1,11 +1,11 @@
-"""The contract of a transform: Connect's single message transforms as Spark expressions."""
+"""The contract of a transform. Transforms are the single message transforms of Kafka Connect, as Spark expressions."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import spark_column
@@ -43,7 +43,7 @@ class Transform(ABC):
     A subclass of your own implements :meth:`apply`, or derives from :class:`ColumnTransform`, which is faster and safer. Records
     that do not meet the predicate, records with an error and the rows that end a split stay unchanged, whatever it does.
 
-    :param predicate: only records that meet it are transformed; the others stay unchanged. Default: all are.
+    :param predicate: only records that meet it are transformed; the others stay unchanged. Default: all records are.
     :param negate: transform the records that do not meet the predicate instead; default False.
     """
 
@@ -135,7 +135,7 @@ class Transform(ABC):
 
 @dataclass(frozen=True)
 class ColumnTransform(Transform):
-    """A transform that gives an expression for each part that it changes. It cannot do anything else to the records."""
+    """A transform that consists of an expression for each part that it changes. It cannot change records in another way."""
 
     over_fields: ClassVar[bool] = False
     """True if its expressions name the value's fields without a prefix, as a user's SQL does."""
@@ -210,7 +210,7 @@ class KeyOrValueTransform(ColumnTransform):
             problems.append(Problem(f"{where}.of", f'found {self.of!r}; expected "key" or "value"', "Correct it"))
         return problems
 
-    def no_value(self) -> Column:
+    def missing_value_error(self) -> Column:
         """Return the error of a record without key or value, as in Connect."""
         from pyspark.sql import functions as F
 
@@ -263,7 +263,7 @@ def require_boolean(frame: DataFrame, condition: Column, where: str) -> None:
         raise ValidationError([Problem(where, what, "Compare it with something, for instance `a = 'x'`")])
 
 
-def _schema_after(name: str, given: DataFrame, made: Any) -> RecordSchema:
+def _schema_after(name: str, given: DataFrame, made: object) -> RecordSchema:
     """Return the types of a frame that user code has made of another.
 
     :param given: the frame before.

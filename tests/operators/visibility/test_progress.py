@@ -1,4 +1,4 @@
-"""What is told of a window's progress, and to a store that does not want to know."""
+"""A window's progress, also with a store that refuses it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RANGES = tuple(OffsetRange("t", p, 100, 200 if p else 100) for p in range(5))
 
 
 class Store:
-    """What is told, in order; refuses all there is while it is ``down``."""
+    """Keeps the stored values in order; refuses all values while it is ``down``."""
 
     def __init__(self):
         self.told, self.down, self.asked = [], False, 0
@@ -33,7 +33,7 @@ def test_a_job_without_the_splits_that_are_published_already_counts_them_as_done
     progress.step("move")
     progress.on_progress(0, 3)
     progress.on_progress(2, 3)
-    progress.done()
+    progress.on_success()
     assert store.told == [
         ("plan", 0, 4, 0, 400),
         ("move", 0, 4, 0, 400),
@@ -59,7 +59,7 @@ def test_a_store_that_fails_never_fails_the_window_and_is_left_alone_for_a_while
     progress.step("move")
     for finished in range(9):
         progress.on_progress(finished, 9)
-    progress.done()
+    progress.on_success()
     assert (store.asked, store.told) == (1, [])
     assert caplog.text.count("was not published, which does it no harm: 404") == 1
 

@@ -33,7 +33,7 @@ def take(sink: PostgresSink, pipeline: Pipeline, *partitions: Sequence[Mapping[s
 
 
 def finish(writer: WindowWriter, job: Job, results: list[SplitResult]) -> tuple[Applied, list[BadRecord]]:
-    """What an operator does once its Spark job is over."""
+    """Do the work of an operator after its Spark job."""
     again = {s.index: write_split(travelled(writer.split_writer()), s, job.rows[s.index]) for s in writer.deferred(results)}
     results = [again.get(result.index, result) for result in results]
     bad = list(writer.refused_records(results))
@@ -219,7 +219,7 @@ def test_a_split_is_deferred_only_once_nothing_uses_its_session_any_more(place: 
         task.open(job.splits[0])
         for rows in job.rows[0][:5]:
             task.write(rows)
-        eventually(task.progress.stream._waiting.empty)
+        eventually(task.open_split.stream._waiting.empty)
         task.defer()
         assert not [thread for thread in threading.enumerate() if thread.name == "postgres-copy"]
         assert task.close()["deferred"]

@@ -50,7 +50,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class WindowAttempt:
-    """One attempt at a window: its tables, and how rows get into the target.
+    """One attempt at a window: its tables, and the statements that move rows into the target.
 
     :param server: the server, with the password.
     :param target: the table.
@@ -63,7 +63,7 @@ class WindowAttempt:
     :param merge: the statements that move rows into the target.
     :param direct: True if COPY may write into the target itself.
     :param tolerates: True if rows that the target refuses are left out and reported.
-    :param keep_windows: how many rows of the pipeline the sink's record keeps.
+    :param keep_windows: number of rows of the pipeline that the sink's record keeps.
     """
 
     server: SinkServer
@@ -150,7 +150,7 @@ def stage_prefix(key: str) -> str:
     return f"{STAGES}{key}_"
 
 
-def prepare(sink: PostgresSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> WindowAttempt:
+def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> WindowAttempt:
     """End earlier attempts, remove what they left, create the tables that are missing, and look up the target.
 
     :raises WindowConflict: the window cannot follow the sink's last one.
@@ -168,12 +168,12 @@ def prepare(sink: PostgresSinkOptions, window: Window, splits: Sequence[Split], 
         clear_abandoned(connection, stage_schema)
         _create_missing(connection, sink, name, windows, markers, shape)
         if sink.auto_evolve:
-            # Before anything is staged, and never undone: the next attempt finds the columns of one that was killed.
+            # Before anything is staged, and never undone: if this attempt is killed, the next one finds the columns.
             evolve(connection, sink, name, shape)
         token = uuid4().hex[:8]
         if recorded(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
-            # First take over, then compare: from here on no task of an earlier attempt can add a marker to those compared.
+            # Take over before comparing, so that no task of an earlier attempt can add a marker afterwards.
             _take_over(connection, sink, markers, window, key, int(token, 16), server.lock_timeout)
             if not window.replay:
                 _refuse_open_markers(connection, windows, markers, window, splits)
@@ -195,7 +195,7 @@ def prepare(sink: PostgresSinkOptions, window: Window, splits: Sequence[Split], 
 
 
 def _clear(connection: psycopg.Connection, key: str, schema: str, patience: float) -> None:
-    """End the sessions of earlier attempts, whatever they are doing, and drop their tables.
+    """End the sessions of earlier attempts in any state, and drop their tables.
 
     A paused attempt that wakes up finds its session closed; a task of it that opens a new one finds its registry gone.
     """
@@ -237,9 +237,9 @@ def _with_short_locks(
 def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
     """Drop up to 50 tables of abandoned attempts, whose pipelines no longer run and so do not remove them.
 
-    Guarantee: nothing that a live attempt needs is dropped. Only attempts count that began more than :data:`.ABANDONED_DAYS` days
-    ago and whose pipeline has no session on the server: an attempt has one for as long as it lives. Never waits for a lock, and
-    never fails an attempt.
+    Guarantee: nothing that a live attempt needs is dropped. An attempt is abandoned if it began more than :data:`.ABANDONED_DAYS`
+    days ago and its pipeline has no session on the server; a live attempt has one. Never waits for a lock, and never fails an
+    attempt.
     """
     from psycopg import Error
 
@@ -289,7 +289,8 @@ def _take_over(
     """Make this attempt the only one whose tasks may commit splits of the pipeline one by one. With ``atomic="window"`` no task
     may.
 
-    A task locks the owner's row from its check until it commits. So a split that it commits is there before this returns.
+    A task locks the owner's row from its check until it commits, so a split that it commits is visible before this function
+    returns.
     """
     if not exists(connection, markers):
         return
@@ -314,7 +315,7 @@ def _create_missing(
     if sink.atomic == "split":
         statements[markers] = sql.create_splits(markers)
     if sink.auto_create:
-        statements[name] = creation(sink, name, shape)
+        statements[name] = create_table_statement(sink, name, shape)
     for table, statement in statements.items():
         # CREATE ... IF NOT EXISTS needs the right to create even if the table is there, and two at once can still collide.
         if exists(connection, table):
@@ -327,7 +328,7 @@ def _create_missing(
         run(connection, sql.add_replay(windows))
 
 
-def creation(sink: PostgresSinkOptions, name: Name, shape: Shape) -> str:
+def create_table_statement(sink: PostgresSinkOptions, name: Name, shape: Shape) -> str:
     """Return the statement that ``auto_create`` runs."""
     columns = [stage_column(f.name, f.type) for f in shape.schema]
     return sql.create_target(name, wanted_columns(sink, columns), sink.key)
@@ -368,8 +369,8 @@ def _plan(sink: PostgresSinkOptions, target: Table, shape: Shape, window: Window
 def _refuse_open_markers(
     connection: psycopg.Connection, windows: Name, markers: Name, window: Window, splits: Sequence[Split]
 ) -> None:
-    """Refuse a window if splits of another incomplete window with some of its offsets are in the table already, as happens with a
-    second ledger that numbers windows differently.
+    """Refuse a window if the table has splits of another incomplete window with some of its offsets. This happens with a second
+    ledger that numbers windows differently.
 
     :raises WindowConflict: there are such splits, and the pipeline was not moved back on purpose.
     """
@@ -392,7 +393,7 @@ def _compare_markers(
     *,
     tolerates: bool,
 ) -> None:
-    """Compare this attempt with the splits of the window that earlier attempts have committed, if any: they have to be cut alike.
+    """Compare this attempt with the splits of the window that earlier attempts have committed: they must have equal ranges.
 
     Splits that an earlier attempt has deferred are not written. Their markers are deleted if this attempt handles them otherwise.
 

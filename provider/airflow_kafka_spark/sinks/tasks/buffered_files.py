@@ -1,11 +1,11 @@
-"""Buffering rows in a Spark task for files that are open at the same time, one for each combination of partition values."""
+"""Buffer rows in a Spark task for several open files, one for each combination of partition values."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,10 +39,10 @@ class FilesTargetLike(Protocol):
 
 
 class BufferedFile:
-    """A file that is being written, and the rows that are buffered for it.
+    """An open file and the rows that are buffered for it.
 
-    :param stream: where its bytes go.
-    :param spec: how it is written.
+    :param stream: the stream of its bytes.
+    :param spec: its format.
     :param schema: its columns.
     """
 
@@ -70,7 +70,7 @@ class BufferedFile:
             self._clear()
 
     def finish(self) -> None:
-        """Write what is buffered and the end of the file."""
+        """Write the buffered rows and the end of the file."""
         self.write()
         self.writer.close()
         self.stream.close()
@@ -85,7 +85,10 @@ class BufferedFile:
                 continue
 
 
-class BufferedFilesWriter(SplitWriter):
+FileT = TypeVar("FileT", bound=BufferedFile)
+
+
+class BufferedFilesWriter(SplitWriter, Generic[FileT]):
     """Writes one split into files of its own: buffers rows per file, and bounds open files and memory.
 
     A subclass opens, finishes and names the files.
@@ -97,21 +100,21 @@ class BufferedFilesWriter(SplitWriter):
         """Forget everything of an earlier split."""
         self.split = split
         self.schema = self.target.file_schema
-        self.files: OrderedDict[PartitionKey, Any] = OrderedDict()
+        self.files: OrderedDict[PartitionKey, FileT] = OrderedDict()
         self.parts: dict[PartitionKey, int] = {}
         self.finished: list[dict[str, Any]] = []
         self.rows = 0
 
     @abstractmethod
-    def open_file(self, key: PartitionKey, part: int) -> Any:
-        """Open a file: a :class:`BufferedFile`.
+    def open_file(self, key: PartitionKey, part: int) -> FileT:
+        """Open a file.
 
         :param part: how many files of this key were opened before.
         """
 
     @abstractmethod
-    def finish_file(self, file: Any, key: PartitionKey) -> Mapping[str, Any]:
-        """Make a file durable, and return what the driver has to know of it."""
+    def finish_file(self, file: FileT, key: PartitionKey) -> Mapping[str, Any]:
+        """Make a file durable, and return the facts about it that the driver needs."""
 
     @abstractmethod
     def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[Any], np.ndarray]:
@@ -122,7 +125,7 @@ class BufferedFilesWriter(SplitWriter):
         """Return the error to raise for an error of the file system."""
 
     def misplaced(self, key: PartitionKey) -> str:
-        """Return why there can be no file of this key; "" if there can."""
+        """Return why no file can have this key; "" if a file can."""
         return ""
 
     def write(self, rows: Rows) -> None:
@@ -154,7 +157,7 @@ class BufferedFilesWriter(SplitWriter):
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _file(self, key: PartitionKey) -> Any:
+    def _file(self, key: PartitionKey) -> FileT:
         """Return the open file of a key. If too many are open, finish the least recently used one first."""
         if key in self.files:
             self.files.move_to_end(key)
