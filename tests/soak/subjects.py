@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -253,6 +254,7 @@ class ToSink(Subject):
             self._change_arguments,
             self._stop_at_a_time,
             self._lose_records,
+            self._unmount,
         )
 
     def _clear(self, chance: random.Random) -> str:
@@ -379,6 +381,31 @@ class ToSink(Subject):
             assert len(report["gaps"]) == len(gone), report
             return "lost records"
         raise AssertionError("records that were deleted unread were passed over")
+
+    def _unmount(self, chance: random.Random) -> str | None:
+        """A window must not go into a directory that has lost the windows before it."""
+        from airflow_kafka_spark.errors import SinkRecordMissing
+
+        if self.flow.kind != "files":
+            return None
+        self.feed(chance)
+        self.next_run()
+        if not self.run()["records_read"]:
+            return None  # an open transaction hides them
+        self.feed(chance)
+        self.next_run()
+        there = Path(self.flow.place)
+        away = there.rename(there.with_name("away"))
+        try:
+            report = self.run()
+        except SinkRecordMissing:
+            report = None
+        finally:
+            shutil.rmtree(there, ignore_errors=True)
+            away.rename(there)
+        assert report is None or not report["records_read"], "a window went into an empty directory"
+        self.run()
+        return "a directory that was gone"
 
     def _rename(self, chance: random.Random) -> str:
         """Go on under another name. With an open window that must be refused, and a run under the old name afterwards."""

@@ -12,6 +12,7 @@ from airflow_kafka_spark.errors import (
     LedgerBehind,
     PipelineInOtherLedger,
     Problem,
+    RightMissing,
     RowsRejected,
     SourceOwned,
     SourceRejected,
@@ -368,16 +369,22 @@ class SourceToKafkaOperator(WindowOperator):
         from airflow_kafka_spark.ledger.topic import LedgerTopic
 
         pipeline, mine = ledger.pipeline, ledger.bound
+        topics = self.kafka.list_topics()
         for group in sorted(self.kafka.group_ids()):
             name, found, _ = group.rpartition(f".{pipeline}")
             if not found or group != f"{name}.{pipeline}" or name == self.ledger_topic or not name:
                 continue
             other = LedgerTopic(self.kafka, name)
-            if other.find_existing():
-                there = other.read_without_waiting(pipeline).memory
-                is_same = not there.is_blank and is_same_flow(there.binding, mine)
-            else:
-                is_same = source_window_of(pipeline, self.kafka.committed(group, places), ids) is not None
+            try:
+                # A topic that is missing would be looked for again for a second.
+                if name in topics and other.find_existing():
+                    there = other.read_without_waiting(pipeline).memory
+                    is_same = not there.is_blank and is_same_flow(there.binding, mine)
+                else:
+                    is_same = source_window_of(pipeline, self.kafka.committed(group, places), ids) is not None
+            except RightMissing as error:
+                self.log.info("Group %s is not compared, because a right is missing: %s", group, error.found)
+                continue
             if is_same:
                 raise PipelineInOtherLedger(pipeline, self.ledger_topic, name)
 
