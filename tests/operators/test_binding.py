@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,19 +15,24 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import (
     BadRecords,
     DestinationChanged,
+    GroupOwned,
     KafkaSparkError,
     PipelineTaken,
+    SinkRecordMissing,
     SinkRejected,
     SourceChanged,
 )
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
+from airflow_kafka_spark.operators.binding import committed_before
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Condition, Filter
-from airflow_kafka_spark.windows.binding import other_endpoint, other_place
-from tests.support.control import rebind
+from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, other_endpoint, other_place
+from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowEntry
+from airflow_kafka_spark.windows.model import OffsetRange, State, Window
+from tests.support.control import forget, rebind
 from tests.support.intervals import Intervals, facts
 from tests.support.oracle import committed_records, same_multiset, wait_stable
 from tests.support.pipelines import COLUMNS, SPARK, files_rows, row_of
@@ -147,7 +154,7 @@ def committed_ledger(flow):
 
 
 def test_how_a_window_is_seen_and_cut_may_change_while_it_is_open_and_no_split_of_it_is_in_the_table(table, dies):
-    """What the sink makes of it decides: it knows which splits are there."""
+    """The sink decides, because it knows which splits it has."""
 
     def sink(atomic):
         return PostgresSink(conn_id="warehouse", table=table.place, atomic=atomic)
@@ -372,6 +379,54 @@ def test_a_deployment_without_a_name_does_not_take_the_window_of_another_one_for
     assert not files_rows(elsewhere.path)
 
 
+def test_a_deployment_with_a_ledger_of_its_own_does_not_begin_at_the_offsets_of_another_ones_group(
+    files, tmp_path, deployment, unique
+):
+    """It has moved nothing of what the other one has, and both would move one group."""
+    deployment("one")
+    files.produce(30)
+    files.run("run1")
+    deployment("two")
+    theirs = {"ledger_topic": unique("theirs"), "sink": FilesSink(path=str(tmp_path / "theirs"))}
+    with pytest.raises(GroupOwned, match="of another ledger topic") as refused:
+        files.run("run1", **theirs)
+    assert f"forget {files.name} --ledger-topic ledger-{files.name}" in str(refused.value)
+    assert files.run("run1", **theirs, group_id=unique("own"))["records_read"] == 30
+    same_multiset(orders(files), files_rows(theirs["sink"].path))
+    files.produce(10)
+    wait_stable(files.kafka.connection_extra(), f"ledger-{files.name}")
+    with KafkaHook() as hook:
+        forget(hook, files.name, why="it moves to another ledger", ledger_topic=f"ledger-{files.name}")
+    assert files.run("run2", **{**theirs, "ledger_topic": unique("third")})["records_read"] == 10
+
+
+def test_a_directory_that_has_lost_its_windows_takes_no_further_one_until_somebody_says_so(files, tmp_path):
+    """As where a mount is missing on a worker: its windows would be in two places, and no reader sees all of them."""
+    for number in (1, 2):
+        files.produce(30)
+        files.run(f"run{number}")
+    there, away = Path(files.place), tmp_path / "mounted elsewhere"
+    there.rename(away)
+    files.produce(10)
+    for _ in range(2):
+        with pytest.raises(SinkRecordMissing, match="window 2 was committed there") as refused:
+            files.run("run3")
+    assert f"rebind {files.name} --not-running" in str(refused.value)
+    assert not files.rows()
+    shutil.rmtree(there, ignore_errors=True)
+    away.rename(there)
+    assert files.run("run3")["records_read"] == 10
+    assert files.check() == 70
+    shutil.rmtree(there)
+    files.produce(10)
+    with pytest.raises(SinkRecordMissing):
+        files.run("run4")
+    decide(files, running=False)
+    assert files.run("run4")["records_read"] == len(files.rows()) == 10
+    files.produce(5)
+    assert files.run("run5")["records_read"] == 5
+
+
 def test_another_task_of_the_same_pipeline_is_refused_mapped_or_not(files):
     files.produce(30)
     files.run("run1", facts={"map_index": 0})
@@ -388,7 +443,7 @@ def test_another_task_of_the_same_pipeline_is_refused_mapped_or_not(files):
 # --- intervals and replays ------------------------------------------------------------------------------------------------
 
 
-def test_intervals_keep_their_place_and_their_task_planned_open_complete_and_replayed(files, tmp_path, dies, deployment):
+def test_intervals_keep_their_place_and_their_task_planned_open_complete_and_replayed(files, tmp_path, dies, deployment, unique):
     deployment("one")
     intervals = Intervals(files, table=False)
     intervals.fill()
@@ -416,3 +471,33 @@ def test_intervals_keep_their_place_and_their_task_planned_open_complete_and_rep
     with pytest.raises(PipelineTaken):
         intervals.run(4)
     assert intervals.check(reports) > 10
+    with pytest.raises(GroupOwned, match=f"ledger-{files.name}"):
+        intervals.run(4, ledger_topic=unique("theirs"))
+
+
+TASK = Writer("dag", "task", -1, "run1", "prod")
+PLACE = Endpoint({"server": "a:5432", "server_id": "7", "table": "public.orders"}, {"windows_table": "w", "dead_letters": "d"})
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "number"),
+    [
+        ({}, {}, 3),
+        ({}, {"destination": replace(PLACE, place={**PLACE.place, "server": "b:5432"})}, 3),
+        ({}, {"destination": Endpoint({**PLACE.place, "table": "public.other"}, PLACE.details)}, 0),
+        ({}, {"destination": Endpoint(PLACE.place, {**PLACE.details, "windows_table": "other"})}, 0),
+        ({}, {"decided": 1}, 0),
+        ({"binding": None}, {}, 0),
+        ({"ranges": (OffsetRange("t", 0, 10, 10),)}, {}, 2),
+    ],
+)
+def test_a_window_names_the_last_one_with_records_at_the_same_place_unless_somebody_has_decided_since(known, found, number):
+    """The sink has to have a record of it, or of a later one."""
+
+    def entry(number, state=State.COMPLETE, **facts):
+        window = Window("p", number, (OffsetRange("t", 0, 0, 10),), "r", "", binding=Binding(TASK, PLACE))
+        return WindowEntry(replace(window, **facts), state, Attempt(1, "", "r", ""))
+
+    memory = Memory("p", entries={2: entry(2), 3: entry(3, **known), 4: entry(4, State.PLANNED)})
+    assert committed_before(memory, replace(Binding(TASK, PLACE), **found)) == number
+    assert committed_before(Memory("p"), Binding(TASK, PLACE)) == 0

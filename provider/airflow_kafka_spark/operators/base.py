@@ -21,6 +21,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -40,6 +41,7 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
+from airflow_kafka_spark.errors.arguments import type_problems, with_sound_arguments, with_sound_types
 from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
@@ -52,6 +54,8 @@ from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, firs
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
 if TYPE_CHECKING:
+    from airflow.sdk import Asset
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.ledger.attempt import Ledger
@@ -142,8 +146,9 @@ class WindowOperator(VisibleOperator):
         return "skip"
 
     @abstractmethod
-    def problems(self, run: Run) -> list[Problem]:
-        """Return everything that keeps this task from working (step 1). Changes nothing."""
+    def find_problems(self, run: Run) -> list[Problem]:
+        """Return everything that keeps this task from working (step 1). Changes nothing. Arguments with a default have their
+        declared types."""
 
     @abstractmethod
     def open_ledger(self, run: Run) -> Ledger:
@@ -242,6 +247,50 @@ class WindowOperator(VisibleOperator):
                 return self.publish(report.to_dict(), context)
             self.log.info("That was the open window of run %s; this run's own window comes next", entry.window.run)
 
+    def problems(self, run: Run) -> list[Problem]:
+        """Return everything that keeps this task from working (step 1), each problem once. Changes nothing.
+
+        An argument of a wrong type is one problem. All others are checked with a sound value in its place.
+        """
+        sound, wrong = self._with_sound_types()
+        if not wrong:
+            found = list(dict.fromkeys(self.find_problems(run)))
+            # A check that waits for nothing that is wrong is made when the window is planned.
+            return found if first_cause(found) else []
+        try:
+            found = sound.find_problems(run)
+        except Exception as error:
+            # A value that has no sound one in its place, as the text of a required mapping.
+            self.log.debug("Not all arguments could be checked", exc_info=error)
+            found = [Unchecked("all other arguments", wrong[0].where)]
+        known = {problem.where for problem in wrong}
+        return list(dict.fromkeys([*wrong, *(problem for problem in found if problem.where not in known)]))
+
+    def _with_sound_types(self) -> tuple[WindowOperator, list[Problem]]:
+        """Return this operator, or a copy that has sound values where arguments have wrong types, and the problems of these."""
+        sound, problems = with_sound_arguments(self)
+        made: dict[str, Any] = {}
+        for name, prefix in self.typed_parts.items():
+            made[name], wrong = with_sound_types(getattr(self, name), prefix)
+            problems += wrong
+        problems += self.routed_type_problems()
+        if not problems:
+            return self, []
+        sound = copy(self) if sound is self else sound
+        for name in ("kafka", "spark", "formats"):
+            # They were made of the arguments that were given.
+            sound.__dict__.pop(name, None)
+        for name, part in made.items():
+            setattr(sound, name, part)
+        return sound, problems
+
+    typed_parts: ClassVar[Mapping[str, str]] = {"ledger_options": "", "spark_options": "", "errors": "", "sink": "sink."}
+    """Attributes that are dataclasses, whose values are compared with their types; and the prefix of their fields in messages."""
+
+    def routed_type_problems(self) -> list[Problem]:
+        """Return the problems of the types of sinks that transforms send records to."""
+        return []
+
     def validate(self, run: Run) -> None:
         """Make sure that the task can work.
 
@@ -257,16 +306,19 @@ class WindowOperator(VisibleOperator):
     @contextmanager
     def _early_start(self, run: Run) -> Iterator[None]:
         """Start Spark while the task is validated, if the window will have records. A failed validation starts none."""
+        spark: SparkHook | None = None
         try:
             if (is_needed := self.foresees_records(run)) is not None:
-                self.spark.start_early(is_needed)
+                spark = self.spark
+                spark.start_early(is_needed)
         except Exception as error:
             # The validation names what is wrong.
             self.log.debug("Spark is not started before the validation: %s", error)
         try:
             yield
         except BaseException:
-            self.spark.give_up_early_start()
+            if spark is not None:
+                spark.give_up_early_start()
             raise
 
     def foresees_records(self, run: Run) -> Callable[[], bool] | None:
@@ -296,14 +348,26 @@ class WindowOperator(VisibleOperator):
     def _moves_again(self, ledger: Ledger, done: WindowEntry, run: Run) -> bool:
         """Return True if a complete window is moved again: its task was cleared and ``on_rerun`` says so, or a person has asked.
 
-        :raises ValidationError: so it is, and the sink cannot replace rows.
+        :raises ValidationError: so it is, and the sink cannot replace rows, or not those of this window.
+        :raises BindingChanged: so it is, and it was moved with another binding.
+        :raises PlanError: so it is, and its records are no longer there.
         """
         asked = ledger.parent_memory.replay_asked(done.window)
         if asked is None:
-            return self.is_rerun(done, run)
-        self.log.info("%s has asked for window %s to be moved once more: %s", asked.who, done.window, asked.why)
-        if problems := self.replay_problems():
+            if not self.is_rerun(done, run):
+                return False
+        else:
+            self.log.info("%s has asked for window %s to be moved once more: %s", asked.who, done.window, asked.why)
+            if problems := self.replay_problems():
+                raise ValidationError(problems)
+        # The place comes first: another sink has no record of the window.
+        bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
+        again = replace(done.window, replay=done.window.replay + 1)
+        if problems := self.window_replay_problems(again):
             raise ValidationError(problems)
+        if not again.is_empty:
+            # A replay that was planned is finished before anything else: records that are gone would hold up all later windows.
+            self.check(again)
         return True
 
     def _refuse_replay(self, unfinished: WindowEntry) -> None:
@@ -312,9 +376,9 @@ class WindowOperator(VisibleOperator):
 
         :raises ValidationError: the sink cannot; names the command that gives the replay up.
         """
-        if not unfinished.window.replay or not (problems := self.replay_problems()):
-            return
         window = unfinished.window
+        if not window.replay or not (problems := self.replay_problems() or self.window_replay_problems(window)):
+            return
         found = f"window {window} is being moved once more"
         give_up = f"To give that up, and leave its rows as they are: `airflow kafka-spark skip {window.pipeline}`"
         action = "No other interval waits for it: its rows stay as they are" if window.interval else give_up
@@ -325,6 +389,13 @@ class WindowOperator(VisibleOperator):
         if isinstance(self.sink, Sink):
             return self.sink.replay_problems()
         return [Problem("sink", "what is published to Kafka cannot be replaced")]
+
+    def window_replay_problems(self, replay: Window) -> list[Problem]:
+        """Return why the sink cannot replace the rows of one window, although it can replace rows.
+
+        :param replay: the replay, with its number.
+        """
+        return self.sink.window_replay_problems(replay) if isinstance(self.sink, Sink) and not replay.is_empty else []
 
     def was_cleared(self, done: WindowEntry, run: Run) -> bool:
         """Return True if the task was cleared after its last attempt at this window, which it has planned or moved. Another run
@@ -337,15 +408,19 @@ class WindowOperator(VisibleOperator):
         frozen and written to the ledger."""
         unfinished, found = ledger.memory.open_entry, self.binding(run)
         if unfinished is None and done is not None:
-            bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, found)
             self.log.info("Window %s is complete, and its task runs again: moving it once more", done.window)
             entry = ledger.replay(done)
         elif unfinished is None:
             found = self._bind(ledger, found)
-            entry = ledger.plan(replace(self.plan(ledger, run), binding=found))
+            window = replace(self.plan(ledger, run), binding=found)
+            if isinstance(self.sink, Sink) and not window.moved:
+                window = replace(window, after=bindings.committed_before(ledger.memory, found))
+            entry = ledger.plan(window)
         else:
             if bindings.refuse_elsewhere(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):
                 found = self._bind(ledger, found)
+                # The new destination need not have a record of the windows before.
+                unfinished = replace(unfinished, window=replace(unfinished.window, after=0))
                 self.log.warning("Window %s goes from now on %s", unfinished.window, describe_binding(found))
             elif unfinished.window.binding is not None:
                 found = with_details(unfinished.window.binding, found)
@@ -377,7 +452,7 @@ class WindowOperator(VisibleOperator):
         :return: the binding of the window.
         :raises BindingChanged: the pipeline is bound to others.
         """
-        bindings.note_without_name(ledger.parent_pipeline, ledger.parent_memory, found)
+        bindings.log_unnamed_deployment(ledger.parent_pipeline, ledger.parent_memory, found)
         kept = ledger.bind(
             lambda whole: bindings.decide_binding(ledger.parent_pipeline, whole, found, is_free=self._destination_is_free)
         )
@@ -520,11 +595,11 @@ class WindowOperator(VisibleOperator):
         """Add URIs to this task's inlets and outlets, beside those that the user gave.
 
         URIs with templates are left out: their values are not known yet."""
-        from airflow.sdk import Asset
-
         for assets, uris in ((self.inlets, inlets), (self.outlets, outlets)):
             known = {getattr(asset, "uri", None) for asset in assets}
-            assets.extend(Asset(uri=uri) for uri in uris if uri not in known and "{{" not in uri)
+            for uri in uris:
+                if uri not in known and "{{" not in uri:
+                    assets.extend(_assets_of(uri))
 
     # --- small things ---
 
@@ -548,7 +623,7 @@ class WindowOperator(VisibleOperator):
         self._destination_is_free = self._destination_is_free or any(map(is_template, self.sinks))
         for name in self.rendered_parts:
             part = getattr(self, name)
-            if (made := self.rendered(part, context, env)) is not part:
+            if (made := self.render(part, context, env)) is not part:
                 setattr(self, name, made)
 
     rendered_parts: ClassVar[tuple[str, ...]] = ("sink",)
@@ -559,7 +634,7 @@ class WindowOperator(VisibleOperator):
         """Return the sinks that rows go to, the operator's own first."""
         return (self.sink,)
 
-    def rendered(self, spec: Any, context: Any, env: Any) -> Any:
+    def render(self, spec: Any, context: Any, env: Any) -> Any:
         """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
         templated = getattr(spec, "template_fields", ())
         if not (is_dataclass(spec) and not isinstance(spec, type) and templated):
@@ -569,8 +644,18 @@ class WindowOperator(VisibleOperator):
 
 
 def asset_uris(spec: object, kind: type[Sink] | type[RowSource]) -> list[str]:
-    """Return the asset of a source or a sink; none if a template decides which one it is."""
-    return [spec.asset_uri] if isinstance(spec, kind) and not is_template(spec) else []
+    """Return the asset of a source or a sink; none if a template decides which one it is, or if an argument has a wrong type."""
+    return [spec.asset_uri] if isinstance(spec, kind) and not is_template(spec) and not type_problems(spec) else []
+
+
+def _assets_of(uri: str) -> list[Asset]:
+    """Return the asset of a URI; none if Airflow refuses it, as that of an empty path, which the validation names."""
+    from airflow.sdk import Asset
+
+    try:
+        return [Asset(uri=uri)]
+    except ValueError:
+        return []
 
 
 def is_template(spec: object) -> bool:

@@ -226,10 +226,25 @@ def test_a_replay_that_dies_is_repeated_and_a_zombie_of_it_changes_nothing(lake,
 def test_a_replay_of_a_window_whose_files_were_rewritten_is_refused(lake, feed):
     job = feed.next()
     apply(lake.sink, job)
+    again = replayed(job)
+    assert lake.sink.window_replay_problems(again.window) == []
     maintain(lake)
+    (problem,) = lake.sink.window_replay_problems(again.window)
+    assert problem.where == "on_rerun" and "OPTIMIZE" in problem.what, "it is said before a replay is planned, too"
     with pytest.raises(WindowConflict, match="OPTIMIZE"):
-        apply(lake.sink, replayed(job))
+        apply(lake.sink, again)
     assert Counter(lake.ids()) == Counter(job.ids)
+
+
+def test_a_replay_that_was_committed_needs_no_files_and_an_unknown_window_is_not_replayed(lake, feed):
+    job, unknown = feed.next(), feed.next()
+    again = replayed(job)
+    assert "no record" in lake.sink.window_replay_problems(again.window)[0].what, "there is no table yet"
+    apply(lake.sink, job)
+    assert "no record" in lake.sink.window_replay_problems(replayed(unknown).window)[0].what
+    apply(lake.sink, again)
+    maintain(lake)
+    assert lake.sink.window_replay_problems(again.window) == [], "its attempt died before the close: only that is left"
 
 
 def test_a_table_that_only_takes_appends_says_so_before_a_replay_is_planned(lake, feed):

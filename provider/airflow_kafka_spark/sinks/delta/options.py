@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable
+from airflow_kafka_spark.errors.arguments import names_of
 from airflow_kafka_spark.sinks.delta.place import TablePlace, TableStore, open_store
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ class DeltaSinkOptions:
     table_properties: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        names = self.partition_by
-        object.__setattr__(self, "partition_by", (names,) if isinstance(names, str) else tuple(names))
+        object.__setattr__(self, "partition_by", names_of(self.partition_by))
 
     @property
     def place(self) -> TablePlace:

@@ -46,6 +46,25 @@ def begin_attempt(sink: DeltaSinkOptions, window: Window, shape: Shape) -> Delta
     return DeltaWindowWriter(sink, window, shape, records, base, table)
 
 
+def replaced_files(table: DeltaTable, window: Window, found: WindowRecord | None) -> list[DataFile]:
+    """Return the files of a window that a replay removes.
+
+    :param found: the record of the window; None if it is not applied.
+    :raises WindowConflict: others have rewritten them, so that the window's rows are no longer in files of their own.
+    """
+    if found is None:
+        return []
+    import pyarrow as pa
+
+    live = set(pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist())
+    files = [DataFile.of(file) for file in found.files]
+    gone = [file.path for file in files if file.path not in live]
+    if gone or sum(file.rows for file in files) != found.applied.written:
+        what = f"{len(gone)} of its {len(files)} files are no longer in the table: OPTIMIZE, DELETE or MERGE has rewritten them"
+        raise WindowConflict(str(window), what, "its rows in the files that it was written to, which a replay replaces")
+    return files
+
+
 class DeltaWindowWriter(WindowWriter):
     """One attempt: files that no commit names yet, and the commit that names them. Made by :meth:`.DeltaSink.begin`.
 
@@ -124,7 +143,7 @@ class DeltaWindowWriter(WindowWriter):
             self._refuse_conflict(table, version)
             if record is None:
                 record = self._prepare(files, rows)
-            removed = self._replaced(table, found)
+            removed = replaced_files(table, window, found)
             faults.reached("sink.in_transaction")
             self.in_doubt, tried = True, table.version()
             metadata = commit_metadata(window, rows)
@@ -160,14 +179,13 @@ class DeltaWindowWriter(WindowWriter):
         return table
 
     def _refuse_conflict(self, table: DeltaTable, version: PipelineVersion) -> None:
-        if version.newest and not self.window.replay:
-            newest = self.records.find(table, self.window.pipeline, version.newest)
-            if newest is None:
-                name = f"{self.window.pipeline}#{version.newest}"
-                raise WindowConflict(
-                    name, f"{self.sink.uri} has its rows, but no record of its offsets", "a record in `_airflow`"
-                )
-            refuse_gap(newest.applied, self.window, self.sink.uri)
+        if self.window.replay:
+            return
+        newest = self.records.find(table, self.window.pipeline, version.newest) if version.newest else None
+        if version.newest and newest is None:
+            name = f"{self.window.pipeline}#{version.newest}"
+            raise WindowConflict(name, f"{self.sink.uri} has its rows, but no record of its offsets", "a record in `_airflow`")
+        refuse_gap(newest.applied if newest else None, self.window, self.sink.uri)
 
     def _prepare(self, files: Sequence[DataFile], rows: int) -> WindowRecord:
         """Write the record of the window beside the attempt, where the commit's transaction version leads to it."""
@@ -190,25 +208,6 @@ class DeltaWindowWriter(WindowWriter):
         except OSError as error:
             raise SinkUnavailable(self.sink.uri, f"committing window {window}", str(error)) from error
         return record
-
-    def _replaced(self, table: DeltaTable, found: WindowRecord | None) -> list[DataFile]:
-        """Return the files of the window that a replay removes.
-
-        :raises WindowConflict: others have rewritten them, so that the window's rows are no longer in files of their own.
-        """
-        if found is None:
-            return []
-        import pyarrow as pa
-
-        live = set(pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist())
-        files = [DataFile.of(file) for file in found.files]
-        gone = [file.path for file in files if file.path not in live]
-        if gone or sum(file.rows for file in files) != found.applied.written:
-            what = (
-                f"{len(gone)} of its {len(files)} files are no longer in the table: OPTIMIZE, DELETE or MERGE has rewritten them"
-            )
-            raise WindowConflict(str(self.window), what, "its rows in the files that it was written to, which a replay replaces")
-        return files
 
     def _done(self, record: WindowRecord, version: PipelineVersion, durable: bool = False) -> Applied:
         """Clean up behind a window that is committed, by this attempt or by another one."""

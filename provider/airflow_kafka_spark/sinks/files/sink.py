@@ -199,8 +199,7 @@ class FilesWindowWriter(WindowWriter):
 
     def _refuse_conflict(self) -> None:
         newest = self.sink.table.newest_record(self.window.pipeline)
-        if newest is not None and not self.window.replay:
-            refuse_gap(newest.applied, self.window, str(self.sink.directory))
+        refuse_gap(newest.applied if newest else None, self.window, str(self.sink.directory))
 
     def _gather(self, results: Sequence[SplitResult]) -> WindowRecord:
         """Move the files of all splits into one directory, add the record, and flush all of it to disk."""
@@ -240,7 +239,7 @@ class FilesWindowWriter(WindowWriter):
         self.sink.table.flush()
 
     def _after(self, error: OSError) -> Applied:
-        """Return the window's record if another attempt has published it, else raise what the failed step means."""
+        """Return the window's record if another attempt has published it, else raise the error for the failed step."""
         if (done := self.sink.applied(self.window)) is not None:
             return done
         if isinstance(error, FileNotFoundError) and not self.attempt.exists():

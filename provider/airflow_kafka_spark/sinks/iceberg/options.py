@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from airflow_kafka_spark.errors.arguments import names_of
+
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
     from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
@@ -31,8 +33,7 @@ class IcebergSinkOptions:
     table_properties: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        names = self.partition_by
-        object.__setattr__(self, "partition_by", (names,) if isinstance(names, str) else tuple(names))
+        object.__setattr__(self, "partition_by", names_of(self.partition_by))
 
     @property
     def uri(self) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink
-from airflow_kafka_spark.sinks.iceberg.options import MAIN, IcebergSinkOptions
+from airflow_kafka_spark.errors import Problem, WindowConflict
+from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, rewritten_window, unknown_window
+from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, Window
@@ -69,7 +69,7 @@ class IcebergSink(IcebergSinkOptions, Sink):
         :raises ConnectionInvalid: the connection cannot be used.
         """
         access = self.open().access
-        return Endpoint({"table": self.table, SERVER: access.address, "branch": self.branch if self.branch != MAIN else ""})
+        return Endpoint({"table": self.table, SERVER: access.address, "branch": self.branch})
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, catalog and table. Writes nothing."""
@@ -85,6 +85,26 @@ class IcebergSink(IcebergSinkOptions, Sink):
 
     def replay_problems(self) -> list[Problem]:
         """Return no problem: a replay removes the files of its window and adds others in one commit."""
+        return []
+
+    def window_replay_problems(self, replay: Window) -> list[Problem]:
+        """Return a problem if the table has no record of the window, or if others have rewritten its files."""
+        from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineSnapshots
+        from airflow_kafka_spark.sinks.iceberg.writer import replaced_files
+
+        doing = f"looking for window {replay}"
+        with self.open() as lake:
+            table = lake.load(doing)
+            found = PipelineSnapshots.of(table.metadata, replay.pipeline).find(replay.number) if table is not None else None
+            if table is None or found is None:
+                return [unknown_window(replay, self.uri)]
+            try:
+                if found.applied.replay < replay.replay:
+                    replaced_files(table, self.branch, replay, found)
+            except WindowConflict as error:
+                return [rewritten_window(error)]
+            except Exception as error:  # each catalog and store has errors of its own
+                raise lake.unavailable(doing, error) from error
         return []
 
     def last_applied(self, pipeline: str) -> Applied | None:

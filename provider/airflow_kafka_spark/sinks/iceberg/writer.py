@@ -63,6 +63,27 @@ def begin_attempt(sink: IcebergSinkOptions, window: Window, shape: Shape) -> Ice
         raise
 
 
+def replaced_files(table: Table, branch: str, window: Window, found: Recorded | None) -> list[DataFile]:
+    """Return the files of a window that a replay removes.
+
+    :param branch: the branch that the sink writes to.
+    :param found: the record of the window; None if it is not applied.
+    :raises WindowConflict: others have rewritten them, so that the window's rows are no longer in files of their own.
+    """
+    if found is None or not found.applied.written:
+        return []
+    directory = data_directory(marker_name(window.pipeline, found.snapshot_id))
+    files = data_files(table, [table.metadata.snapshot_by_name(branch)], directory)
+    rows = sum(file.record_count for file in files)
+    if rows != found.applied.written:
+        what = (
+            f"branch `{branch}` has {rows:,} of its {found.applied.written:,} rows in the files that they were written to: "
+            "rewrite_data_files, DELETE or MERGE has rewritten the others, or the window is on another branch"
+        )
+        raise WindowConflict(str(window), what, "its rows in the files that it was written to, which a replay replaces")
+    return files
+
+
 class IcebergWindowWriter(WindowWriter):
     """One attempt: files that no snapshot names yet, and the commit of the snapshot. Made by :meth:`.IcebergSink.begin`.
 
@@ -169,7 +190,7 @@ class IcebergWindowWriter(WindowWriter):
             self._refuse_conflict(table, state, found)
             if not again:
                 self._check_files(files)
-            commit = self._prepare(table, state, record, files, self._replaced(table, found))
+            commit = self._prepare(table, state, record, files, replaced_files(table, self.sink.branch, window, found))
             faults.reached("sink.in_transaction")
             self.in_doubt, tried = True, seen
             error = self.lake.try_commit(table, commit.requirements, commit.updates)
@@ -203,8 +224,7 @@ class IcebergWindowWriter(WindowWriter):
         if state.tag != self.base:
             raise Fenced(self.window.pipeline, f"committing window {self.window.number}")
         newest = state.newest
-        if newest is not None and not self.window.replay:
-            refuse_gap(newest.applied, self.window, self.sink.uri)
+        refuse_gap(newest.applied if newest else None, self.window, self.sink.uri)
         if newest is not None and found is None and self.window.number <= newest.applied.number:
             what = f"{self.sink.uri} has its rows, but its snapshot has expired, so that it is not known which they are"
             raise WindowConflict(str(self.window), what, "a snapshot with its record, which a replay needs")
@@ -250,24 +270,6 @@ class IcebergWindowWriter(WindowWriter):
                 store = IcebergStore.of(path, table.io.properties)
                 flush(store.place.path)
         return commit
-
-    def _replaced(self, table: Table, found: Recorded | None) -> list[DataFile]:
-        """Return the files of the window that a replay removes.
-
-        :raises WindowConflict: others have rewritten them, so that the window's rows are no longer in files of their own.
-        """
-        if found is None or not found.applied.written:
-            return []
-        directory = data_directory(marker_name(self.window.pipeline, found.snapshot_id))
-        files = data_files(table, [table.metadata.snapshot_by_name(self.sink.branch)], directory)
-        rows = sum(file.record_count for file in files)
-        if rows != found.applied.written:
-            what = (
-                f"branch `{self.sink.branch}` has {rows:,} of its {found.applied.written:,} rows in the files that they were "
-                "written to: rewrite_data_files, DELETE or MERGE has rewritten the others, or the window is on another branch"
-            )
-            raise WindowConflict(str(self.window), what, "its rows in the files that it was written to, which a replay replaces")
-        return files
 
     def _done(self, table: Table, record: Recorded, files: Sequence[Mapping[str, Any]]) -> Applied:
         """Clean up behind a window that is committed, by this attempt or by another one."""

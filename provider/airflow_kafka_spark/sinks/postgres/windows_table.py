@@ -58,16 +58,14 @@ def claim(connection: psycopg.Connection, windows: Name, window: Window, target:
 def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Window) -> None:
     """Check that the window follows the sink's last window of the pipeline. A replay need not.
 
-    :raises WindowConflict: it does not.
+    :raises WindowConflict: it does not, or the record that it has to follow is gone.
     :raises ForeignOffsets: the sink's last window is of another cluster.
     """
-    last = last_recorded(connection, windows, window.pipeline, but=window.number)
-    if last is not None and not window.replay:
-        refuse_gap(last, window, str(windows))
+    refuse_gap(last_recorded(connection, windows, window.pipeline, but=window.number), window, str(windows))
 
 
 def count_written_before(connection: psycopg.Connection, windows: Name, window: Window) -> int:
-    """Return how many rows the window wrote when it was applied before."""
+    """Return the number of rows that the window has written when it was applied before."""
     found = rows(connection, sql.select_window(windows, window.pipeline, window.number))
     return int(found[0][2]) if found else 0
 
@@ -77,8 +75,8 @@ def complete_window(
 ) -> Applied:
     """Set the counts of the row in the transaction that claimed it, and remove old rows.
 
-    The newest rows stay, and they are all that is needed: an open window follows the newest one, and a late attempt or task is
-    refused because of a newer row as it would be because of its own.
+    Only the newest rows are needed: an open window follows the newest one, and a late attempt or task is refused because of any
+    newer row.
     """
     run(connection, sql.delete_old_windows(windows, window.pipeline, window.number, keep))
     run(connection, sql.count_window(windows, window.pipeline, window.number, written, deleted))
