@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -70,7 +71,7 @@ class Traffic:
             place.execute(f"CREATE TABLE {name} ({key}, note text)")
             for n in range(0, 200, 3):
                 self.statement(name, f"INSERT INTO {{}} VALUES ({self.value(name, n)}, 'first')")
-        place.execute("CREATE TABLE loose (id int, note text); ALTER TABLE loose REPLICA IDENTITY FULL")
+        place.execute("CREATE TABLE loose (id int UNIQUE, note text); ALTER TABLE loose REPLICA IDENTITY FULL")
         place.execute("INSERT INTO loose SELECT n, 'first' FROM generate_series(1, 20) n")
         place.execute("CREATE TABLE named (id int PRIMARY KEY, code text NOT NULL, note text)")
         place.execute("ALTER TABLE named REPLICA IDENTITY FULL")
@@ -90,7 +91,7 @@ class Traffic:
         for _ in range(count):
             pick = self.random.random()
             if pick < 0.03 and truncates:
-                self.end_all()  # it waits for them
+                self.close()  # it waits for them
                 self.statement(self.random.choice(list(self.KEYS)), "TRUNCATE {}")
             elif pick < 0.2 and len(self.open) < 5:
                 self.open.append(self.place.server.connect())
@@ -105,7 +106,7 @@ class Traffic:
         session.rollback() if self.random.random() < 0.2 else session.commit()
         session.close()
 
-    def end_all(self) -> None:
+    def close(self) -> None:
         while self.open:
             self.end(self.open.pop())
 
@@ -162,7 +163,7 @@ class Traffic:
 def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_again(place, seed, truncates):
     """Changes go on before, between and within the chunks of a window; attempts die and read chunks again, in other snapshots."""
     traffic = Traffic(place, seed)
-    with log_of(place, *Traffic.KEYS, "loose", "named") as log:
+    with log_of(place, *Traffic.KEYS, "loose", "named") as log, closing(traffic):
         options: dict[str, Any] = {"skipped_operations": ()} if truncates else {}
         source = log.source(
             snapshot="initial",
@@ -197,7 +198,7 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
                     traffic.change(10, truncates)
                     continue
                 break
-        traffic.end_all()
+        traffic.close()
         for _ in range(20):
             copy.apply(windows.next())
         copy.compare(place)
