@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVers
 from airflow_kafka_spark.sinks.delta.records import RECORD, Records
 from airflow_kafka_spark.sinks.delta.table import open_table
 from airflow_kafka_spark.sinks.files.directory import WindowRecord
-from airflow_kafka_spark.sinks.lake.attempts import ATTEMPTS, Attempt, commit_metadata, files_of, marker_name
+from airflow_kafka_spark.sinks.lake.attempts import ATTEMPTS, Attempt, TableChange, commit_metadata, files_of, marker_name
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 
@@ -41,22 +40,6 @@ _FAILURES = 4
 
 
 _SUSPECT = "VACUUM with a retention shorter than this window"
-
-
-@dataclass(frozen=True)
-class _Change:
-    """What one commit changes.
-
-    :param added: the files that it adds.
-    :param removed: the files that it removes.
-    :param written: number of rows that the window has written.
-    :param deleted: number of rows that it has deleted.
-    """
-
-    added: Sequence[DataFile]
-    removed: Sequence[DataFile]
-    written: int
-    deleted: int = 0
 
 
 def begin_attempt(sink: DeltaSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> DeltaWindowWriter:
@@ -215,7 +198,7 @@ class DeltaWindowWriter(WindowWriter):
             self.attempt.refuse_missing(staged, self.sink.uri, _SUSPECT)
             return Upsert(self.window, key, guarded, self.records.store, results, self.splits, self._data_writer)
 
-    def _merged(self, table: DeltaTable, upsert: Upsert) -> _Change:
+    def _merged(self, table: DeltaTable, upsert: Upsert) -> TableChange[DataFile, DataFile]:
         """Return the change that upserts the window in the table at one look."""
         from airflow_kafka_spark.sinks.delta.tasks.read import table_files
 
@@ -223,15 +206,17 @@ class DeltaWindowWriter(WindowWriter):
             found, schema = table_files(table, upsert) if upsert.events.num_rows else ([], None)
             merged = upsert.merge(found, schema)
         added = [DataFile.of(file) for file in merged.added]
-        return _Change(added, [file.file for file in merged.removed], merged.written, merged.deleted)
+        return TableChange(added, [file.file for file in merged.removed], merged.written, merged.deleted)
 
-    def _appended(self, table: DeltaTable, found: WindowRecord | None, results: Sequence[SplitResult]) -> _Change:
+    def _appended(
+        self, table: DeltaTable, found: WindowRecord | None, results: Sequence[SplitResult]
+    ) -> TableChange[DataFile, DataFile]:
         """Return the change that appends the window, in the place of the rows that a replay replaces."""
         added = [DataFile.of(file) for file in files_of(results)]
         removed = self._replaced(table, found)
         with self._reading():
             self.attempt.refuse_missing((file.path for file in added), self.sink.uri, _SUSPECT)
-        return _Change(added, removed, sum(int(result.token.get("rows", 0)) for result in results))
+        return TableChange(added, removed, sum(int(result.token.get("rows", 0)) for result in results))
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -243,7 +228,7 @@ class DeltaWindowWriter(WindowWriter):
         except (OSError, pa.ArrowException) as error:
             raise SinkUnavailable(self.sink.uri, f"committing window {self.window}", str(error)) from error
 
-    def _prepare(self, change: _Change) -> WindowRecord:
+    def _prepare(self, change: TableChange[DataFile, DataFile]) -> WindowRecord:
         """Write the record of the window beside the attempt, where the commit's transaction version leads to it."""
         window = self.window
         applied = Applied.of(window, change.written, change.deleted)

@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ from airflow_kafka_spark.sinks.iceberg.snapshots import (
     tag_name,
 )
 from airflow_kafka_spark.sinks.iceberg.table import open_table
-from airflow_kafka_spark.sinks.lake.attempts import Attempt, data_directory, files_of, marker_name
+from airflow_kafka_spark.sinks.lake.attempts import Attempt, TableChange, data_directory, files_of, marker_name
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 
@@ -51,22 +50,6 @@ _TRIES = 500
 """Commits of other writers that one commit may lose against."""
 _FAILURES = 4
 """Tries of a commit that fail though nobody else has committed."""
-
-
-@dataclass(frozen=True)
-class _Change:
-    """What one snapshot changes.
-
-    :param added: the files that it adds, as tasks describe them.
-    :param removed: the files that it removes.
-    :param written: number of rows that the window has written.
-    :param deleted: number of rows that it has deleted.
-    """
-
-    added: Sequence[Mapping[str, Any]]
-    removed: Sequence[DataFile]
-    written: int
-    deleted: int = 0
 
 
 def begin_attempt(sink: IcebergSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> IcebergWindowWriter:
@@ -207,7 +190,7 @@ class IcebergWindowWriter(WindowWriter):
                 change = self._merged(table, upsert)
             else:
                 rows = sum(int(result.token.get("rows", 0)) for result in results)
-                change = _Change(files, self._replaced(table, found), rows)
+                change = TableChange(files, self._replaced(table, found), rows)
             commit = self._prepare(table, state, change)
             faults.reached("sink.in_transaction")
             self.in_doubt, tried = True, seen
@@ -257,7 +240,7 @@ class IcebergWindowWriter(WindowWriter):
         key, guarded = tuple(self.sink.key), self.sink.offset_columns
         return Upsert(self.window, key, guarded, self.data, results, self.splits, self._data_writer)
 
-    def _merged(self, table: Table, upsert: Upsert) -> _Change:
+    def _merged(self, table: Table, upsert: Upsert) -> TableChange[Mapping[str, Any], DataFile]:
         """Return the change that upserts the window in the table at one look."""
         from airflow_kafka_spark.sinks.iceberg.tasks.read import table_files
 
@@ -265,9 +248,11 @@ class IcebergWindowWriter(WindowWriter):
         names = {found.row.name: found.column.name for found in matched if found.column is not None}
         there = table_files(table, head(table.metadata, self.sink.branch), upsert, names) if upsert.events.num_rows else []
         merged = upsert.merge(there, table)
-        return _Change(merged.added, [file.file for file in merged.removed], merged.written, merged.deleted)
+        return TableChange(merged.added, [file.file for file in merged.removed], merged.written, merged.deleted)
 
-    def _prepare(self, table: Table, state: PipelineSnapshots, change: _Change) -> SnapshotCommit:
+    def _prepare(
+        self, table: Table, state: PipelineSnapshots, change: TableChange[Mapping[str, Any], DataFile]
+    ) -> SnapshotCommit:
         """Write the manifests of the window's snapshot."""
         from airflow_kafka_spark.sinks.iceberg.tasks.data_file import data_file
 

@@ -16,7 +16,7 @@ from airflow_kafka_spark.sinks.keyed import OFFSET_COLUMNS
 OFFSET_TYPES = ("text", "integer", "bigint")
 
 
-def jsonb(value: Any) -> str:
+def jsonb(value: object) -> str:
     return f"{literal(json.dumps(value))}::jsonb"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_kafka_spark.sinks.delta.tasks.statistics import columns_with_nan, file_statistics
-from airflow_kafka_spark.sinks.lake.tasks.write import LakeFile, LakeSplitWriter, LakeTarget
+from airflow_kafka_spark.sinks.lake.tasks.write import LakeFile, LakeSplitWriter, LakeTarget, footer_of
 from airflow_kafka_spark.sinks.tasks.buffered_files import PartitionKey, partition_values
 
 
@@ -32,7 +32,7 @@ class DeltaTarget(LakeTarget):
         return self.partition_columns
 
 
-class _DataFile(LakeFile):
+class DeltaDataFile(LakeFile):
     """A data file that knows which of its columns hold a NaN."""
 
     def __init__(self, target: LakeTarget, path: str) -> None:
@@ -44,17 +44,17 @@ class _DataFile(LakeFile):
         self.nan |= columns_with_nan(batch)
 
 
-class DeltaSplitWriter(LakeSplitWriter):
+class DeltaSplitWriter(LakeSplitWriter[DeltaDataFile]):
     """Writes one split into data files of a Delta table."""
 
     target: DeltaTarget
 
-    def new_file(self, path: str) -> _DataFile:
-        return _DataFile(self.target, path)
+    def new_file(self, path: str) -> DeltaDataFile:
+        return DeltaDataFile(self.target, path)
 
-    def describe(self, file: Any, key: PartitionKey) -> Mapping[str, Any]:
+    def describe(self, file: DeltaDataFile, key: PartitionKey) -> Mapping[str, Any]:
         """Return partition values and Delta's statistics."""
-        statistics = file_statistics(file.writer.footer, self.schema, self.target.statistics, file.nan)
+        statistics = file_statistics(footer_of(file), self.schema, self.target.statistics, file.nan)
         partition = dict(zip(self.target.partition_by, key, strict=True))
         return {"partition": partition, "stats": json.dumps(statistics, ensure_ascii=False)}
 

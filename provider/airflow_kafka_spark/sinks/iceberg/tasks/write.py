@@ -16,7 +16,7 @@ from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
 
 from airflow_kafka_spark.sinks.iceberg.tasks.data_file import file_statistics, partition_to_json
 from airflow_kafka_spark.sinks.iceberg.tasks.transforms import transformed
-from airflow_kafka_spark.sinks.lake.tasks.write import LakeFile, LakeSplitWriter, LakeTarget
+from airflow_kafka_spark.sinks.lake.tasks.write import LakeFile, LakeSplitWriter, LakeTarget, footer_of
 from airflow_kafka_spark.sinks.tasks.buffered_files import PartitionKey
 
 
@@ -55,7 +55,7 @@ class IcebergTarget(LakeTarget):
         return transformed(column, transform, self.columns.find_field(source_id).field_type)
 
 
-class _DataFile(LakeFile):
+class IcebergDataFile(LakeFile):
     """A data file of the table. The rows of each of its row groups are sorted as the table is."""
 
     target: IcebergTarget
@@ -94,17 +94,17 @@ def _sorted(table: pa.Table, target: IcebergTarget) -> pa.Table:
     return table.take(pc.sort_indices(pa.table(keys), sort_keys=[*order, ("row", "ascending")]))
 
 
-class IcebergSplitWriter(LakeSplitWriter):
+class IcebergSplitWriter(LakeSplitWriter[IcebergDataFile]):
     """Writes one split into data files of an Iceberg table."""
 
     target: IcebergTarget
 
-    def new_file(self, path: str) -> _DataFile:
-        return _DataFile(self.target, path)
+    def new_file(self, path: str) -> IcebergDataFile:
+        return IcebergDataFile(self.target, path)
 
-    def describe(self, file: Any, key: PartitionKey) -> Mapping[str, Any]:
+    def describe(self, file: IcebergDataFile, key: PartitionKey) -> Mapping[str, Any]:
         """Return partition values, sort order and statistics."""
-        statistics = file_statistics(file.writer.footer, self.target.columns, self.target.properties)
+        statistics = file_statistics(footer_of(file), self.target.columns, self.target.properties)
         return {"partition": partition_to_json(key), "sort_order": file.sort_order, "statistics": statistics}
 
     def _groups(

@@ -22,7 +22,8 @@ import pyarrow.parquet
 from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.keyed import OFFSET_COLUMNS
 from airflow_kafka_spark.sinks.lake.place import TableStore
-from airflow_kafka_spark.sinks.lake.tasks.write import LakeSplitWriter, LakeTarget
+from airflow_kafka_spark.sinks.lake.tasks.write import LakeFile, LakeSplitWriter, LakeTarget
+from airflow_kafka_spark.sinks.tasks.buffered_files import PartitionKey
 from airflow_kafka_spark.windows.model import Split, SplitResult, Window
 
 DELETED = "__airflow_deleted"
@@ -58,12 +59,16 @@ def staged_schema(rows: pa.Schema) -> pa.Schema:
     return pa.schema([*(field.with_nullable(True) for field in rows), pa.field(DELETED, pa.bool_())])
 
 
-class StageWriter(LakeSplitWriter):
+class StageWriter(LakeSplitWriter[LakeFile]):
     """Writes the rows of one split into a file that is read by the driver and is never a part of the table."""
 
     target: StageTarget
 
-    def describe(self, file: Any, key: Any) -> Mapping[str, Any]:
+    def new_file(self, path: str) -> LakeFile:
+        return LakeFile(self.target, path)
+
+    def describe(self, file: LakeFile, key: PartitionKey) -> Mapping[str, Any]:
+        """Return nothing: the driver reads the file as a whole."""
         return {}
 
     def partition_names(self, column: str, values: pa.Array) -> Any:
@@ -161,7 +166,7 @@ class Upsert:
     store: TableStore
     results: Sequence[SplitResult]
     splits: Sequence[Split]
-    writer: Callable[[Any], LakeSplitWriter]
+    writer: Callable[[Any], LakeSplitWriter[Any]]
     staged: list[str] = field(default_factory=list)
     _matches: dict[tuple[str, ...], _Matches] = field(default_factory=dict)
     _kept: dict[tuple[str, ...], tuple[bytes, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
@@ -316,7 +321,7 @@ class Upsert:
         :param kept: which of them.
         :param columns: their columns, for :attr:`writer`.
         """
-        writer: LakeSplitWriter | None = None
+        writer: LakeSplitWriter[Any] | None = None
         at = 0
         for batch in batches:
             wanted = kept[at : at + batch.num_rows]
