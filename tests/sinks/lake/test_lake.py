@@ -158,6 +158,32 @@ def test_a_replay_of_a_window_whose_files_were_rewritten_is_refused(lake, feed):
     assert not attempts(lake)
 
 
+def test_a_replay_of_a_rewritten_window_goes_by_its_window_column(kind, feed, tmp_path):
+    lake = CASES[kind](tmp_path / "lake" / "orders", window_column="moved_in")
+    lake.schema = SMALL
+    jobs = [feed.next(20, 5, 9) for _ in range(3)]
+    for job in jobs:
+        apply(lake.sink, job)
+    lake.of_others(-1)
+    lake.maintain()
+    again = replayed(jobs[1], first=5)
+    before = lake.commits()
+    assert apply(lake.sink, again).written == len(again.ids)
+    assert lake.commits() == before + 1
+    assert Counter(lake.ids()) == Counter([*jobs[0].ids, *again.ids, *jobs[2].ids, -1])
+    lake.schema = pa.schema([("id", pa.int64()), ("moved_in", pa.string())])
+    assert {line["moved_in"] for line in lake.read() if line["id"] in again.ids} == {str(jobs[1].window)}
+    apply(lake.sink, again)
+    apply(lake.sink, replayed(jobs[1], replay=2))
+    assert Counter(lake.ids()) == Counter([*(i for job in jobs for i in job.ids), -1])
+    # A window that was written before the option was set cannot be told from others.
+    plain = replace(lake.sink, window_column=None)
+    apply(plain, fourth := feed.next())
+    lake.maintain()
+    with pytest.raises(WindowConflict, match="window_column"):
+        apply(lake.sink, replayed(fourth))
+
+
 # --- columns --------------------------------------------------------------------------------------------------------
 
 

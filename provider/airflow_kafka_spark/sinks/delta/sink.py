@@ -41,6 +41,8 @@ class DeltaSink(DeltaSinkOptions, Sink):
         only. Default False.
     :param offset_columns: True: the table has the columns ``__connect_topic``, ``__connect_partition`` and ``__connect_offset``,
         which the sink fills, and an older offset never overwrites or deletes a newer row. Default False.
+    :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``. A replay of an
+        appended window whose files others have rewritten then goes by it. Default None: no such column. Templated.
     :param partition_by: columns that partition the table. They may be booleans, integers, decimals, dates and strings; Delta
         takes an empty string for a null. Default: none.
     :param auto_create: True (default): the table is created with the columns of the rows if it does not exist. False: that is
@@ -54,7 +56,7 @@ class DeltaSink(DeltaSinkOptions, Sink):
     :param table_properties: properties of a table that is created, for instance ``delta.logRetentionDuration``. Default: none.
     """
 
-    template_fields: ClassVar[Sequence[str]] = ("path", "conn_id", "key")
+    template_fields: ClassVar[Sequence[str]] = ("path", "conn_id", "key", "window_column")
 
     @property
     def guarantee(self) -> Guarantee:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -75,6 +76,7 @@ class DeltaWindowWriter(WindowWriter):
         self.properties = dict(table.metadata().configuration)
         self.committed = False
         self.in_doubt = False
+        self._deletion: Upsert | None = None
         self.attempt = Attempt(window, self.marker, records.store, records.store)
         try:
             self.attempt.begin()
@@ -83,16 +85,19 @@ class DeltaWindowWriter(WindowWriter):
 
     def split_writer(self) -> SplitWriter:
         if not self.sink.upserts:
-            return self._data_writer(None, self.sink.offset_columns)
+            return self._data_writer(None, of_rows=True)
         from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, StageWriter, staged_schema
 
         schema = staged_schema(self.sink.spec().stored(self.shape.schema))
         key = tuple(self.sink.key)
         filled = tuple(name for name in key if name in self.sink.partition_by)
-        return StageWriter(StageTarget(**self._common(schema, self.sink.offset_columns), key=key, filled=filled))
+        return StageWriter(StageTarget(**self._common(schema, of_rows=True), key=key, filled=filled))
 
-    def _data_writer(self, columns: pa.Schema | None, offset_columns: bool = False) -> DeltaSplitWriter:
-        """Return a writer of data files for rows with these columns; None: those of the window's rows."""
+    def _data_writer(self, columns: pa.Schema | None, of_rows: bool = False) -> DeltaSplitWriter:
+        """Return a writer of data files for rows with these columns; None: those of the window's rows.
+
+        :param of_rows: True: the rows have no columns yet that say where they came from.
+        """
         import pyarrow as pa
 
         from airflow_kafka_spark.sinks.delta.tasks.statistics import skipping_columns
@@ -101,10 +106,10 @@ class DeltaWindowWriter(WindowWriter):
         schema, partition_by = columns or self.shape.schema, tuple(self.sink.partition_by)
         file_schema = self.sink.spec().stored(pa.schema([f for f in schema if f.name not in partition_by]))
         statistics = skipping_columns(file_schema, self.properties)
-        common = self._common(file_schema, offset_columns)
+        common = self._common(file_schema, of_rows)
         return DeltaSplitWriter(DeltaTarget(**common, partition_columns=partition_by, statistics=statistics))
 
-    def _common(self, file_schema: pa.Schema, offset_columns: bool) -> dict[str, Any]:
+    def _common(self, file_schema: pa.Schema, of_rows: bool) -> dict[str, Any]:
         return {
             "uri": self.sink.uri,
             "store": self.records.store,
@@ -115,7 +120,8 @@ class DeltaWindowWriter(WindowWriter):
             "window": str(self.window),
             "file_schema": file_schema,
             "spec": self.sink.spec(),
-            "offset_columns": offset_columns,
+            "offset_columns": self.sink.offset_columns and of_rows,
+            "window_column": self.sink.window_column if of_rows else None,
         }
 
     def commit(self, results: Sequence[SplitResult]) -> Applied:
@@ -213,10 +219,10 @@ class DeltaWindowWriter(WindowWriter):
     ) -> TableChange[DataFile, DataFile]:
         """Return the change that appends the window, in the place of the rows that a replay replaces."""
         added = [DataFile.of(file) for file in files_of(results)]
-        removed = self._replaced(table, found)
         with self._reading():
             self.attempt.refuse_missing((file.path for file in added), self.sink.uri, _SUSPECT)
-        return TableChange(added, removed, sum(int(result.token.get("rows", 0)) for result in results))
+            kept, removed = self._replaced(table, found)
+        return TableChange([*added, *kept], removed, sum(int(result.token.get("rows", 0)) for result in results))
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -243,24 +249,35 @@ class DeltaWindowWriter(WindowWriter):
             raise SinkUnavailable(self.sink.uri, f"committing window {window}", str(error)) from error
         return record
 
-    def _replaced(self, table: DeltaTable, found: WindowRecord | None) -> list[DataFile]:
-        """Return the files of the window that a replay removes.
+    def _replaced(self, table: DeltaTable, found: WindowRecord | None) -> tuple[list[DataFile], list[DataFile]]:
+        """Return what a replay does to the rows of the window: the files that it adds for rows of other windows, and those that
+        it removes.
 
-        :raises WindowConflict: others have rewritten them, so that the window's rows are no longer in files of their own.
+        :raises WindowConflict: others have rewritten the window's files, and no column says which rows are of it.
         """
         if found is None:
-            return []
+            return [], []
         import pyarrow as pa
 
-        live = set(pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist())
+        live = {urllib.parse.unquote(path) for path in pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()}
         files = [DataFile.of(file) for file in found.files]
         gone = [file.path for file in files if file.path not in live]
-        if gone or sum(file.rows for file in files) != found.applied.written:
-            what = (
-                f"{len(gone)} of its {len(files)} files are no longer in the table: OPTIMIZE, DELETE or MERGE has rewritten them"
-            )
-            raise WindowConflict(str(self.window), what, "its rows in the files that it was written to, which a replay replaces")
-        return files
+        if not gone and sum(file.rows for file in files) == found.applied.written:
+            return [], files
+        if self.sink.window_column:
+            from airflow_kafka_spark.sinks.delta.tasks.read import table_files
+            from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
+
+            if self._deletion is None:
+                store, column = self.records.store, self.sink.window_column
+                self._deletion = Upsert.deletion(self.window, column, store, self.splits, self._data_writer)
+            there, columns = table_files(table, self._deletion)
+            merged = self._deletion.merge(there, columns)
+            if merged.deleted:
+                return [DataFile.of(file) for file in merged.added], [file.file for file in merged.removed]
+        what = f"{len(gone)} of its {len(files)} files are no longer in the table: OPTIMIZE, DELETE or MERGE has rewritten them"
+        expected = "its rows in the files that it was written to, or in a `window_column`, which a replay replaces"
+        raise WindowConflict(str(self.window), what, expected)
 
     def _done(self, record: WindowRecord, version: PipelineVersion, durable: bool = False) -> Applied:
         """Clean up behind a window that is committed, by this attempt or by another one."""

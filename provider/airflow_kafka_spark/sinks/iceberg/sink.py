@@ -44,6 +44,8 @@ class IcebergSink(IcebergSinkOptions, Sink):
         only. Default False.
     :param offset_columns: True: the table has the columns ``__connect_topic``, ``__connect_partition`` and ``__connect_offset``,
         which the sink fills, and an older offset never overwrites or deletes a newer row. Default False.
+    :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``. A replay of an
+        appended window whose files others have rewritten then goes by it. Default None: no such column. Templated.
     :param partition_by: how a table that is created is partitioned: columns, ``bucket(N, column)``, ``truncate(N, column)``,
         ``year(column)``, ``month(column)``, ``day(column)``, ``hour(column)``. A table that exists has to be partitioned in this
         way; if nothing is named, it may be partitioned in any way. Default: none.
@@ -60,7 +62,7 @@ class IcebergSink(IcebergSinkOptions, Sink):
         Default: none.
     """
 
-    template_fields: ClassVar[Sequence[str]] = ("table", "conn_id", "branch", "key")
+    template_fields: ClassVar[Sequence[str]] = ("table", "conn_id", "branch", "key", "window_column")
 
     @property
     def guarantee(self) -> Guarantee:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
     from airflow_kafka_spark.sinks.iceberg.tasks.write import IcebergSplitWriter
-    from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
+    from airflow_kafka_spark.sinks.lake.tasks.upsert import Merged, Upsert
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class IcebergWindowWriter(WindowWriter):
         self.in_doubt = False
         self.written: list[str] = []
         self.added: list[str] = []
+        self._deletion: Upsert | None = None
         self.attempt = Attempt(window, self.marker, self.store, self.data)
         try:
             self.attempt.begin(base=base or 0)
@@ -104,20 +105,23 @@ class IcebergWindowWriter(WindowWriter):
 
     def split_writer(self) -> SplitWriter:
         if not self.sink.upserts:
-            return self._data_writer(None, self.sink.offset_columns)
+            return self._data_writer(None, of_rows=True)
         from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, StageWriter, staged_schema
 
         schema = staged_schema(self._row_columns()[0])
-        return StageWriter(StageTarget(**self._common(schema, self.sink.offset_columns), key=tuple(self.sink.key)))
+        return StageWriter(StageTarget(**self._common(schema, of_rows=True), key=tuple(self.sink.key)))
 
-    def _data_writer(self, table: Table | None, offset_columns: bool = False) -> IcebergSplitWriter:
-        """Return a writer of data files for rows with the columns of a table; None: with those of the window's rows."""
+    def _data_writer(self, table: Table | None, of_rows: bool = False) -> IcebergSplitWriter:
+        """Return a writer of data files for rows with the columns of a table; None: with those of the window's rows.
+
+        :param of_rows: True: the rows have no columns yet that say where they came from.
+        """
         from airflow_kafka_spark.sinks.iceberg.tasks.write import IcebergSplitWriter, IcebergTarget
 
         file_schema, columns = self._row_columns() if table is None else table_columns(table.metadata)
         properties = {name: value for name, value in self.table.properties.items() if name.startswith("write.metadata.metrics.")}
         target = IcebergTarget(
-            **self._common(file_schema, offset_columns),
+            **self._common(file_schema, of_rows),
             columns=columns,
             partitions=self.table.spec(),
             order=self.table.sort_order(),
@@ -131,7 +135,7 @@ class IcebergWindowWriter(WindowWriter):
         except ValueError as error:  # another writer has removed a column since
             raise self.lake.unavailable(f"beginning window {self.window}", error) from error
 
-    def _common(self, file_schema: pa.Schema, offset_columns: bool) -> dict[str, Any]:
+    def _common(self, file_schema: pa.Schema, of_rows: bool) -> dict[str, Any]:
         return {
             "uri": self.sink.uri,
             "store": self.data,
@@ -142,7 +146,8 @@ class IcebergWindowWriter(WindowWriter):
             "window": str(self.window),
             "file_schema": file_schema,
             "spec": self.sink.table_spec(self.table),
-            "offset_columns": offset_columns,
+            "offset_columns": self.sink.offset_columns and of_rows,
+            "window_column": self.sink.window_column if of_rows else None,
         }
 
     def commit(self, results: Sequence[SplitResult]) -> Applied:
@@ -187,10 +192,12 @@ class IcebergWindowWriter(WindowWriter):
                 self.attempt.refuse_missing((file["path"] for file in files), self.sink.uri, suspect)
             if self.sink.upserts:
                 upsert = upsert or self._upsert(results)
-                change = self._merged(table, upsert)
+                merged = self._merge(table, upsert)
+                removed = [file.file for file in merged.removed]
+                change = TableChange(merged.added, removed, merged.written, merged.deleted)
             else:
-                rows = sum(int(result.token.get("rows", 0)) for result in results)
-                change = TableChange(files, self._replaced(table, found), rows)
+                kept, gone = self._replaced(table, found)
+                change = TableChange([*files, *kept], gone, sum(int(result.token.get("rows", 0)) for result in results))
             commit = self._prepare(table, state, change)
             faults.reached("sink.in_transaction")
             self.in_doubt, tried = True, seen
@@ -225,7 +232,8 @@ class IcebergWindowWriter(WindowWriter):
         newest = state.newest
         if newest is not None and not self.window.replay:
             refuse_gap(newest.applied, self.window, self.sink.uri)
-        known = self.sink.upserts or found is not None  # a replay of an upsert replaces rows by their keys
+        # A replay may go by keys or by the window's column instead of the record.
+        known = found is not None or self.sink.upserts or self.sink.window_column
         if newest is not None and not known and self.window.number <= newest.applied.number:
             what = f"{self.sink.uri} has its rows, but its snapshot has expired, so that it is not known which they are"
             raise WindowConflict(str(self.window), what, "a snapshot with its record, which a replay needs")
@@ -240,15 +248,14 @@ class IcebergWindowWriter(WindowWriter):
         key, guarded = tuple(self.sink.key), self.sink.offset_columns
         return Upsert(self.window, key, guarded, self.data, results, self.splits, self._data_writer)
 
-    def _merged(self, table: Table, upsert: Upsert) -> TableChange[Mapping[str, Any], DataFile]:
-        """Return the change that upserts the window in the table at one look."""
+    def _merge(self, table: Table, upsert: Upsert) -> Merged:
+        """Write the files of an upsert for the table at one look."""
         from airflow_kafka_spark.sinks.iceberg.tasks.read import table_files
 
         matched = match(self.shape.schema, table.metadata)
         names = {found.row.name: found.column.name for found in matched if found.column is not None}
         there = table_files(table, head(table.metadata, self.sink.branch), upsert, names) if upsert.events.num_rows else []
-        merged = upsert.merge(there, table)
-        return TableChange(merged.added, [file.file for file in merged.removed], merged.written, merged.deleted)
+        return upsert.merge(there, table)
 
     def _prepare(
         self, table: Table, state: PipelineSnapshots, change: TableChange[Mapping[str, Any], DataFile]
@@ -270,23 +277,35 @@ class IcebergWindowWriter(WindowWriter):
                 flush(store.place.path)
         return commit
 
-    def _replaced(self, table: Table, found: Recorded | None) -> list[DataFile]:
-        """Return the files of the window that a replay removes.
+    def _replaced(self, table: Table, found: Recorded | None) -> tuple[Sequence[Mapping[str, Any]], Sequence[DataFile]]:
+        """Return what a replay does to the rows of the window: the files that it adds for rows of other windows, and those that
+        it removes.
 
-        :raises WindowConflict: others have rewritten them, so that the window's rows are no longer in files of their own.
+        :raises WindowConflict: others have rewritten the window's files, and no column says which rows are of it.
         """
-        if found is None or not found.applied.written:
-            return []
-        directory = data_directory(marker_name(self.window.pipeline, found.snapshot_id))
-        files = data_files(table, [table.metadata.snapshot_by_name(self.sink.branch)], directory)
-        rows = sum(file.record_count for file in files)
-        if rows != found.applied.written:
-            what = (
-                f"branch `{self.sink.branch}` has {rows:,} of its {found.applied.written:,} rows in the files that they were "
-                "written to: rewrite_data_files, DELETE or MERGE has rewritten the others, or the window is on another branch"
-            )
-            raise WindowConflict(str(self.window), what, "its rows in the files that it was written to, which a replay replaces")
-        return files
+        if not self.window.replay or (found is not None and not found.applied.written):
+            return [], []
+        written, rows = found.applied.written if found is not None else 0, 0
+        if found is not None:
+            directory = data_directory(marker_name(self.window.pipeline, found.snapshot_id))
+            files = data_files(table, [table.metadata.snapshot_by_name(self.sink.branch)], directory)
+            if (rows := sum(file.record_count for file in files)) == written:
+                return [], files
+        if self.sink.window_column:
+            from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
+
+            if self._deletion is None:
+                column = self.sink.window_column
+                self._deletion = Upsert.deletion(self.window, column, self.data, self.splits, self._data_writer)
+            merged = self._merge(table, self._deletion)
+            if merged.deleted:
+                return merged.added, [file.file for file in merged.removed]
+        what = (
+            f"branch `{self.sink.branch}` has {rows:,} of its {written:,} rows in the files that they were "
+            "written to: rewrite_data_files, DELETE or MERGE has rewritten the others, or the window is on another branch"
+        )
+        expected = "its rows in the files that it was written to, or in a `window_column`, which a replay replaces"
+        raise WindowConflict(str(self.window), what, expected)
 
     def _done(self, table: Table, record: Recorded) -> Applied:
         """Clean up behind a window that is committed, by this attempt or by another one."""

@@ -29,6 +29,7 @@ class LakeSinkOptions:
     key: Sequence[str] = ()
     delete_enabled: bool = False
     offset_columns: bool = False
+    window_column: str | None = None
     partition_by: Sequence[str] = ()
     auto_create: bool = True
     auto_evolve: bool = False
@@ -47,13 +48,15 @@ class LakeSinkOptions:
         return self.mode == "upsert"
 
     def rows(self, shape: Shape) -> Shape:
-        """Return what the table gets: the columns of the rows, and those of their offsets if the options say so."""
-        if not self.offset_columns:
+        """Return what the table gets: the columns of the rows, and those of their offsets and window if the options say so."""
+        if not self.offset_columns and not self.window_column:
             return shape
         import pyarrow as pa
 
-        types = (pa.string(), pa.int32(), pa.int64())
-        added = [pa.field(name, kind) for name, kind in zip(OFFSET_COLUMNS, types, strict=True)]
+        types = (pa.string(), pa.int32(), pa.int64()) if self.offset_columns else ()
+        added = [pa.field(name, kind) for name, kind in zip(OFFSET_COLUMNS, types, strict=False)]
+        if self.window_column:
+            added.append(pa.field(self.window_column, pa.string()))
         return replace(shape, schema=pa.schema([*shape.schema, *added]))
 
     def spec(self) -> FileSpec:
@@ -96,6 +99,9 @@ class LakeSinkOptions:
         if own := [name for name in schema.names if name.casefold().startswith(_RESERVED)]:
             what = f"the rows have columns {quote_names(own)}; names that begin with {' or '.join(_RESERVED)} are the sink's own"
             yield Problem("schema", what, "Rename them")
+        if self.window_column is not None and (not self.window_column or self.window_column in schema.names):
+            what = "the rows have a column of that name" if self.window_column else "it is empty"
+            yield Problem("sink.window_column", what, "Give it another name")
         if missing := [name for name in self.key if name not in schema.names]:
             what = f"the rows have no column {quote_names(missing)}; they have {quote_names(schema.names)}"
             yield Problem("sink.key", what, "Name one of these")

@@ -173,6 +173,9 @@ class Upsert:
     _fresh: tuple[bytes, Sequence[Mapping[str, Any]]] | None = None
 
     def __post_init__(self) -> None:
+        if not self.results:
+            self.events, self.rows = pa.table({}), 0
+            return
         places = {place.topic_partition: order for order, place in enumerate(self.window.ranges)}
         by_index = {split.index: split.range for split in self.splits}
         ordered = sorted(
@@ -182,6 +185,16 @@ class Upsert:
         # Later rows have higher numbers: within a partition by their offsets, else by the order of the partitions.
         self.staged = [file["path"] for result in ordered for file in result.token.get("files", ())]
         self.events = self._events()
+
+    @classmethod
+    def deletion(
+        cls, window: Window, column: str, store: TableStore, splits: Sequence[Split], writer: Callable[[Any], LakeSplitWriter]
+    ) -> Upsert:
+        """Return the deletion of the rows that a column says to be of a window."""
+        found = cls(window, (column,), False, store, (), splits, writer)
+        found.rows = 1
+        found.events = pa.table({column: [str(window)], DELETED: [True], _ROW: pa.array([0], pa.int64())})
+        return found
 
     def _events(self) -> pa.Table:
         """Return the last event of each key, with its row number."""

@@ -36,6 +36,7 @@ class LakeTarget:
     :param file_schema: the files' columns.
     :param spec: how files are written.
     :param offset_columns: True: rows get topic, partition and offset.
+    :param window_column: the column that gets the window's name; None: there is none.
     """
 
     uri: str
@@ -48,6 +49,7 @@ class LakeTarget:
     file_schema: pa.Schema
     spec: FileSpec
     offset_columns: bool = False
+    window_column: str | None = None
 
     @property
     def partition_by(self) -> tuple[str, ...]:
@@ -120,17 +122,20 @@ class LakeSplitWriter(BufferedFilesWriter[LakeFileT]):
         self._refuse_ended()
 
     def write(self, rows: Rows) -> None:
-        super().write(self._with_offsets(rows) if self.target.offset_columns else rows)
+        super().write(self._with_origin(rows))
 
-    def _with_offsets(self, rows: Rows) -> Rows:
-        range, count = self.split.range, rows.batch.num_rows
-        origin = [
-            pa.repeat(pa.scalar(range.topic), count),
-            pa.repeat(pa.scalar(range.partition, pa.int32()), count),
-            rows.offsets,
-        ]
-        names = [*rows.batch.schema.names, *OFFSET_COLUMNS]
-        return replace(rows, batch=pa.RecordBatch.from_arrays([*rows.batch.columns, *origin], names=names))
+    def _with_origin(self, rows: Rows) -> Rows:
+        """Return rows with the columns that say where they came from."""
+        target, range, count = self.target, self.split.range, rows.batch.num_rows
+        names, columns = list(rows.batch.schema.names), list(rows.batch.columns)
+        if target.offset_columns:
+            topic, partition = pa.scalar(range.topic), pa.scalar(range.partition, pa.int32())
+            names += OFFSET_COLUMNS
+            columns += [pa.repeat(topic, count), pa.repeat(partition, count), rows.offsets]
+        if target.window_column:
+            names.append(target.window_column)
+            columns.append(pa.repeat(pa.scalar(target.window), count))
+        return replace(rows, batch=pa.RecordBatch.from_arrays(columns, names=names))
 
     def close(self) -> Mapping[str, Any]:
         """Finish all files.
