@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +15,10 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import (
     BadRecords,
     DestinationChanged,
+    GroupOwned,
     KafkaSparkError,
     PipelineTaken,
+    SinkRecordMissing,
     SinkRejected,
     SourceChanged,
 )
@@ -25,7 +29,7 @@ from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Condition, Filter
 from airflow_kafka_spark.windows.binding import other_endpoint, other_place
-from tests.support.control import rebind
+from tests.support.control import forget, rebind
 from tests.support.intervals import Intervals, facts
 from tests.support.oracle import committed_records, same_multiset, wait_stable
 from tests.support.pipelines import COLUMNS, SPARK, files_rows, row_of
@@ -372,6 +376,54 @@ def test_a_deployment_without_a_name_does_not_take_the_window_of_another_one_for
     assert not files_rows(elsewhere.path)
 
 
+def test_a_deployment_with_a_ledger_of_its_own_does_not_begin_at_the_offsets_of_another_ones_group(
+    files, tmp_path, deployment, unique
+):
+    """It has moved nothing of what the other one has, and both would move one group."""
+    deployment("one")
+    files.produce(30)
+    files.run("run1")
+    deployment("two")
+    theirs = {"ledger_topic": unique("theirs"), "sink": FilesSink(path=str(tmp_path / "theirs"))}
+    with pytest.raises(GroupOwned, match="of another ledger topic") as refused:
+        files.run("run1", **theirs)
+    assert f"forget {files.name} --ledger-topic ledger-{files.name}" in str(refused.value)
+    assert files.run("run1", **theirs, group_id=unique("own"))["records_read"] == 30
+    same_multiset(orders(files), files_rows(theirs["sink"].path))
+    files.produce(10)
+    wait_stable(files.kafka.connection_extra(), f"ledger-{files.name}")
+    with KafkaHook() as hook:
+        forget(hook, files.name, why="it moves to another ledger", ledger_topic=f"ledger-{files.name}")
+    assert files.run("run2", **{**theirs, "ledger_topic": unique("third")})["records_read"] == 10
+
+
+def test_a_directory_that_has_lost_its_windows_takes_no_further_one_until_somebody_says_so(files, tmp_path):
+    """As where a mount is missing on a worker: its windows would be in two places, and no reader sees all of them."""
+    for number in (1, 2):
+        files.produce(30)
+        files.run(f"run{number}")
+    there, away = Path(files.place), tmp_path / "mounted elsewhere"
+    there.rename(away)
+    files.produce(10)
+    for _ in range(2):
+        with pytest.raises(SinkRecordMissing, match="window 2 was committed there") as refused:
+            files.run("run3")
+    assert f"rebind {files.name} --not-running" in str(refused.value)
+    assert not files.rows()
+    shutil.rmtree(there, ignore_errors=True)
+    away.rename(there)
+    assert files.run("run3")["records_read"] == 10
+    assert files.check() == 70
+    shutil.rmtree(there)
+    files.produce(10)
+    with pytest.raises(SinkRecordMissing):
+        files.run("run4")
+    decide(files, running=False)
+    assert files.run("run4")["records_read"] == len(files.rows()) == 10
+    files.produce(5)
+    assert files.run("run5")["records_read"] == 5
+
+
 def test_another_task_of_the_same_pipeline_is_refused_mapped_or_not(files):
     files.produce(30)
     files.run("run1", facts={"map_index": 0})
@@ -388,7 +440,7 @@ def test_another_task_of_the_same_pipeline_is_refused_mapped_or_not(files):
 # --- intervals and replays ------------------------------------------------------------------------------------------------
 
 
-def test_intervals_keep_their_place_and_their_task_planned_open_complete_and_replayed(files, tmp_path, dies, deployment):
+def test_intervals_keep_their_place_and_their_task_planned_open_complete_and_replayed(files, tmp_path, dies, deployment, unique):
     deployment("one")
     intervals = Intervals(files, table=False)
     intervals.fill()
@@ -416,3 +468,5 @@ def test_intervals_keep_their_place_and_their_task_planned_open_complete_and_rep
     with pytest.raises(PipelineTaken):
         intervals.run(4)
     assert intervals.check(reports) > 10
+    with pytest.raises(GroupOwned, match=f"ledger-{files.name}"):
+        intervals.run(4, ledger_topic=unique("theirs"))

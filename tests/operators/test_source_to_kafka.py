@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import ChangeRefused, KafkaSparkError, LedgerBehind, PipelineUnknown
+from airflow_kafka_spark.errors import ChangeRefused, KafkaSparkError, LedgerBehind, PipelineInOtherLedger, PipelineUnknown
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from tests.support.control import forget, reset
 from tests.support.oracle import committed_records
@@ -72,9 +72,9 @@ class TestALedgerThatIsLost:
         orders.wait_settled()
         orders.kafka.delete_topic(f"ledger-{orders.name}")
 
-    def refused(self, orders, *, window: int) -> LedgerBehind:
+    def refused(self, orders, *, window: int, run: str = "run2") -> LedgerBehind:
         with pytest.raises(LedgerBehind) as refused:
-            orders.run("run2")
+            orders.run(run)
         error = refused.value
         group = f"ledger-{orders.name}.{orders.name}"
         assert (error.window, error.known, error.group_id, error.to) == (window, 0, group, f"committed:{group}")
@@ -99,6 +99,20 @@ class TestALedgerThatIsLost:
         with pytest.raises(ChangeRefused, match="names no window that the ledger does not know"):
             self.command(lost, error, reset, error.to, only=[lost.topic])
 
+    def test_with_a_column_of_topics_the_group_names_the_window_in_one_of_them(self, orders):
+        with orders.postgres.connect(autocommit=True) as connection:
+            connection.execute(f"ALTER TABLE \"{orders.table}\" ADD COLUMN topic text DEFAULT '{orders.topic}'")
+        orders.options |= {"topic": None, "topic_column": "topic"}
+        for number, sold in enumerate((300, 20), 1):
+            orders.sell(sold)
+            assert orders.run(f"run{number}")["records_written"] == sold
+        orders.sell(30)
+        self.lose(orders)
+        error = self.refused(orders, window=2, run="run3")
+        self.command(orders, error, reset, error.to, only=[orders.topic])
+        assert orders.run("run3")["records_written"] == 30
+        assert orders.check() == 350
+
     def test_a_window_that_was_only_planned_is_named_as_such_and_moved_from_its_beginning(self, lost, monkeypatch):
         with monkeypatch.context() as dying:
             dying.setattr(faults, "reached", lambda point: 1 / 0 if point == "planned" else None)
@@ -111,13 +125,18 @@ class TestALedgerThatIsLost:
         assert lost.run("run2")["window"] == "0000000003"
         assert lost.check() == 320
 
-    def test_forgotten_with_its_group_it_publishes_all_rows_again(self, lost):
+    def test_with_another_ledger_topic_and_forgotten_with_its_group_it_publishes_all_rows_again(self, lost, unique):
+        other = unique("other")
+        with pytest.raises(PipelineInOtherLedger, match=f"Set `ledger_topic` to `ledger-{lost.name}`"):
+            lost.run("run2", ledger_topic=other)
         self.lose(lost)
+        with pytest.raises(PipelineInOtherLedger):
+            lost.run("run2", ledger_topic=other)
         error = self.refused(lost, window=1)
         with pytest.raises(PipelineUnknown):
             self.command(lost, error, forget)
         self.command(lost, error, forget, delete_group=True)
-        assert lost.run("run2")["records_written"] == 320
+        assert lost.run("run2", ledger_topic=other)["records_written"] == 320
         assert len(lost.records()) == 620
 
     def test_a_topic_that_was_created_anew_gets_all_rows(self, lost):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.errors import ForeignOffsets, WindowConflict
+from airflow_kafka_spark.errors import ForeignOffsets, SinkRecordMissing, WindowConflict
 from airflow_kafka_spark.windows.continuity import continues, drop_recreated_topics, refuse_foreign, refuse_gap, same_ranges
 from airflow_kafka_spark.windows.model import Applied, Gap, OffsetRange, Window
 
@@ -34,6 +34,16 @@ def test_a_window_that_starts_where_the_last_one_ended_follows_it():
 
 def test_numbers_may_have_holes_since_empty_windows_never_reach_a_sink():
     assert continues(BEFORE, replace(AFTER, number=50)) == []
+
+
+def test_a_sink_without_a_record_takes_a_first_window_and_none_that_has_a_predecessor_there():
+    refuse_gap(None, AFTER, "the table")
+    later = replace(AFTER, after=3)
+    with pytest.raises(SinkRecordMissing, match="the table has no record of pipeline `p`, whose window 3 was committed there"):
+        refuse_gap(None, later, "the table")
+    refuse_gap(BEFORE, later, "the table")
+    refuse_gap(None, replace(later, moved=1), "the table")
+    refuse_gap(None, replace(later, replay=1), "the table")
 
 
 @pytest.mark.parametrize("number", [3, 4])

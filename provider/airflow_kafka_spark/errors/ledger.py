@@ -95,16 +95,69 @@ class GroupOwned(PlanError):
     :param pipeline: name of this pipeline.
     :param group_id: the consumer group.
     :param owner: the other pipeline, from the metadata of the group's offsets or, before they are committed, from the ledger.
+    :param ledger_topic: the ledger topic that holds the owner, if that is another one. Default none.
     """
 
-    def __init__(self, pipeline: str, group_id: str, owner: str) -> None:
-        self.pipeline, self.group_id, self.owner = pipeline, group_id, owner
+    def __init__(self, pipeline: str, group_id: str, owner: str, ledger_topic: str = "") -> None:
+        self.pipeline, self.group_id, self.owner, self.ledger_topic = pipeline, group_id, owner, ledger_topic
+        if ledger_topic:
+            super().__init__(
+                f"Group `{group_id}` mirrors pipeline `{owner}` of another ledger topic, `{ledger_topic}`",
+                expected="a group of this pipeline alone: two pipelines of one name in two ledgers do not know of each other",
+                action=f"Give this one a `group_id` of its own. If it is the same pipeline, set `ledger_topic` to "
+                f"`{ledger_topic}`; or, to go on at the group's offsets with this ledger, remove it from the other one: "
+                f"`{COMMAND} forget {owner} --ledger-topic {ledger_topic} --why ...`",
+            )
+            return
         super().__init__(
             f"Group `{group_id}` mirrors pipeline `{owner}`",
             expected=f"a group of pipeline `{pipeline}` alone",
             action=f"Give this one a `group_id` of its own. If it is `{owner}` under another name, keep that: "
             f'`pipeline="{owner}"`; or move what the ledger knows: `{COMMAND} rename {owner} --to {pipeline} --why ...`. If '
             f"`{owner}` is gone for good: `{COMMAND} forget {owner} --delete-group --group-id {group_id} --why ...`",
+        )
+
+
+class SourceOwned(PlanError):
+    """Raised when a new pipeline would read what a single pipeline may read, and another one does: a replication slot.
+
+    It would not get what the other one has read, and the other one would lose what this one reads. Nothing was planned.
+
+    :param pipeline: name of this pipeline.
+    :param source: the source's URI.
+    :param owner: the other pipeline.
+    :param ledger_topic: the ledger topic that holds both.
+    """
+
+    def __init__(self, pipeline: str, source: str, owner: str, ledger_topic: str) -> None:
+        self.pipeline, self.source, self.owner, self.ledger_topic = pipeline, source, owner, ledger_topic
+        super().__init__(
+            f"{source} serves pipeline `{owner}`",
+            expected=f"a slot of pipeline `{pipeline}` alone",
+            action=f"Give this one a slot of its own. If it is `{owner}` under another name, keep that name with `pipeline=`. If "
+            f"`{owner}` is gone for good: `{COMMAND} forget {owner} --ledger-topic {ledger_topic} --why ...`; this one then "
+            "goes on where the slot stands",
+        )
+
+
+class PipelineInOtherLedger(PlanError):
+    """Raised when a new pipeline publishes rows that a pipeline of its name has published with another ledger topic.
+
+    All rows would be published again. Nothing was planned.
+
+    :param pipeline: name of both.
+    :param ledger_topic: the ledger topic of this run.
+    :param other: the other ledger topic, which may be gone.
+    """
+
+    def __init__(self, pipeline: str, ledger_topic: str, other: str) -> None:
+        self.pipeline, self.ledger_topic, self.other = pipeline, ledger_topic, other
+        super().__init__(
+            f"Pipeline `{pipeline}` has published rows of this source with another ledger topic, `{other}`",
+            expected=f"a pipeline that is new to its source and topic, as ledger topic `{ledger_topic}` knows nothing of it",
+            action=f"Set `ledger_topic` to `{other}`, also if that topic is lost: the error then says how to go on. To publish "
+            f"all rows again: `{COMMAND} forget {pipeline} --ledger-topic {other} --delete-group --group-id {other}.{pipeline} "
+            "--why ...`",
         )
 
 

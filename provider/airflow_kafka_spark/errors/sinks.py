@@ -155,6 +155,31 @@ class WindowConflict(KafkaSparkError):
         )
 
 
+class SinkRecordMissing(WindowConflict):
+    """Raised when the sink has no record of a pipeline that has committed windows to this destination.
+
+    The sink was emptied or restored, or another place has its address: a mount that is missing, the disk of another worker. The
+    window would be there without the windows before it. It was not committed.
+
+    :param pipeline: name of the pipeline.
+    :param number: number of the window.
+    :param after: number of the window that was committed to this destination.
+    :param place: name of the sink's record.
+    """
+
+    def __init__(self, pipeline: str, number: int, after: int, place: str) -> None:
+        self.window, self.pipeline, self.number, self.after = f"{pipeline}#{number}", pipeline, number, after
+        rebind = f"`airflow kafka-spark rebind {pipeline} --not-running --why ...`"
+        KafkaSparkError.__init__(
+            self,
+            f"{place} has no record of pipeline `{pipeline}`, whose window {after} was committed there",
+            expected=f"the record of window {after} or of a later one before window {number}",
+            action="See whether this is the same place: whether the directory is mounted on this worker, and the database is not "
+            f"another one or an older backup; then run the task again. If its record was removed on purpose: {rebind}, and run "
+            "the task again. To move all records again, `reset --to earliest --discard-open` instead",
+        )
+
+
 class ForeignOffsets(WindowConflict):
     """Raised when the sink's record of a pipeline has offsets of another cluster, or of a topic that was created again.
 

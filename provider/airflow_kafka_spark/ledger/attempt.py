@@ -144,6 +144,9 @@ class Ledger:
         self._partition = 0
         self.plan_offsets: Mapping[TopicPartition, int] = {}
         """Offsets of the group to commit with the plan of a source's window. Their metadata name the window."""
+        self.exclusive = ""
+        """Name of what a single pipeline may read of a source, as a replication slot; empty without one. Recorded with the first
+        window of the pipeline."""
         self._entry: WindowEntry | None = None
         self._bound: Binding | None = None
         self._events = ClientEvents()
@@ -289,25 +292,44 @@ class Ledger:
         self._bound = decide(self.memory)
         return self._bound
 
+    @property
+    def bound(self) -> Binding | None:
+        """The binding of the window that is being planned; None before :meth:`bind`."""
+        return self._bound
+
     def group_owner(self) -> str | None:
         """Return another pipeline that has planned its first window for this group and not completed it; None without one.
 
         The metadata of the group's offsets name a pipeline only once its first window is complete. New pipelines call this.
         """
-        topic, key = self.topic, group_key(self.group_id or "")
-        records = topic.newest(topic.partition_of(self.group_id or ""), 0, (key,), (key,))
-        record = next((record for record in records if record.key == key), None)
-        try:
-            owner = owner_of_group(record) if record is not None else None
-        except NewerVersion as error:
-            raise unreadable_version(topic.name, f"group `{self.group_id}` has {error}", "records") from None
-        if owner is None or owner == self.parent_pipeline:
+        found = self._recorded_owner(self.group_id or "")
+        if found is None:
             return None
-        there = topic.read_without_waiting(owner).memory
+        owner, there = found
         intervals = [interval.state for interval in there.intervals.spans]
         # Once a window is complete, the group's metadata count. A first window that was forgotten or given up leaves this record.
         is_first = there.last_number == 0 and State.COMPLETE not in intervals
         return owner if is_first and (there.open_entry is not None or intervals) else None
+
+    def source_owner(self) -> str | None:
+        """Return another pipeline that reads from :attr:`exclusive`; None without one, or if it was forgotten. New pipelines call
+        this."""
+        found = self._recorded_owner(self.exclusive)
+        return found[0] if found is not None and not found[1].is_blank else None
+
+    def _recorded_owner(self, name: str) -> tuple[str, Memory] | None:
+        """Return the other pipeline that has planned its first window for a group or a source, with its state; None if there is
+        none."""
+        topic, key = self.topic, group_key(name)
+        records = topic.newest(topic.partition_of(name), 0, (key,), (key,))
+        record = next((record for record in records if record.key == key), None)
+        try:
+            owner = owner_of_group(record) if record is not None else None
+        except NewerVersion as error:
+            raise unreadable_version(topic.name, f"group `{name}` has {error}", "records") from None
+        if owner is None or owner == self.parent_pipeline:
+            return None
+        return owner, topic.read_without_waiting(owner).memory
 
     def plan(self, window: Window) -> WindowEntry:
         """Write the plan of a window. Once this returns, every later attempt reads this plan and no other.
@@ -398,9 +420,10 @@ class Ledger:
         try:
             producer.begin_transaction()
             offsets = self.send(producer, [window_record(entry), *self.along(entry)])
-            if self.group_id and self.parent_memory.is_blank and not self.parent_memory.intervals and not entry.window.source:
-                owner = group_record(self.group_id, self.parent_pipeline, self.pipeline)
-                produce_all(producer, self.topic.name, self.topic.partition_of(self.group_id), [owner], TRANSACTION_SECONDS)
+            owned = self.exclusive if entry.window.source else self.group_id
+            if owned and self.parent_memory.is_blank and not self.parent_memory.intervals:
+                owner = group_record(owned, self.parent_pipeline, self.pipeline)
+                produce_all(producer, self.topic.name, self.topic.partition_of(owned), [owner], TRANSACTION_SECONDS)
             if self.group_id and self.plan_offsets:
                 window, position = entry.window, self.memory.position.source
                 planned = partial(planned_metadata, window, position=position)

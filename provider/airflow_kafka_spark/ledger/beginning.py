@@ -79,7 +79,7 @@ def decide_beginning(
             number = max(number, last.number)
         if last is not None and memory.is_blank:
             refuse_foreign(last, log.cluster_id, {} if data_loss == "skip" else log.topic_ids)
-            position = Position({r.topic_partition: r.end for r in last.ranges}, last.topic_ids, last.cluster_id)
+            position = _behind(last, position_of_group(memory.pipeline, committed)[0])
             decided_by = "sink"
     else:
         _refuse_behind(memory, committed, log, group_id, ledger_topic, last_applied)
@@ -91,6 +91,19 @@ def decide_beginning(
         number = max(number, of_group)
         decided_by = "group" if position.offsets else "starting_offsets"
     return Beginning(position, number, decided_by, sink_may_change)
+
+
+def _behind(last: Applied, of_group: Position) -> Position:
+    """Return the position behind the last window in a sink's record. A topic that this window does not have was left out of it;
+    the group knows where the pipeline has left off in it.
+
+    :param of_group: the position that the pipeline itself has committed for its group.
+    """
+    ends = {r.topic_partition: r.end for r in last.ranges}
+    topics = {tp.topic for tp in ends}
+    others = {tp: offset for tp, offset in of_group.offsets.items() if tp.topic not in topics}
+    ids = {topic: found for topic, found in of_group.topic_ids.items() if topic not in topics}
+    return Position({**others, **ends}, {**ids, **last.topic_ids}, last.cluster_id)
 
 
 def _refuse_behind(

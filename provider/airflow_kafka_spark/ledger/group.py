@@ -160,6 +160,16 @@ def intervals_of(
     return FollowedIntervals(last, offsets, {tp: offset for tp, (interval, offset) in found.items() if interval == last})
 
 
+def ledgers_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> frozenset[str]:
+    """Return the ids of the ledger topics with which a pipeline has committed its group's offsets.
+
+    :param pipeline: its name.
+    :param committed: committed offsets of the group.
+    """
+    hints = (Hint.from_metadata(there.metadata, pipeline) for there in committed.values() if there)
+    return frozenset(hint.topic_id for hint in hints if hint)
+
+
 def owner_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> str | None:
     """Return the other pipeline that a group mirrors; None if it mirrors this one or none.
 

@@ -13,7 +13,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, IntervalOverlaps, PlannedMeanwhile
 from airflow_kafka_spark.ledger.attempt import KEEP_WINDOWS, TRANSACTION_SECONDS, Ledger
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
-from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, LedgerContent
+from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerContent
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous_offsets, find_sharing_intervals, overlapping
 from airflow_kafka_spark.windows.interval_archive import group_into_archives
@@ -141,6 +141,7 @@ class IntervalLedger(Ledger):
         for _ in range(BIND_TRIES):
             binding = decide(self._parent)
             known = self._parent.binding
+            self._bound = binding
             if known is not None and replace(binding, writer=replace(binding.writer, run_id=known.writer.run_id)) == known:
                 return binding
             producer = self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, BINDING))
@@ -293,5 +294,12 @@ class IntervalLedger(Ledger):
     def _metadata(self, topic: str) -> str:
         by_age = sorted(self._parent.intervals.spans, key=lambda k: k.offset)
         ids = {t: i for k in by_age for t, i in k.topic_ids.items()}
-        facts = {"pipeline": self.parent_pipeline, "window": self.interval.name, "topic_id": ids.get(topic, "")}
+        # Intervals are read from the beginning of their partition.
+        hint = Hint(self.topic.topic_id, self._partition, 0)
+        facts = {
+            "pipeline": self.parent_pipeline,
+            "window": self.interval.name,
+            "topic_id": ids.get(topic, ""),
+            "ledger": str(hint),
+        }
         return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)

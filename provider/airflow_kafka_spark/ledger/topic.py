@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -180,10 +180,12 @@ class LedgerTopic:
         self.partitions: tuple[int, ...] = ()
         self._read_before: dict[tuple[int, int, tuple[bytes, ...]], _Read] = {}
         self._archives: dict[LedgerRecord, IntervalArchive] = {}
+        self._was_missing = False
 
     def find_existing(self) -> bool:
         """Return True if the topic exists, without creating it."""
         described = self.hook.describe_topics([self.name], missing="omit").get(self.name)
+        self._was_missing = described is None
         if described is None:
             return False
         self._is(described.topic_id, described.partitions)
@@ -199,12 +201,13 @@ class LedgerTopic:
 
         :raises LedgerUnreadable: the topic exists and is not compacted, so that retention would delete the state of pipelines.
         """
-        found = self.hook.describe_topics([self.name], missing="omit")
-        if found:
+        # A topic that was just found missing is not looked for again, which would take a second.
+        found = {} if self._was_missing else self.hook.describe_topics([self.name], missing="omit")
+        is_new = not found and self.hook.create_topic(self.name, PARTITIONS, self.replication_factor, CONFIG)
+        found = found or self.hook.describe_topics([self.name])
+        if not is_new:
             self._check_settings(found[self.name].replication_factor)
-        else:
-            self.hook.create_topic(self.name, PARTITIONS, self.replication_factor, CONFIG)
-            found = self.hook.describe_topics([self.name])
+        self._was_missing = False
         self._is(found[self.name].topic_id, found[self.name].partitions)
 
     def _check_settings(self, replicas: int) -> None:
@@ -250,6 +253,20 @@ class LedgerTopic:
         :param wait_for: prefixes of keys. The end of open transactions that may contain such keys is awaited. Default: none.
         """
         return self.find(pipeline, lambda p: self.read_partition(pipeline, p, wait_for=wait_for), lambda found: found.exists)
+
+    def in_other_ledgers(self, pipeline: str, topic_ids: Collection[str]) -> Iterator[tuple[str, Memory]]:
+        """Yield the names of other ledger topics that hold a pipeline of this name, with its state there.
+
+        :param topic_ids: ids of ledger topics. Those of topics that do not exist any more are ignored.
+        """
+        if not (ids := set(topic_ids) - {self.topic_id}):
+            return
+        for name, found in self.hook.describe_topics(self.hook.list_topics(), missing="omit").items():
+            if found.topic_id in ids:
+                other = LedgerTopic(self.hook, name)
+                there = other.read_without_waiting(pipeline).memory if other.find_existing() else Memory(pipeline)
+                if not there.is_blank or there.intervals:
+                    yield name, there
 
     def find(self, name: str, read: Callable[[int], T], is_there: Callable[[T], bool]) -> T:
         """Return the result of reading the partition that contains the records of a name: that of new records, or else any other.

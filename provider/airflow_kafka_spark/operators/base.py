@@ -296,14 +296,26 @@ class WindowOperator(VisibleOperator):
     def _moves_again(self, ledger: Ledger, done: WindowEntry, run: Run) -> bool:
         """Return True if a complete window is moved again: its task was cleared and ``on_rerun`` says so, or a person has asked.
 
-        :raises ValidationError: so it is, and the sink cannot replace rows.
+        :raises ValidationError: so it is, and the sink cannot replace rows, or not those of this window.
+        :raises BindingChanged: so it is, and it was moved with another binding.
+        :raises PlanError: so it is, and its records are no longer there.
         """
         asked = ledger.parent_memory.replay_asked(done.window)
         if asked is None:
-            return self.is_rerun(done, run)
-        self.log.info("%s has asked for window %s to be moved once more: %s", asked.who, done.window, asked.why)
-        if problems := self.replay_problems():
+            if not self.is_rerun(done, run):
+                return False
+        else:
+            self.log.info("%s has asked for window %s to be moved once more: %s", asked.who, done.window, asked.why)
+            if problems := self.replay_problems():
+                raise ValidationError(problems)
+        # The place comes first: another sink has no record of the window.
+        bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
+        again = replace(done.window, replay=done.window.replay + 1)
+        if problems := self.window_replay_problems(again):
             raise ValidationError(problems)
+        if not again.is_empty:
+            # A replay that was planned is finished before anything else: records that are gone would hold up all later windows.
+            self.check(again)
         return True
 
     def _refuse_replay(self, unfinished: WindowEntry) -> None:
@@ -312,9 +324,9 @@ class WindowOperator(VisibleOperator):
 
         :raises ValidationError: the sink cannot; names the command that gives the replay up.
         """
-        if not unfinished.window.replay or not (problems := self.replay_problems()):
-            return
         window = unfinished.window
+        if not window.replay or not (problems := self.replay_problems() or self.window_replay_problems(window)):
+            return
         found = f"window {window} is being moved once more"
         give_up = f"To give that up, and leave its rows as they are: `airflow kafka-spark skip {window.pipeline}`"
         action = "No other interval waits for it: its rows stay as they are" if window.interval else give_up
@@ -325,6 +337,13 @@ class WindowOperator(VisibleOperator):
         if isinstance(self.sink, Sink):
             return self.sink.replay_problems()
         return [Problem("sink", "what is published to Kafka cannot be replaced")]
+
+    def window_replay_problems(self, replay: Window) -> list[Problem]:
+        """Return why the sink cannot replace the rows of one window, although it can replace rows.
+
+        :param replay: the replay, with its number.
+        """
+        return self.sink.window_replay_problems(replay) if isinstance(self.sink, Sink) and not replay.is_empty else []
 
     def was_cleared(self, done: WindowEntry, run: Run) -> bool:
         """Return True if the task was cleared after its last attempt at this window, which it has planned or moved. Another run
@@ -337,15 +356,19 @@ class WindowOperator(VisibleOperator):
         frozen and written to the ledger."""
         unfinished, found = ledger.memory.open_entry, self.binding(run)
         if unfinished is None and done is not None:
-            bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, found)
             self.log.info("Window %s is complete, and its task runs again: moving it once more", done.window)
             entry = ledger.replay(done)
         elif unfinished is None:
             found = self._bind(ledger, found)
-            entry = ledger.plan(replace(self.plan(ledger, run), binding=found))
+            window = replace(self.plan(ledger, run), binding=found)
+            if isinstance(self.sink, Sink) and not window.moved:
+                window = replace(window, after=bindings.committed_before(ledger.memory, found))
+            entry = ledger.plan(window)
         else:
             if bindings.refuse_elsewhere(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):
                 found = self._bind(ledger, found)
+                # The new destination need not have a record of the windows before.
+                unfinished = replace(unfinished, window=replace(unfinished.window, after=0))
                 self.log.warning("Window %s goes from now on %s", unfinished.window, describe_binding(found))
             elif unfinished.window.binding is not None:
                 found = with_details(unfinished.window.binding, found)

@@ -18,7 +18,7 @@ from airflow_kafka_spark.errors import DestinationChanged, GroupOwned, PipelineR
 from airflow_kafka_spark.operators.visibility.links import SECTION
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, other_endpoint, other_place, other_writer
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
-from airflow_kafka_spark.windows.model import TopicPartition, Tries
+from airflow_kafka_spark.windows.model import State, TopicPartition, Tries
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
@@ -143,6 +143,28 @@ def decide_binding(pipeline: str, whole: Memory, found: Binding, *, is_free: boo
     return replace(kept, writer=replace(kept.writer, deployment=kept.writer.deployment or known.writer.deployment))
 
 
+def is_same_flow(known: Binding | None, found: Binding | None) -> bool:
+    """Return True if two bindings have the same source and the same destination, and both know them."""
+    if not known or not found:
+        return False
+    ends = ((known.destination, found.destination), (known.origin, found.origin))
+    return all(one.place and not other_place(one, other) and not other_place(other, one) for one, other in ends)
+
+
+def committed_before(whole: Memory, found: Binding) -> int:
+    """Return the number of the last window with records that was committed to the destination of a run; 0 if that is not known.
+
+    :param whole: what the ledger holds of the whole pipeline.
+    :param found: the binding of the run's window.
+    """
+    done = [e.window for e in whole.entries.values() if e.state is State.COMPLETE and not e.window.is_empty]
+    last = max(done, key=lambda window: window.number, default=None)
+    if last is None or last.binding is None or last.binding.decided != found.decided:
+        return 0
+    known, now = last.binding.destination, found.destination
+    return 0 if other_endpoint(known, now) or other_endpoint(now, known) else last.number
+
+
 def refuse_elsewhere(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> bool:
     """Return True if an open window takes the binding of this run: its own is unknown, or a ``rebind`` allows it.
 
@@ -194,7 +216,8 @@ def _refuse_ends(pipeline: str, entry: WindowEntry, known: Binding, found: Bindi
 
 
 def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> None:
-    """Refuse a group that mirrors another pipeline.
+    """Refuse a group that mirrors another pipeline. A pipeline of the same name in another ledger topic is another one if another
+    task moves it, or if it has another destination.
 
     A pipeline that began at the offsets of another one would leave out records that it has not moved itself. One whose pipeline
     was renamed would move again what its sink has committed of an open window.
@@ -203,7 +226,7 @@ def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPa
     :param committed: the offsets that the group has committed.
     :raises GroupOwned: the group mirrors another pipeline.
     """
-    from airflow_kafka_spark.ledger.group import owner_of
+    from airflow_kafka_spark.ledger.group import ledgers_of, owner_of
 
     pipeline, whole = ledger.parent_pipeline, ledger.parent_memory
     owner = owner_of(pipeline, committed)
@@ -211,3 +234,8 @@ def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPa
         owner = ledger.group_owner()
     if owner is not None:
         raise GroupOwned(pipeline, group_id, owner)
+    for name, there in ledger.topic.in_other_ledgers(pipeline, ledgers_of(pipeline, committed)):
+        known, mine = there.binding, ledger.bound
+        # The same task with the same destination has got another ledger: it goes on at the group's offsets.
+        if known and mine and (other_writer(known.writer, mine.writer) or other_place(known.destination, mine.destination)):
+            raise GroupOwned(pipeline, group_id, pipeline, name)

@@ -321,6 +321,15 @@ class KafkaToSinkOperator(FromKafkaOperator):
         others = [problem for c in self._routed_sinks for problem in c.prefixed(c.sink.replay_problems())]
         return [*super().replay_problems(), *others]
 
+    def window_replay_problems(self, replay: Window) -> list[Problem]:
+        found = super().window_replay_problems(replay)
+        for routed in self._routed_sinks if not replay.is_empty else ():
+            part = replace(replay, pipeline=routed.pipeline(replay.pipeline))
+            # A filter may be newer than the window: its sink has no rows of it to replace.
+            if routed.sink.applied(replace(part, replay=0)) is not None:
+                found += routed.prefixed(routed.sink.window_replay_problems(part))
+        return found
+
     def null_value_problems(self) -> list[Problem]:
         behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"
         if behavior not in (None, "fail", "ignore", "write", "delete"):

@@ -72,7 +72,8 @@ class RoutedSink:
         before = drop_recreated_topics(last, window).ranges if last and last.number < window.number else ()
         ends = {r.topic_partition: r.end for r in before}
         holes = [Gap(*tp, end, starts[tp]) for tp, end in ends.items() if starts.get(tp, 0) > end]
-        return replace(window, pipeline=name, gaps=(*window.gaps, *holes))
+        # The filter may be newer than the windows before.
+        return replace(window, pipeline=name, gaps=(*window.gaps, *holes), after=0)
 
     def chain(self, before: Sequence[Transform]) -> tuple[Transform, ...]:
         """Return the transforms that make the sink's rows of records.

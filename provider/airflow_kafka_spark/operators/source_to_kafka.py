@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, route_problems, target_problems
-from airflow_kafka_spark.errors import LedgerBehind, Problem, RowsRejected, SourceRejected, Unchecked
+from airflow_kafka_spark.errors import (
+    LedgerBehind,
+    PipelineInOtherLedger,
+    Problem,
+    RowsRejected,
+    SourceOwned,
+    SourceRejected,
+    Unchecked,
+)
 from airflow_kafka_spark.operators.base import WindowOperator, analysis_problems, asset_uris, first_cause
-from airflow_kafka_spark.operators.binding import Run
+from airflow_kafka_spark.operators.binding import Run, is_same_flow
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
     accounts_of,
@@ -49,6 +57,8 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.transforms.chain import TransformLike
 
 
+PLACES = 3
+"""Maximum number of topics at which the group names the last window, if a column names the topics."""
 RECORD_OPTIONS = frozenset(
     f"sink.{name}" for name in ("key", "value_columns", "headers", "topic_column", "partition", "timestamp")
 )
@@ -282,12 +292,22 @@ class SourceToKafkaOperator(WindowOperator):
         self.sink.ensure_topic(self.kafka)
         targets = [target(self.kafka, self.sink)] if self.sink.topic else []
         self._refuse_lost(ledger, targets)
+        if ledger.memory.is_blank and ledger.bound is not None:
+            ledger.exclusive = self.source.exclusive(ledger.bound.origin)
+            if ledger.exclusive and (owner := ledger.source_owner()):
+                raise SourceOwned(ledger.pipeline, self.source.uri, owner, self.ledger_topic)
         frozen = self.source.freeze(ledger.memory.position.source)
         if len(frozen.splits) > MAX_SPLITS:
             found = f"the window has {len(frozen.splits)} splits, more than {MAX_SPLITS}"
             raise SourceRejected(self.source.uri, found, "Make splits larger, or windows smaller")
         self._check_transforms(frozen.splits[:1])
-        ledger.plan_offsets = self._place_in_target()
+        ledger.plan_offsets = self._places_in_targets(ledger.memory.published or ())
+        if targets and not ledger.plan_offsets and ledger.memory.is_blank:
+            self.log.warning(
+                "The user of connection `%s` may not read topic `%s`. If ledger topic `%s` is lost, this pipeline publishes all "
+                "rows again, without an error; with the right Read on the topic, it is refused",
+                self.kafka_conn_id, self.sink.topic, self.ledger_topic,
+            )  # fmt: skip
         return Window(
             pipeline=ledger.pipeline,
             number=ledger.memory.last_used + 1,
@@ -306,20 +326,26 @@ class SourceToKafkaOperator(WindowOperator):
         )
 
     def _refuse_lost(self, ledger: Ledger, targets: Sequence[TargetTopic]) -> None:
-        """Make sure that the ledger knows every window that the group names.
+        """Make sure that the ledger knows every window that the group names, and that a new pipeline is new.
 
         :raises LedgerBehind: it does not: the window's rows would be published again.
+        :raises PipelineInOtherLedger: the pipeline has published to these topics with another ledger topic.
         """
         from airflow_kafka_spark.ledger.group import source_window_of
 
-        memory, group = ledger.memory, self.own_group
+        memory, group, ids = ledger.memory, self.own_group, {found.topic: found.topic_id for found in targets}
         of_ledger = [TopicPartition(self.ledger_topic, number) for number in ledger.topic.partitions]
-        committed = self.kafka.committed(group, [*of_ledger, *(TopicPartition(found.topic, 0) for found in targets)])
-        named = source_window_of(ledger.pipeline, committed, {found.topic: found.topic_id for found in targets})
+        # Only a ledger that was lost as a whole needs the other places. With a column of topics, any topic may be one.
+        names = ids or (self.kafka.list_topics() if memory.is_blank else ())
+        places = [TopicPartition(name, 0) for name in names if name != self.ledger_topic]
+        committed = self.kafka.committed(group, [*of_ledger, *places])
+        named = source_window_of(ledger.pipeline, committed, ids)
+        if named is None and memory.is_blank:
+            self._refuse_other_ledger(ledger, places, ids)
         known = max((memory.last_used, *memory.entries))
         if named is None or named.number <= known:
             return
-        to, only = f"committed:{group}", [found.topic for found in targets]
+        to, only = f"committed:{group}", [place.topic for place in places if committed[place]]
         error = LedgerBehind(ledger.pipeline, group, named.number, known, self.ledger_topic, to, only)
         in_part = f"Window {named.number} may be published in part, and is published again by it. " if named.is_planned else ""
         again = (
@@ -330,16 +356,44 @@ class SourceToKafkaOperator(WindowOperator):
         error.action = f"{go_on}{again}"
         raise error
 
-    def _place_in_target(self) -> dict[TopicPartition, int]:
-        """Return the place in the sink's topic at which the group says which window was planned and published last.
+    def _refuse_other_ledger(self, ledger: Ledger, places: Sequence[TopicPartition], ids: Mapping[str, str]) -> None:
+        """Make sure that no pipeline of this name publishes the same rows to the same topic with another ledger topic: this one
+        would publish all of them again.
 
-        The ledger topic may be lost, and the group's offset of it with it. Empty if the sink has no topic of its own, or if the
-        user may not read it: brokers take offsets only of topics that a user may read.
+        :param places: the places of topics at which a group may name the last window.
+        :param ids: the ids of the topics that are published to, if they are known.
+        :raises PipelineInOtherLedger: there is one, or there was one whose ledger topic is gone.
         """
-        if not self.sink.topic or not self.kafka.may_read(self.sink.topic):
-            return {}
-        place = TopicPartition(self.sink.topic, 0)
-        return {place: self.kafka.offsets([self.sink.topic])[place].lso}
+        from airflow_kafka_spark.ledger.group import source_window_of
+        from airflow_kafka_spark.ledger.topic import LedgerTopic
+
+        pipeline, mine = ledger.pipeline, ledger.bound
+        for group in sorted(self.kafka.group_ids()):
+            name, found, _ = group.rpartition(f".{pipeline}")
+            if not found or group != f"{name}.{pipeline}" or name == self.ledger_topic or not name:
+                continue
+            other = LedgerTopic(self.kafka, name)
+            if other.find_existing():
+                there = other.read_without_waiting(pipeline).memory
+                is_same = not there.is_blank and is_same_flow(there.binding, mine)
+            else:
+                is_same = source_window_of(pipeline, self.kafka.committed(group, places), ids) is not None
+            if is_same:
+                raise PipelineInOtherLedger(pipeline, self.ledger_topic, name)
+
+    def _places_in_targets(self, published: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the places in the topics that are published to, at which the group says which window was planned and published
+        last.
+
+        The ledger topic may be lost, and the group's offset of it with it. Topics that the user may not read are left out:
+        brokers take offsets only of topics that a user may read.
+
+        :param published: partitions that have records of the pipeline; a few of their topics are used if the sink has none.
+        """
+        topics = [self.sink.topic] if self.sink.topic else sorted({tp.topic for tp in published})[:PLACES]
+        known = self.kafka.describe_topics(topics, missing="omit")
+        places = [TopicPartition(topic, 0) for topic in known if self.kafka.may_read(topic)]
+        return {place: found.lso for place, found in self.kafka.offsets(places).items()} if places else {}
 
     def _check_transforms(self, bounds: Sequence[Mapping[str, Any]]) -> None:
         """Make sure, before the window is written down, that the transforms fit the rows. No rows are read for it.
@@ -437,7 +491,8 @@ class SourceToKafkaOperator(WindowOperator):
 
         report = replace(report, completed_at=utc_now(), source=self.source.uri)
         claim = ledger.ledger_claim
-        offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._place_in_target()}
+        landed = [*(ledger.memory.published or ()), *(part.topic_partition for part in report.published)]
+        offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._places_in_targets(landed)}
         ledger.close(report.to_dict(), offsets)
         closed = ledger.claimed.window.source
         assert closed is not None

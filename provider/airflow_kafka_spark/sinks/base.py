@@ -15,7 +15,7 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import Applied, BadRecord, Split, SplitResult, Window
 
@@ -171,6 +171,20 @@ class WindowWriter(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
+LEAVE_ROWS = 'Leave the rows as they are: set `on_rerun="skip"`, or do not clear the task'
+
+
+def unknown_window(replay: Window, uri: str) -> Problem:
+    """Return that a sink has no record of a window that is to be replayed, so that it does not know which rows are its own."""
+    found = f"{uri} has no record of window {replay}, so that a replay would not replace its rows, but add them again"
+    return Problem("on_rerun", found, LEAVE_ROWS)
+
+
+def rewritten_window(error: KafkaSparkError) -> Problem:
+    """Return that others have rewritten the rows of a window that is to be replayed."""
+    return Problem("on_rerun", error.found, LEAVE_ROWS)
+
+
 class Sink(ABC):
     """A destination of windows. A frozen dataclass of options; connections are looked up when they are used, never at DAG
     parse."""
@@ -240,6 +254,17 @@ class Sink(ABC):
         Called before a replay is planned, and before an open one is resumed. Changes nothing.
         """
         return [Problem("on_rerun", "this sink cannot replace the rows of a window", 'Set `on_rerun="skip"`')]
+
+    def window_replay_problems(self, replay: Window) -> list[Problem]:
+        """Return why the rows of one window cannot be replaced, although this sink can replace rows (:meth:`replay_problems`):
+        its rows, or its record, are not where a replay looks for them. Empty if the sink has applied this replay already.
+
+        Called before a replay is planned, and before an open one is resumed. Changes nothing. Default: none.
+
+        :param replay: the replay, with its number.
+        :raises SinkUnavailable: the server cannot be reached.
+        """
+        return []
 
     def unordered_problems(self) -> list[Problem]:
         """Return why windows that are applied in another order than that of their offsets, as data intervals may be, would leave

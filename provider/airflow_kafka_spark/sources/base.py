@@ -96,6 +96,13 @@ class RowSource(ABC):
         """
         return Endpoint({"source": self.uri})
 
+    def exclusive(self, origin: Endpoint) -> str:
+        """Return the name of what a single pipeline may read, because reading it moves it on; empty (default) if any number may.
+
+        :param origin: the result of :meth:`origin`.
+        """
+        return ""
+
     @property
     def packages(self) -> tuple[str, ...]:
         """Maven coordinates (``group:artifact:version``) that Spark needs to read it; resolved and cached by the hook."""

@@ -80,6 +80,7 @@ def window_to_json(window: Window) -> dict[str, Any]:
         **({"interval": list(window.interval)} if window.interval else {}),
         **({"replay": window.replay} if window.replay else {}),
         **({"moved": window.moved} if window.moved else {}),
+        **({"after": window.after} if window.after else {}),
         **({"binding": binding_to_json(window.binding)} if window.binding else {}),
         **_epochs_to_json([r.topic_partition for r in window.ranges], window.epochs),
     }
@@ -102,6 +103,7 @@ def window_from_json(value: Mapping[str, Any]) -> Window:
         interval=tuple(value["interval"]) if value.get("interval") else None,
         replay=value.get("replay", 0),
         moved=value.get("moved", 0),
+        after=value.get("after", 0),
         binding=binding_from_json(value["binding"]) if value.get("binding") else None,
         epochs=_epochs_from_json([TopicPartition(*item[:2]) for item in value["ranges"]], value),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from airflow_kafka_spark.errors import ForeignOffsets, WindowConflict
+from airflow_kafka_spark.errors import ForeignOffsets, SinkRecordMissing, WindowConflict
 from airflow_kafka_spark.windows.model import Applied, Gap, OffsetRange, TopicPartition, Window
 
 
@@ -43,17 +43,24 @@ def continues(previous: Applied, window: Window) -> list[str]:
     return found
 
 
-def refuse_gap(previous: Applied, window: Window, place: str) -> None:
-    """Refuse a window that does not continue the last one in its sink's record.
+def refuse_gap(previous: Applied | None, window: Window, place: str) -> None:
+    """Refuse a window that does not continue the last one in its sink's record. A replay need not.
 
     Topics that were recreated in between are not compared: the decision to continue with them was made when the window was
     planned. A change of the cluster is allowed only for a pipeline that was moved by hand (``window.moved``).
 
-    :param previous: the last other window in the sink's record.
+    :param previous: the last other window in the sink's record; None if it has none of the pipeline.
     :param place: name of the record, for messages.
+    :raises SinkRecordMissing: it has none, although an earlier window was committed to this destination (``window.after``).
     :raises ForeignOffsets: it belongs to another cluster, and the pipeline was not moved since.
     :raises WindowConflict: the window does not continue it.
     """
+    if window.replay:
+        return
+    if previous is None:
+        if window.after and not window.moved:
+            raise SinkRecordMissing(window.pipeline, window.number, window.after, place)
+        return
     if not window.moved and _differ(previous.cluster_id, window.cluster_id):
         refuse_foreign(previous, window.cluster_id, window.topic_ids)
     if reasons := continues(drop_recreated_topics(previous, window), window):

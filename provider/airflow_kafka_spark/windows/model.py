@@ -194,6 +194,8 @@ class Window:
     :param replay: number of the replay, whose rows replace those of the previous one; 0 for the first move of the window.
     :param moved: number of the manual change that set the position at which the window begins; 0 if it begins at the end of the
         previous window.
+    :param after: number of an earlier window that was committed to this destination, so that the sink has to have a record of it
+        or of a later one; 0 if that is not known.
     :param binding: the task that planned it, its destination and its origin; None if unknown.
     :param epochs: leader epoch of each partition when its end was frozen. The log below the end was that leader's. A missing
         partition is unknown.
@@ -214,6 +216,7 @@ class Window:
     interval: tuple[int, int] | None = None
     replay: int = 0
     moved: int = 0
+    after: int = 0
     binding: Binding | None = None
     epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
 

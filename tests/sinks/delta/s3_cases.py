@@ -16,6 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.hooks.s3 import s3_access
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
+from airflow_kafka_spark.windows.binding import other_endpoint, other_place
 from tests.sinks.attempt import Victim, apply, travelled, write_all, write_split
 from tests.sinks.feed import SCHEMA, Feed
 from tests.sinks.oracle import same_multiset
@@ -165,7 +166,10 @@ def test_problems_are_reported_without_the_secret(lake, feed):
     job = feed.next()
     with pytest.raises(SinkUnavailable):
         apply(reader, job)
-    assert lake.sink.destination().place["server"].startswith("127.0.0.1:")
+    there = lake.sink.destination()
+    assert there.place["server"].startswith("127.0.0.1:")
+    amazon = replace(lake.sink, conn_id=None).destination()
+    assert [d.what for d in other_endpoint(amazon, there)] == [d.what for d in other_place(there, amazon)] == ["server"]
     secret = s3_access("lake").secret_key
     with lake.sink.begin(job.window, job.splits, job.shape) as writer:
         assert secret not in repr(lake.sink) + repr(lake.sink.store) + repr(writer.split_writer().target)

@@ -23,7 +23,7 @@ from airflow_kafka_spark.sinks.lake.place import TablePlace
 from airflow_kafka_spark.windows.codec import ranges_to_json
 from tests.sinks.attempt import apply, write_all
 from tests.sinks.delta.cases import DeltaCase
-from tests.sinks.feed import SCHEMA, Feed, row
+from tests.sinks.feed import SCHEMA, Feed, replayed, row
 from tests.sinks.oracle import same_multiset
 
 SMALL = pa.schema([("id", pa.int64()), ("name", pa.string()), ("ratio", pa.float64())])
@@ -110,6 +110,17 @@ def test_a_pipelines_version_grows_with_each_of_its_commits():
 
 
 # --- replays --------------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_that_was_committed_needs_no_files_and_an_unknown_window_is_not_replayed(lake, feed):
+    job, unknown = feed.next(), feed.next()
+    again = replayed(job)
+    assert "no record" in lake.sink.window_replay_problems(again.window)[0].what, "there is no table yet"
+    apply(lake.sink, job)
+    assert "no record" in lake.sink.window_replay_problems(replayed(unknown).window)[0].what
+    apply(lake.sink, again)
+    lake.maintain()
+    assert lake.sink.window_replay_problems(again.window) == [], "its attempt died before the close: only that is left"
 
 
 def test_a_table_that_only_takes_appends_says_so_before_a_replay_is_planned(lake, feed):

@@ -48,6 +48,7 @@ from airflow_kafka_spark.sinks.iceberg.partitions import PartitionField
 from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
 from airflow_kafka_spark.sinks.iceberg.snapshots import PIPELINE, WINDOW, tag_name
 from airflow_kafka_spark.sinks.iceberg.tasks.transforms import transformed
+from airflow_kafka_spark.windows.binding import other_endpoint, other_place
 from airflow_kafka_spark.windows.codec import ranges_to_json
 from tests.sinks.attempt import Victim, apply, write_all
 from tests.sinks.feed import INSTANTS, SCHEMA, TEXTS, Feed, replayed, row
@@ -194,6 +195,24 @@ def test_manifests_of_many_windows_are_merged(lake, feed):
 
 
 # --- replays --------------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_of_an_interval_whose_tag_was_dropped_is_refused_and_would_be_there_twice(lake, feed):
+    """Tags of intervals may be dropped, as the documentation advises; then their snapshots expire."""
+    job = feed.next()
+    again = replayed(job)
+    assert "no record" in lake.sink.window_replay_problems(again.window)[0].what, "there is no table yet"
+    apply(lake.sink, job)
+    with lake.catalog() as catalog:
+        catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(feed.pipeline)).commit()
+    lake.of_others(-1)
+    assert lake.sink.window_replay_problems(again.window) == [], "its snapshot is still there"
+    lake.expire()
+    (problem,) = lake.sink.window_replay_problems(again.window)
+    assert problem.where == "on_rerun" and "no record" in problem.what
+    apply(lake.sink, again)
+    assert Counter(lake.ids()) == Counter([*job.ids, *again.ids, -1]), "the sink alone cannot know better"
+    assert lake.sink.window_replay_problems(again.window) == [], "this replay is there"
 
 
 # --- columns --------------------------------------------------------------------------------------------------------
@@ -371,6 +390,16 @@ def test_files_and_manifests_lie_where_the_table_says_and_a_dead_attempts_are_re
     assert Counter(lake.ids()) == Counter([*replayed(first, first=3).ids, *job.ids])
 
 
+def test_the_tag_of_a_data_interval_lets_its_snapshot_expire_some_day(lake):
+    """Each interval has one: if they stayed, table metadata would grow with each hour for ever."""
+    ages = {}
+    for name in ("hours", "hours.20260101T000000Z-20260101T010000Z", "hours.20260101T010000Z-20260101T020000Z.to.orders"):
+        job = Feed(SMALL, name).next(1, 0, 0)
+        apply(lake.sink, job)
+        ages[name] = current(lake).refs()[tag_name(name)].max_ref_age_ms
+    assert list(ages.values()) == [2**63 - 1, *[90 * 86_400_000] * 2]
+
+
 # --- branches -------------------------------------------------------------------------------------------------------
 
 
@@ -379,7 +408,8 @@ def test_windows_on_a_branch_are_seen_once_it_is_published(lake, feed):
     apply(lake.sink, first)
     audit = replace(lake.sink, branch="audit")
     assert audit.validate(feed.shape) == []
-    assert audit.destination() != lake.sink.destination()
+    assert [d.what for d in other_endpoint(lake.sink.destination(), audit.destination())] == ["branch"]
+    assert [d.what for d in other_place(audit.destination(), lake.sink.destination())] == ["branch"]
     apply(audit, second)
     lake.of_others(-1)
     assert Counter(lake.ids()) == Counter([*first.ids, -1])

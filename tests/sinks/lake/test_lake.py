@@ -151,9 +151,13 @@ def test_a_replay_of_a_window_whose_files_were_rewritten_is_refused(lake, feed):
     job = feed.next()
     apply(lake.sink, job)
     lake.of_others(-1)
+    again = replayed(job)
+    assert lake.sink.window_replay_problems(again.window) == []
     lake.maintain()
+    (problem,) = lake.sink.window_replay_problems(again.window)
+    assert problem.where == "on_rerun" and "rewritten" in problem.what, "it is said before a replay is planned, too"
     with pytest.raises(WindowConflict, match="rewritten"):
-        apply(lake.sink, replayed(job))
+        apply(lake.sink, again)
     assert Counter(lake.ids()) == Counter([*job.ids, -1])
     assert not attempts(lake)
 
@@ -167,6 +171,7 @@ def test_a_replay_of_a_rewritten_window_goes_by_its_window_column(kind, feed, tm
     lake.of_others(-1)
     lake.maintain()
     again = replayed(jobs[1], first=5)
+    assert lake.sink.window_replay_problems(again.window) == []
     before = lake.commits()
     assert apply(lake.sink, again).written == len(again.ids)
     assert lake.commits() == before + 1
@@ -180,7 +185,8 @@ def test_a_replay_of_a_rewritten_window_goes_by_its_window_column(kind, feed, tm
     plain = replace(lake.sink, window_column=None)
     apply(plain, fourth := feed.next())
     lake.maintain()
-    with pytest.raises(WindowConflict, match="window_column"):
+    assert [p.where for p in lake.sink.window_replay_problems(replayed(fourth).window)] == ["on_rerun"]
+    with pytest.raises(WindowConflict):
         apply(lake.sink, replayed(fourth))
 
 

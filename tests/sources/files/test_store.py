@@ -43,4 +43,4 @@ def test_two_object_stores_with_buckets_of_one_name_are_two_places(monkeypatch):
     assert store(endpoint_url="http://user:secret@minio:9000/") == {"path": "s3a://lake/in", "server": "minio:9000"}
     assert store(endpoint_url=None, client_kwargs={"endpoint_url": "https://ceph"})["server"] == "ceph"
     assert store(account_name="prod")["server"] == "prod"
-    assert "server" not in store(), "only its scheme says where it is"
+    assert store()["server"] == "default", "a server that is given is another one"

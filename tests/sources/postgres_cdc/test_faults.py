@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_kafka_spark.errors import SourceOwned
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from tests.sources.postgres_cdc.shop import captured
+from tests.support.control import forget
 from tests.support.waiting import settled
 
 IN_A_TASK = ("publish.mid", "publish.flushed", "publish.marked", "publish.committed")
@@ -51,6 +54,15 @@ def test_a_copy_of_a_table_equals_it_after_every_drain_whatever_is_killed(kafka,
         settled(shop.topic("cut"), shop.topic("kept"))
         assert shop.compare() > 0
         assert shop.run("end")["records_written"] == 0
+        # Another pipeline with this slot would not get what was captured, and would advance it past what this one has read.
+        other = f"{shop.name}-other"
+        shop.change(20)
+        with pytest.raises(SourceOwned, match=f"serves pipeline `{shop.name}`"):
+            shop.run("begin", pipeline=other)
+        settled(shop.topic("cut"), shop.topic("kept"), f"ledger-{shop.name}")
+        with KafkaHook() as hook:
+            forget(hook, shop.name, why="it is gone for good", ledger_topic=f"ledger-{shop.name}")
+        assert shop.run("begin", pipeline=other)["records_written"] > 0, "it goes on where the slot stands"
 
 
 @pytest.mark.faults

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
+import psycopg
 import pytest
 
+from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.formats import Raw
+from airflow_kafka_spark.operators import SourceToKafkaOperator
+from airflow_kafka_spark.sinks import KafkaSink
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import VisibleTransactions, _fields
+from airflow_kafka_spark.transforms import RegexRouter
 from tests.sources.postgres_cdc.kit import Log, Windows, changes, log_of
+from tests.support.waiting import eventually
 
 
 class Copy:
@@ -91,8 +100,6 @@ class Traffic:
             self.end(self.open.pop())
 
     def some(self, session: Any) -> None:
-        import psycopg
-
         connection = session or self.place.connection
         with connection.transaction():
             connection.execute("SET LOCAL lock_timeout = '100ms'")
@@ -157,7 +164,7 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
             **options,
         )
         assert source.validate() == []
-        windows, copy, kinds = Windows(source), Copy(), []
+        windows, copy, kinds, behind = Windows(source), Copy(), [], 0
         for _ in range(200):
             window = windows.freeze()
             kinds.append("none" if not window.splits else "chunks" if "table" in window.splits[0] else "log")
@@ -170,6 +177,9 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
                         published[index] = records
                         copy.apply(records)
             windows.close(window, advance=traffic.random.random() < 0.7)
+            if kinds[-1] == "chunks":
+                assert parse_lsn(window.position["lsn"]) >= behind, "the log was not read up to the chunks before"
+                behind = parse_lsn((windows.position or {})["snapshot"]["lsn"])
             if not window.remaining and not (windows.position or {}).get("snapshot"):
                 if traffic.open or kinds.count("log") < 20:
                     traffic.change(10, truncates)
@@ -268,8 +278,6 @@ def test_rows_and_columns_that_the_publication_leaves_out_are_not_read(place):
 
 
 def test_a_key_that_changes_within_a_snapshot_is_refused(orders):
-    from airflow_kafka_spark.errors import SourceRejected
-
     place = orders.place
     place.execute("INSERT INTO orders SELECT n, n::text FROM generate_series(1, 30) n")
     windows = started(orders, snapshot="initial", snapshot_chunk_rows=5, snapshot_chunks_per_window=1)
@@ -304,3 +312,65 @@ def test_a_partitioned_table_that_is_published_as_its_root_is_cut_and_read_as_on
         place.execute("UPDATE p SET id = 19 WHERE id = 1; UPDATE p SET id = 1 WHERE id = 18; DELETE FROM p WHERE id = 9")
         copy.apply(drained(windows))
     assert sorted(key for (key,) in copy.tables["p"]) == [n for n in range(1, 20) if n not in (9, 18)]
+
+
+def test_a_truncate_waits_for_the_chunk_that_is_being_read(orders, monkeypatch):
+    """It would show in the snapshot of the chunk, which is older."""
+    place = orders.place
+    place.execute("INSERT INTO orders SELECT n, 'first' FROM generate_series(1, 9) n")
+    windows = started(orders, snapshot="initial")
+    window = windows.freeze()
+    monkeypatch.setattr("airflow_kafka_spark.sources.postgres_cdc.tasks.read.BATCH_ROWS", 1)
+    reader = windows.source.reader(window.splits, None)
+    assert not isinstance(reader, str)
+    batches = reader.read(0)
+    assert next(batches).num_rows == 1
+    place.execute("SET lock_timeout = '50ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        place.execute("TRUNCATE orders")
+    assert sum(batch.num_rows for batch in batches) == 8
+    place.execute("TRUNCATE orders")
+
+
+def test_a_transaction_that_waits_for_a_standby_is_neither_lost_nor_doubled(orders, monkeypatch):
+    """Its commit is in the log, and no session sees it: chunks that are read meanwhile would not include it."""
+    place = orders.place
+    place.execute("INSERT INTO orders SELECT n, 'first' FROM generate_series(1, 9) n")
+    windows = started(orders, snapshot="initial", snapshot_chunk_rows=3, snapshot_chunks_per_window=1)
+    assert [r["key"]["id"] for r in windows.next()] == [1, 2, 3]
+    monkeypatch.setattr("airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot.VISIBLE_SECONDS", 0.1)
+    place.execute("SET synchronous_commit = local")
+    place.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    place.execute("SELECT pg_reload_conf()")
+    try:
+        with place.server.connect(autocommit=True) as waiting:
+            eventually(lambda: waiting.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",), 30)
+            insert = f"INSERT INTO {orders.tables[0]} VALUES (100, 'waits')".encode()
+            committing = threading.Thread(target=waiting.execute, args=[insert])
+            committing.start()
+            of_session = f"pid = {waiting.info.backend_pid} AND wait_event = 'SyncRep'"
+            eventually(lambda: place.one(f"SELECT count(*) FROM pg_stat_activity WHERE {of_session}") == 1, 30)
+            window = windows.freeze()
+            with pytest.raises(SourceUnavailable, match="waits for a synchronous standby"):
+                windows.read(window)
+            place.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            place.execute("SELECT pg_reload_conf()")
+            committing.join(60)
+    finally:
+        place.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        place.execute("SELECT pg_reload_conf()")
+    assert windows.read(window) == []
+    windows.close(window)
+    assert sorted(r["key"]["id"] for r in drained(windows)) == [4, 5, 6, 7, 8, 9, 100]
+
+
+def test_spark_does_not_read_a_snapshot(orders):
+    source = orders.source(snapshot="initial")
+    window = source.freeze(None)
+    with pytest.raises(SourceRejected, match="can only be read by tasks"):
+        source.frame(None, window.splits)  # type: ignore[arg-type]
+    sink = KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())
+    options: dict[str, Any] = {"task_id": "t", "sink": sink, "transforms": [RegexRouter("a", "b")], "read_with": "spark"}
+    found = SourceToKafkaOperator(source=source, **options)._reading_problems()
+    assert [problem.where for problem in found] == ["transforms", "read_with"]
+    assert not list(SourceToKafkaOperator(source=orders.source(), **options)._reading_problems())

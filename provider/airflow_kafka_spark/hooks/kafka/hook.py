@@ -365,6 +365,10 @@ class KafkaHook(KafkaBaseHook):
         wanted = sorted({TopicPartition(*p) for p in partitions})
         return kafka_requests.committed(self._calls, self.config, group_id, wanted, stable=stable) if wanted else {}
 
+    def group_ids(self) -> frozenset[str]:
+        """Return the ids of all consumer groups that this connection may see."""
+        return kafka_requests.group_ids(self._calls)
+
     def group_state(self, group_id: str) -> GroupState:
         """Return a group's state and its live members.
 

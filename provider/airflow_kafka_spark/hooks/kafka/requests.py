@@ -386,6 +386,12 @@ def _held_by_a_transaction(settings: Mapping[str, Any], partitions: Collection[T
         consumer.close()
 
 
+def group_ids(calls: KafkaCalls) -> frozenset[str]:
+    """Return the ids of the consumer groups. Groups of brokers that do not answer are missing."""
+    found = calls.request_one("listing groups", lambda client, timeout: client.list_consumer_groups(request_timeout=timeout))
+    return frozenset(group.group_id for group in found.valid)
+
+
 def alter_committed(calls: KafkaCalls, group_id: str, commits: Mapping[TopicPartition, CommittedOffset]) -> None:
     """Set the group's offsets. All partitions exist."""
     import confluent_kafka

@@ -7,16 +7,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, WindowConflict
-from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink
+from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, rewritten_window, unknown_window
 from airflow_kafka_spark.sinks.delta.log import DeltaLog
 from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
 from airflow_kafka_spark.sinks.keyed import guard_problems
-from airflow_kafka_spark.windows.binding import Endpoint
+from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, Window
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
     from airflow_kafka_spark.sinks.delta.writer import DeltaWindowWriter
+
+
+AMAZON = "amazonaws.com"
+"""The server of S3 if the connection names no other."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +80,10 @@ class DeltaSink(DeltaSinkOptions, Sink):
         return self.uri
 
     def destination(self) -> Endpoint:
-        """Return the table, and the server that is asked for it if the connection names one."""
+        """Return the table, and the server that is asked for it: two servers may have buckets of one name."""
         store = self.store
-        server = store.access.endpoint if store.access else ""
-        return Endpoint({"table": self.uri, **({"server": server.partition("://")[2]} if server else {})})
+        server = (store.access.endpoint if store.access else "").partition("://")[2] or AMAZON
+        return Endpoint({"table": self.uri, **({} if store.place.is_local else {SERVER: server})})
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, table and rights. Writes nothing."""
@@ -101,6 +107,36 @@ class DeltaSink(DeltaSinkOptions, Sink):
     def unordered_problems(self) -> list[Problem]:
         """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
         return guard_problems(self, "window", "an interval that is moved after a later one")
+
+    def window_replay_problems(self, replay: Window) -> list[Problem]:
+        """Return a problem if the table has no record of the window, or if others have rewritten its files and no row names the
+        window in ``window_column``. An upsert goes by keys."""
+        if self.upserts:
+            return []
+        from airflow_kafka_spark.sinks.delta.records import Records
+        from airflow_kafka_spark.sinks.delta.writer import replaced_files
+
+        delta_log = DeltaLog(self.store)
+        table = delta_log.load(f"looking for window {replay}")
+        try:
+            found = Records(delta_log).find(table, replay.pipeline, replay.number) if table is not None else None
+            if table is None or found is None:
+                return [unknown_window(replay, self.uri)]
+            if found.applied.replay < replay.replay:
+                replaced_files(table, replay, found)
+        except WindowConflict as error:
+            return [] if table is not None and self._names_window(table, replay) else [rewritten_window(error)]
+        return []
+
+    def _names_window(self, table: DeltaTable, window: Window) -> bool:
+        """Return True if a row of the table names a window in ``window_column``."""
+        from airflow_kafka_spark.sinks.delta.tasks.read import table_files
+        from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
+
+        if not self.window_column or self.window_column not in (field.name for field in table.schema().fields):
+            return False
+        deletion = Upsert.deletion(window, self.window_column)
+        return deletion.is_met(table_files(table, deletion)[0])
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the window with the highest number that the pipeline's transaction version names.

@@ -40,6 +40,7 @@ _FAILURES = 4
 """Tries of a commit that fail although no other writer has committed."""
 
 
+_REPLACED = "its rows in the files that it was written to, or in a `window_column`, which a replay replaces"
 _SUSPECT = "VACUUM with a retention shorter than this window"
 
 
@@ -50,6 +51,25 @@ def begin_attempt(sink: DeltaSinkOptions, window: Window, splits: Sequence[Split
     table = open_table(sink, records.log, rows.schema)
     base = records.sweep(window.pipeline)
     return DeltaWindowWriter(sink, window, splits, rows, records, base, table)
+
+
+def replaced_files(table: DeltaTable, window: Window, found: WindowRecord | None) -> list[DataFile]:
+    """Return the files of a window that a replay removes.
+
+    :param found: the record of the window; None if it is not applied.
+    :raises WindowConflict: others have rewritten them, so that the window's rows are no longer in files of their own.
+    """
+    if found is None:
+        return []
+    import pyarrow as pa
+
+    live = {urllib.parse.unquote(path) for path in pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()}
+    files = [DataFile.of(file) for file in found.files]
+    gone = [file.path for file in files if file.path not in live]
+    if gone or sum(file.rows for file in files) != found.applied.written:
+        what = f"{len(gone)} of its {len(files)} files are no longer in the table: OPTIMIZE, DELETE or MERGE has rewritten them"
+        raise WindowConflict(str(window), what, _REPLACED)
+    return files
 
 
 class DeltaWindowWriter(WindowWriter):
@@ -185,14 +205,13 @@ class DeltaWindowWriter(WindowWriter):
         return table
 
     def _refuse_conflict(self, table: DeltaTable, version: PipelineVersion) -> None:
-        if version.newest and not self.window.replay:
-            newest = self.records.find(table, self.window.pipeline, version.newest)
-            if newest is None:
-                name = f"{self.window.pipeline}#{version.newest}"
-                raise WindowConflict(
-                    name, f"{self.sink.uri} has its rows, but no record of its offsets", "a record in `_airflow`"
-                )
-            refuse_gap(newest.applied, self.window, self.sink.uri)
+        if self.window.replay:
+            return
+        newest = self.records.find(table, self.window.pipeline, version.newest) if version.newest else None
+        if version.newest and newest is None:
+            name = f"{self.window.pipeline}#{version.newest}"
+            raise WindowConflict(name, f"{self.sink.uri} has its rows, but no record of its offsets", "a record in `_airflow`")
+        refuse_gap(newest.applied if newest else None, self.window, self.sink.uri)
 
     def _upsert(self, results: Sequence[SplitResult]) -> Upsert:
         """Return the upsert of the staged rows."""
@@ -255,29 +274,21 @@ class DeltaWindowWriter(WindowWriter):
 
         :raises WindowConflict: others have rewritten the window's files, and no column says which rows are of it.
         """
-        if found is None:
-            return [], []
-        import pyarrow as pa
-
-        live = {urllib.parse.unquote(path) for path in pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()}
-        files = [DataFile.of(file) for file in found.files]
-        gone = [file.path for file in files if file.path not in live]
-        if not gone and sum(file.rows for file in files) == found.applied.written:
-            return [], files
-        if self.sink.window_column:
+        try:
+            return [], replaced_files(table, self.window, found)
+        except WindowConflict:
+            if not self.sink.window_column:
+                raise
             from airflow_kafka_spark.sinks.delta.tasks.read import table_files
             from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
             if self._deletion is None:
                 store, column = self.records.store, self.sink.window_column
                 self._deletion = Upsert.deletion(self.window, column, store, self.splits, self._data_writer)
-            there, columns = table_files(table, self._deletion)
-            merged = self._deletion.merge(there, columns)
-            if merged.deleted:
-                return [DataFile.of(file) for file in merged.added], [file.file for file in merged.removed]
-        what = f"{len(gone)} of its {len(files)} files are no longer in the table: OPTIMIZE, DELETE or MERGE has rewritten them"
-        expected = "its rows in the files that it was written to, or in a `window_column`, which a replay replaces"
-        raise WindowConflict(str(self.window), what, expected)
+            merged = self._deletion.merge(*table_files(table, self._deletion))
+            if not merged.deleted:
+                raise
+            return [DataFile.of(file) for file in merged.added], [file.file for file in merged.removed]
 
     def _done(self, record: WindowRecord, version: PipelineVersion, durable: bool = False) -> Applied:
         """Clean up behind a window that is committed, by this attempt or by another one."""

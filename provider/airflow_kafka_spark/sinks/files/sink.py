@@ -199,8 +199,7 @@ class FilesWindowWriter(WindowWriter):
 
     def _refuse_conflict(self) -> None:
         newest = self.sink.table.newest_record(self.window.pipeline)
-        if newest is not None and not self.window.replay:
-            refuse_gap(newest.applied, self.window, str(self.sink.directory))
+        refuse_gap(newest.applied if newest else None, self.window, str(self.sink.directory))
 
     def _gather(self, results: Sequence[SplitResult]) -> WindowRecord:
         """Move the files of all splits into one directory, add the record, and flush all of it to disk."""

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink
-from airflow_kafka_spark.sinks.iceberg.options import MAIN, IcebergSinkOptions
+from airflow_kafka_spark.errors import Problem, WindowConflict
+from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, rewritten_window, unknown_window
+from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
 from airflow_kafka_spark.sinks.keyed import guard_problems
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, Window
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
     from airflow_kafka_spark.sinks.iceberg.writer import IcebergWindowWriter
 
 
@@ -85,7 +87,7 @@ class IcebergSink(IcebergSinkOptions, Sink):
         :raises ConnectionInvalid: the connection cannot be used.
         """
         access = self.open().access
-        return Endpoint({"table": self.table, SERVER: access.address, "branch": self.branch if self.branch != MAIN else ""})
+        return Endpoint({"table": self.table, SERVER: access.address, "branch": self.branch})
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, catalog and table. Writes nothing."""
@@ -107,6 +109,41 @@ class IcebergSink(IcebergSinkOptions, Sink):
     def unordered_problems(self) -> list[Problem]:
         """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
         return guard_problems(self, "window", "an interval that is moved after a later one")
+
+    def window_replay_problems(self, replay: Window) -> list[Problem]:
+        """Return a problem if the table has no record of the window, or if others have rewritten its files and no row names the
+        window in ``window_column``. An upsert goes by keys."""
+        from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineSnapshots
+        from airflow_kafka_spark.sinks.iceberg.writer import replaced_files
+
+        if self.upserts:
+            return []
+        doing = f"looking for window {replay}"
+        with self.open() as lake:
+            table = lake.load(doing)
+            try:
+                found = PipelineSnapshots.of(table.metadata, replay.pipeline).find(replay.number) if table is not None else None
+                if table is None or found is None:
+                    named = table is not None and self._names_window(table, replay)
+                    return [] if named else [unknown_window(replay, self.uri)]
+                if found.applied.replay < replay.replay:
+                    replaced_files(table, self.branch, replay, found)
+            except WindowConflict as error:
+                return [] if table is not None and self._names_window(table, replay) else [rewritten_window(error)]
+            except Exception as error:  # each catalog and store has errors of its own
+                raise lake.unavailable(doing, error) from error
+        return []
+
+    def _names_window(self, table: Table, window: Window) -> bool:
+        """Return True if a row of the branch names a window in ``window_column``."""
+        from airflow_kafka_spark.sinks.iceberg.tasks.read import table_files
+        from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
+
+        column = self.window_column
+        if not column or column not in (field.name for field in table.schema().fields):
+            return False
+        deletion = Upsert.deletion(window, column)
+        return deletion.is_met(table_files(table, self.branch, deletion, {column: column}))
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the window with the highest number that the pipeline's snapshots name.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import WindowConflict
 from airflow_kafka_spark.sinks.lake.attempts import commit_metadata, recorded_window
+from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.model import Applied, Window
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ the attempts that can no longer commit."""
 
 
 _FOREVER = (1 << 63) - 1
+INTERVAL_TAG_DAYS = 90
+"""Days for which the tag of a data interval keeps its snapshot. Older intervals cannot be replayed once snapshots are expired."""
 
 
 def tag_name(pipeline: str) -> str:
@@ -225,7 +228,8 @@ def ref_is(name: str, snapshot_id: int | None) -> TableRequirement:
 def set_ref(metadata: TableMetadata, name: str, kind: Any, snapshot_id: int) -> TableUpdate:
     """Return the change that lets a branch or tag name a snapshot. How long it keeps snapshots stays as it is.
 
-    A new tag never expires, whatever the table's ``history.expire.max-ref-age-ms`` says.
+    A new tag never expires, whatever the table's ``history.expire.max-ref-age-ms`` says. That of a data interval does, after
+    :data:`INTERVAL_TAG_DAYS`: otherwise the tags and their snapshots would grow in number for ever.
     """
     from pyiceberg.table.refs import SnapshotRefType
     from pyiceberg.table.update import SetSnapshotRefUpdate
@@ -234,7 +238,10 @@ def set_ref(metadata: TableMetadata, name: str, kind: Any, snapshot_id: int) -> 
     options = ("max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep")
     kept = {option: getattr(there, option) for option in options if there is not None}
     if there is None and kind == SnapshotRefType.TAG:
-        kept["max_ref_age_ms"] = _FOREVER
+        # A sink that a filter routes to has the suffix `.to.<sink>`.
+        names = (name, name.rpartition(".to.")[0])
+        is_interval = any(parse_ledger_name(part)[1] for part in names)
+        kept["max_ref_age_ms"] = INTERVAL_TAG_DAYS * 86_400_000 if is_interval else _FOREVER
     return SetSnapshotRefUpdate(**{"ref_name": name, "type": kind, "snapshot_id": snapshot_id, **kept})
 
 

@@ -65,6 +65,28 @@ def begin_attempt(sink: IcebergSinkOptions, window: Window, splits: Sequence[Spl
         raise
 
 
+def replaced_files(table: Table, branch: str, window: Window, found: Recorded | None) -> list[DataFile]:
+    """Return the files of a window that a replay removes.
+
+    :param branch: the branch that the sink writes to.
+    :param found: the record of the window; None if it is not applied.
+    :raises WindowConflict: others have rewritten them, so that the window's rows are no longer in files of their own.
+    """
+    if found is None or not found.applied.written:
+        return []
+    directory = data_directory(marker_name(window.pipeline, found.snapshot_id))
+    files = data_files(table, [table.metadata.snapshot_by_name(branch)], directory)
+    rows = sum(file.record_count for file in files)
+    if rows != found.applied.written:
+        what = (
+            f"branch `{branch}` has {rows:,} of its {found.applied.written:,} rows in the files that they were written to: "
+            "rewrite_data_files, DELETE or MERGE has rewritten the others, or the window is on another branch"
+        )
+        expected = "its rows in the files that it was written to, or in a `window_column`, which a replay replaces"
+        raise WindowConflict(str(window), what, expected)
+    return files
+
+
 class IcebergWindowWriter(WindowWriter):
     """One attempt: files that no snapshot names yet, and the commit of the snapshot. Made by :meth:`.IcebergSink.begin`.
 
@@ -230,8 +252,7 @@ class IcebergWindowWriter(WindowWriter):
         if state.tag != self.base:
             raise Fenced(self.window.pipeline, f"committing window {self.window.number}")
         newest = state.newest
-        if newest is not None and not self.window.replay:
-            refuse_gap(newest.applied, self.window, self.sink.uri)
+        refuse_gap(newest.applied if newest else None, self.window, self.sink.uri)
         # A replay may go by keys or by the window's column instead of the record.
         known = found is not None or self.sink.upserts or self.sink.window_column
         if newest is not None and not known and self.window.number <= newest.applied.number:
@@ -254,8 +275,7 @@ class IcebergWindowWriter(WindowWriter):
 
         matched = match(self.shape.schema, table.metadata)
         names = {found.row.name: found.column.name for found in matched if found.column is not None}
-        there = table_files(table, head(table.metadata, self.sink.branch), upsert, names) if upsert.events.num_rows else []
-        return upsert.merge(there, table)
+        return upsert.merge(table_files(table, self.sink.branch, upsert, names), table)
 
     def _prepare(
         self, table: Table, state: PipelineSnapshots, change: TableChange[Mapping[str, Any], DataFile]
@@ -283,29 +303,22 @@ class IcebergWindowWriter(WindowWriter):
 
         :raises WindowConflict: others have rewritten the window's files, and no column says which rows are of it.
         """
-        if not self.window.replay or (found is not None and not found.applied.written):
-            return [], []
-        written, rows = found.applied.written if found is not None else 0, 0
-        if found is not None:
-            directory = data_directory(marker_name(self.window.pipeline, found.snapshot_id))
-            files = data_files(table, [table.metadata.snapshot_by_name(self.sink.branch)], directory)
-            if (rows := sum(file.record_count for file in files)) == written:
-                return [], files
-        if self.sink.window_column:
-            from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
+        column = self.sink.window_column if self.window.replay else None
+        try:
+            if found is not None or not column:
+                return [], replaced_files(table, self.sink.branch, self.window, found)
+        except WindowConflict:
+            if not column:
+                raise
+        from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
-            if self._deletion is None:
-                column = self.sink.window_column
-                self._deletion = Upsert.deletion(self.window, column, self.data, self.splits, self._data_writer)
-            merged = self._merge(table, self._deletion)
-            if merged.deleted:
-                return merged.added, [file.file for file in merged.removed]
-        what = (
-            f"branch `{self.sink.branch}` has {rows:,} of its {written:,} rows in the files that they were "
-            "written to: rewrite_data_files, DELETE or MERGE has rewritten the others, or the window is on another branch"
-        )
-        expected = "its rows in the files that it was written to, or in a `window_column`, which a replay replaces"
-        raise WindowConflict(str(self.window), what, expected)
+        if self._deletion is None:
+            self._deletion = Upsert.deletion(self.window, column, self.data, self.splits, self._data_writer)
+        merged = self._merge(table, self._deletion)
+        if found is not None and not merged.deleted:
+            what = "others have rewritten its files, and no row has its name in that column"
+            raise WindowConflict(str(self.window), what, f"its rows, with its name in `{column}`")
+        return merged.added, [file.file for file in merged.removed]
 
     def _done(self, table: Table, record: Recorded) -> Applied:
         """Clean up behind a window that is committed, by this attempt or by another one."""

@@ -58,12 +58,10 @@ def claim(connection: psycopg.Connection, windows: Name, window: Window, target:
 def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Window) -> None:
     """Check that the window follows the sink's last window of the pipeline. A replay need not.
 
-    :raises WindowConflict: it does not.
+    :raises WindowConflict: it does not, or the record that it has to follow is gone.
     :raises ForeignOffsets: the sink's last window is of another cluster.
     """
-    last = last_recorded(connection, windows, window.pipeline, but=window.number)
-    if last is not None and not window.replay:
-        refuse_gap(last, window, str(windows))
+    refuse_gap(last_recorded(connection, windows, window.pipeline, but=window.number), window, str(windows))
 
 
 def count_written_before(connection: psycopg.Connection, windows: Name, window: Window) -> int:

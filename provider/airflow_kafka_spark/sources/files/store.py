@@ -121,7 +121,7 @@ class FileStore(ABC):
 
     @property
     def server(self) -> str:
-        """The server's address, without credentials; empty for a mounted file system, and if only the scheme decides."""
+        """The server's address, without credentials; empty for a mounted file system."""
         return ""
 
     @abstractmethod
@@ -268,7 +268,8 @@ class ObjectStore(FileStore):
         of_client = getattr(fs, "client_kwargs", None) or {}
         named = (getattr(fs, "endpoint_url", None), of_client.get("endpoint_url"), getattr(fs, "account_name", None))
         address = str(next(filter(None, named), ""))
-        return re.sub(r"^[a-z]+://", "", address).rpartition("@")[2].rstrip("/")
+        # Never empty: an address that is given, and one that is not, are two servers.
+        return re.sub(r"^[a-z]+://", "", address).rpartition("@")[2].rstrip("/") or "default"
 
     @property
     def root(self) -> str:

@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.hooks.postgres import quote
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
-from airflow_kafka_spark.sources.postgres_cdc.tasks.session import NEW_PIPELINE, format_lsn, parse_lsn
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import format_lsn, parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import (
     Key,
     ReadChunk,
@@ -146,14 +145,10 @@ def after_chunks(state: SnapshotState, splits: Sequence[Mapping[str, Any]], toke
     """Return the state behind a window of chunks.
 
     :param tokens: per chunk, its snapshot.
-    :raises SourceRejected: a chunk has none, because Spark has read it.
     """
     tables, lsn = {table.table: table for table in state.tables}, state.lsn
     for split, token in zip(splits, tokens, strict=True):
         name = tuple(split["table"])
-        if "seen" not in token:
-            found = "a chunk of its snapshot was not read by a task"
-            raise SourceRejected(".".join(name), found, f'Set `read_with="auto"`. {NEW_PIPELINE}')
         upto = split["upto"]
         chunk = ReadChunk(None if upto is None else tuple(upto), token["seen"])
         table = tables[name]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from airflow_kafka_spark.errors import ConnectionInvalid, Problem
+from airflow_kafka_spark.errors import ConnectionInvalid, Problem, SourceRejected
 from airflow_kafka_spark.hooks.connections import look_up
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
 from airflow_kafka_spark.sources.jdbc.database import bracketed
@@ -121,6 +121,11 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
         }
         return Endpoint({**place, **({SERVER_ID: identity} if identity else {})}, details)
 
+    def exclusive(self, origin: Endpoint) -> str:
+        """Return the slot: a second pipeline would not get the changes that the first one has advanced it over."""
+        place = origin.place
+        return f"slot {place.get(SERVER_ID) or place[SERVER]}/{place['database']}/{place['slot']}"
+
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, connection, server, slot, publication, tables and their keys."""
         found = list(self.option_problems())
@@ -171,10 +176,13 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the events of these splits, read by Spark's Python workers. See :meth:`RowSource.frame`.
 
-        A window with chunks of a snapshot that Spark has read is not closed: what they have seen is not known.
+        :raises SourceRejected: they are of a snapshot: only the task that publishes a chunk can note what it has seen.
         """
         from airflow_kafka_spark.sources.postgres_cdc.tasks.frame import ReadSplits
 
+        if any("table" in split or "snapshot" in split for split in splits):
+            found = "a window of a snapshot can only be read by tasks"
+            raise SourceRejected(self.uri, found, 'Set `read_with="task"`, which tells why they do not read it')
         if not splits:
             empty = self.empty_frame(spark)
             assert empty is not None

@@ -12,6 +12,7 @@ from pyiceberg.expressions.literals import literal
 from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
 from pyiceberg.table import FileScanTask, Table
 
+from airflow_kafka_spark.sinks.iceberg.snapshots import head
 from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
 
 
@@ -42,12 +43,15 @@ class IcebergFile(TableFile):
                 yield pa.RecordBatch.from_arrays(found, names=list(columns))
 
 
-def table_files(table: Table, snapshot_id: int | None, upsert: Upsert, names: Mapping[str, str]) -> list[IcebergFile]:
-    """Return the files of a snapshot that may hold a key of an upsert, by their partition values and statistics.
+def table_files(table: Table, branch: str, upsert: Upsert, names: Mapping[str, str]) -> list[IcebergFile]:
+    """Return the files of a branch that may hold a key of an upsert, by their partition values and statistics.
 
     :param names: the table's columns by the names that the rows have for them.
     :raises Exception: the store did not answer.
     """
+    snapshot_id = head(table.metadata, branch)
+    if snapshot_id is None or not upsert.events.num_rows:
+        return []
     within: BooleanExpression = AlwaysTrue()
     for name in upsert.key:
         low, high = (_plain(bound) for bound in upsert.bounds(name))
@@ -55,8 +59,6 @@ def table_files(table: Table, snapshot_id: int | None, upsert: Upsert, names: Ma
             column = Reference(names[name])
             bounds: tuple[Any, Any] = (literal(low), literal(high))
             within = And(within, GreaterThanOrEqual(term=column, value=bounds[0]), LessThanOrEqual(term=column, value=bounds[1]))
-    if snapshot_id is None:
-        return []
     tasks = table.scan(row_filter=within, snapshot_id=snapshot_id).plan_files()
     return [IcebergFile(table, task, names) for task in tasks]
 

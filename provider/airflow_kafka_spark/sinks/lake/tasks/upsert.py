@@ -163,10 +163,10 @@ class Upsert:
     window: Window
     key: tuple[str, ...]
     guarded: bool
-    store: TableStore
+    store: TableStore | None
     results: Sequence[SplitResult]
     splits: Sequence[Split]
-    writer: Callable[[Any], LakeSplitWriter[Any]]
+    writer: Callable[[Any], LakeSplitWriter[Any]] | None
     staged: list[str] = field(default_factory=list)
     _matches: dict[tuple[str, ...], _Matches] = field(default_factory=dict)
     _kept: dict[tuple[str, ...], tuple[bytes, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
@@ -188,7 +188,12 @@ class Upsert:
 
     @classmethod
     def deletion(
-        cls, window: Window, column: str, store: TableStore, splits: Sequence[Split], writer: Callable[[Any], LakeSplitWriter]
+        cls,
+        window: Window,
+        column: str,
+        store: TableStore | None = None,
+        splits: Sequence[Split] = (),
+        writer: Callable[[Any], LakeSplitWriter[Any]] | None = None,
     ) -> Upsert:
         """Return the deletion of the rows that a column says to be of a window."""
         found = cls(window, (column,), False, store, (), splits, writer)
@@ -196,12 +201,20 @@ class Upsert:
         found.events = pa.table({column: [str(window)], DELETED: [True], _ROW: pa.array([0], pa.int64())})
         return found
 
+    def is_met(self, files: Iterable[TableFile]) -> bool:
+        """Return True if one of these files has a row of one of the keys."""
+        for file in files:
+            self._match([file])
+            if len(self._matches[file.identity].at):
+                return True
+        return False
+
     def _events(self) -> pa.Table:
         """Return the last event of each key, with its row number."""
         names = [*self.key, *(OFFSET_COLUMNS if self.guarded else ()), DELETED]
         tables, count = [], 0
         for path in self.staged:
-            with self.store.filesystem.open_input_file(self.store.full(path)) as source:
+            with self._open(path) as source:
                 table = pa.parquet.read_table(source, columns=names, partitioning=None)
             tables.append(table.append_column(_ROW, pa.array(np.arange(count, count + table.num_rows))))
             count += table.num_rows
@@ -248,6 +261,10 @@ class Upsert:
                 added += kept
         deleted = sum(int((dead & ~lost)[matches.row].sum()) for _, matches in found)
         return Merged(added, [file for file, *_ in gone], int(put.sum()), deleted)
+
+    def _open(self, path: str) -> pa.NativeFile:
+        assert self.store is not None
+        return self.store.filesystem.open_input_file(self.store.full(path))
 
     # --- matches ----------------------------------------------------------------------------------------------------
 
@@ -324,7 +341,7 @@ class Upsert:
 
     def _staged_batches(self) -> Iterator[pa.RecordBatch]:
         for path in self.staged:
-            with self.store.filesystem.open_input_file(self.store.full(path)) as source:
+            with self._open(path) as source:
                 for batch in pa.parquet.ParquetFile(source).iter_batches(_BATCH_ROWS):
                     yield batch.drop_columns([DELETED])
 
@@ -340,6 +357,7 @@ class Upsert:
             wanted = kept[at : at + batch.num_rows]
             at += batch.num_rows
             if writer is None:
+                assert self.writer is not None
                 writer = self.writer(columns)
                 writer.open(self.splits[0])
             if wanted.any():

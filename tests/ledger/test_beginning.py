@@ -1,0 +1,31 @@
+"""Where the next window begins if the ledger of its pipeline is lost: the sink's record, and the group for what that lacks."""
+
+from __future__ import annotations
+
+import json
+
+from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
+from airflow_kafka_spark.ledger.beginning import decide_beginning
+from airflow_kafka_spark.windows.memory import Memory
+from airflow_kafka_spark.windows.model import Applied, OffsetRange, TopicPartition
+from airflow_kafka_spark.windows.plan import Log, PartitionLog, plan_ranges
+
+READ, LEFT_OUT = TopicPartition("read", 0), TopicPartition("left-out", 0)
+
+
+def test_a_topic_that_the_sinks_last_window_has_left_out_goes_on_at_the_offset_of_the_group():
+    """Its earlier records are in the sink, from windows before the last one: the ledger knew that."""
+
+    def begins(pipeline: str) -> dict[TopicPartition, int]:
+        metadata = json.dumps({"pipeline": pipeline, "window": "0000000003", "topic_id": "L"})
+        committed = {READ: CommittedOffset(20, ""), LEFT_OUT: CommittedOffset(50, metadata)}
+        found = decide_beginning(Memory("p"), log, committed, group_id="g", ledger_topic="ledger", last_applied=lambda name: last)
+        assert (found.decided_by, found.last_number) == ("sink", 7)
+        planned = plan_ranges(log, found.position, ["left-out", "read"])
+        return {r.topic_partition: r.start for r in planned.ranges}
+
+    last = Applied("p", 7, (OffsetRange("read", 0, 10, 20),), 10, cluster_id="c", topic_ids={"read": "R"})
+    ends = {READ: PartitionLog(0, 30, 30), LEFT_OUT: PartitionLog(0, 60, 60)}
+    log = Log("c", {"read": "R", "left-out": "L"}, ends)
+    assert begins("p") == {READ: 20, LEFT_OUT: 50}
+    assert begins("another") == {READ: 20, LEFT_OUT: 0}, "what another pipeline has committed is no past of this one"
