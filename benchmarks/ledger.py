@@ -250,13 +250,13 @@ def _peak() -> float:
 
 def _next(pipeline: str) -> int:
     """Return the number of the first hour that a pipeline has not moved; 0 for one without intervals."""
-    from airflow_kafka_spark.control.pipelines import find
+    from airflow_kafka_spark.control.pipelines import read_pipeline
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     if pipeline.startswith(("progress", "source")):
         return 0
     with KafkaHook() as hook:
-        intervals = find(hook, pipeline).memory.intervals
+        intervals = read_pipeline(hook, pipeline).memory.intervals
     hours = range(INTERVALS, INTERVALS + MORE)
     return next(number for number in hours if _hour(number, pipeline).name not in intervals)
 

@@ -194,7 +194,7 @@ def _cpu_seconds() -> float:
 
 
 def _fill_bad(stand: Stand) -> None:
-    """As the good topic is filled, but for one record in a hundred, evenly over the partitions."""
+    """Fill a topic like the good one, except for one bad record in a hundred, evenly over the partitions."""
     from confluent_kafka import Producer
 
     config = {"linger.ms": 20, "compression.type": "lz4", "queue.buffering.max.messages": 1_000_000}

@@ -80,7 +80,7 @@ def module_files(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def importable(names: dict[str, Path]) -> list[str]:
-    """Those that may be imported anywhere: no command, and nothing that only runs in Spark's Python workers."""
+    """Return the modules that may be imported anywhere: without commands and modules for Spark's Python workers."""
     return [name for name in names if not name.endswith("__main__") and ".tasks." not in name]
 
 

@@ -1,4 +1,4 @@
-"""What ``help()``, an IDE and an API reference show of the package's public constructors."""
+"""Public constructors as ``help()``, an IDE and an API reference show them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ALSO = [
     *(CommittedOffsets, KafkaLagTrigger),
     *(EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres, KafkaSecurity),
 ]
-"""What users touch outside of these packages."""
+"""Public classes outside of these packages."""
 
 ERRORS = [each for name in errors.__all__ if issubclass(each := getattr(errors, name), KafkaSparkError)]
 OF_AIRFLOW = [each for each in CLASSES if issubclass(each, BaseOperator)]
@@ -81,7 +81,7 @@ def test_there_are_many_public_classes() -> None:
 
 
 def failures(check: Callable[[type], Collection[str]], classes: Iterable[type]) -> dict[str, Collection[str]]:
-    """What a check finds, by the name of the class; thousands of tests of microseconds would take a minute."""
+    """Return the findings of a check by class; thousands of tests of microseconds each would take a minute."""
     return {cls.__name__: found for cls in classes if (found := check(cls))}
 
 
@@ -94,7 +94,7 @@ def test_no_constructor_takes_parameters_that_it_does_not_show() -> None:
 
 @pytest.mark.parametrize("cls", OF_AIRFLOW, ids=name_of)
 def test_an_operator_hides_nothing_but_the_parameters_of_airflows_own(cls: type) -> None:
-    """What a class in between takes is either shown, or given by the public class, so that a second value is an error."""
+    """A parameter of a class in between is either shown, or given by the public class, so that a second value is an error."""
     shown = parameters(cls)
     between = {n for each in ours(cls)[1:] if "__init__" in vars(each) for n in inspect.signature(each.__init__).parameters}
     required = {name: None for name, p in shown.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY}

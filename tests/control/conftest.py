@@ -31,6 +31,6 @@ def piped(kafka, hook, unique):
 
 @pytest.fixture
 def moved(piped):
-    """The same pipeline, after a window up to offset 10 of both partitions."""
+    """Return the pipeline after a window up to offset 10 of both partitions."""
     piped.move(10, 10)
     return piped

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from airflow_kafka_spark.control.pipelines import find, show, to_json
+from airflow_kafka_spark.control.pipelines import read_pipeline, show, to_json
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators import PipelineOffsetsOperator
@@ -151,7 +151,7 @@ def victim(moved, tmp_path, fault):
 def test_killed_inside_its_transaction_a_pause_has_not_happened_and_holds_nobody_up(moved, ask, tmp_path):
     dead = victim(moved, tmp_path, "control.in_transaction")
     assert dead.wait() != 0 and dead.fired
-    assert not find(moved.hook, moved.name, moved.ledger_topic).memory.is_paused
+    assert not read_pipeline(moved.hook, moved.name, moved.ledger_topic).memory.is_paused
     # Whoever looks in earnest meets the open transaction, and ends it.
     with moved.ledger() as ledger:
         assert not ledger.memory.is_paused

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from airflow_kafka_spark.cli.definition import main
-from airflow_kafka_spark.control.pipelines import find, show, to_json
+from airflow_kafka_spark.control.pipelines import read_pipeline, show, to_json
 from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, Fenced, PipelineUnknown
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
@@ -138,6 +138,6 @@ def test_of_intervals_that_bind_a_pipeline_at_once_only_one_does_and_the_others_
         told = list(pool.map(bind, range(4)))
     piped.settle()
     (won,) = [hour for hour, refused in enumerate(told) if not refused]
-    memory = find(piped.hook, piped.name, piped.ledger_topic).memory
+    memory = read_pipeline(piped.hook, piped.name, piped.ledger_topic).memory
     assert memory.binding.destination.place == {"path": str(won)}
     assert [text for text in told if text] == [f"bound to {won}."] * 3

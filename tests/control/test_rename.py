@@ -9,7 +9,7 @@ import pytest
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.definition import main
-from airflow_kafka_spark.control.pipelines import find, to_json
+from airflow_kafka_spark.control.pipelines import read_pipeline, to_json
 from airflow_kafka_spark.control.preview import preview
 from airflow_kafka_spark.errors import ChangeRefused, Fenced, GroupOwned, PipelineRenamed, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.ledger.attempt import Ledger
@@ -100,7 +100,7 @@ def test_a_renamed_pipeline_goes_on_where_it_stood_and_is_refused_under_its_old_
     window = named(to)
     assert window.number == 2 and [r.start for r in window.ranges] == [10, 10]
     assert moved.committed() == [10, 10]
-    assert [c.name for c in find(moved.hook, to, moved.ledger_topic).memory.history] == [moved.name]
+    assert [c.name for c in read_pipeline(moved.hook, to, moved.ledger_topic).memory.history] == [moved.name]
     with pytest.raises(PipelineRenamed, match=f"is called `{to}` since .* by ann"):
         named(moved.name)
     with pytest.raises(PipelineRenamed):
@@ -209,7 +209,7 @@ def test_killed_inside_its_transaction_nothing_is_renamed(moved, named, unique, 
     assert faults.FAULT not in __import__("os").environ
     assert [r.start for r in named(moved.name).ranges] == [10, 10]
     moved.settle()
-    assert find(moved.hook, moved.name, moved.ledger_topic).memory.renamed_to is None
+    assert read_pipeline(moved.hook, moved.name, moved.ledger_topic).memory.renamed_to is None
     ask(moved, to)
     assert [r.start for r in named(to).ranges] == [10, 10]
 
@@ -222,4 +222,4 @@ def test_the_command_says_where_it_goes_on(moved, unique, capsys):
     moved.settle()
     assert main(["show", to, *place]) == 0
     assert f"renamed from {moved.name}" in capsys.readouterr().out
-    assert isinstance(find(moved.hook, to, moved.ledger_topic).memory, Memory)
+    assert isinstance(read_pipeline(moved.hook, to, moved.ledger_topic).memory, Memory)

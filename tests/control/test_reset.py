@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.control.pipelines import find, show, to_json, windows
+from airflow_kafka_spark.control.pipelines import list_windows, read_pipeline, show, to_json
 from airflow_kafka_spark.control.preview import preview
 from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, Fenced, GroupHasMembers, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
@@ -142,7 +142,7 @@ class TestReset:
         task = Producer({**moved.kafka.connection_extra(), "transactional.id": identity})
         task.init_transactions(30)
         task.begin_transaction()
-        partition = find(moved.hook, moved.name, moved.ledger_topic).partition
+        partition = read_pipeline(moved.hook, moved.name, moved.ledger_topic).partition
         record = marker_record(moved.name, Marker(window.number, 1))
         task.produce(moved.ledger_topic, record.value, record.key, partition)
         task.flush(30)
@@ -270,7 +270,7 @@ class TestForget:
 class TestLooking:
     def test_an_unknown_pipeline_is_said_and_no_ledger_is_made(self, hook, moved, unique):
         absent = unique("no-ledger")
-        for look in (show, windows, preview, lambda *a, **k: reset(*a, "earliest", why="x", **k)):
+        for look in (show, list_windows, preview, lambda *a, **k: reset(*a, "earliest", why="x", **k)):
             with pytest.raises(PipelineUnknown):
                 look(hook, moved.name, ledger_topic=absent)
             with pytest.raises(PipelineUnknown):
@@ -289,13 +289,13 @@ class TestLooking:
 
     def test_windows_come_last_first(self, moved):
         moved.move(12, 15)
-        found = windows(moved.hook, moved.name, **moved.place)
+        found = list_windows(moved.hook, moved.name, **moved.place)
         assert [(w.number, w.state, w.records_read) for w in found] == [(2, "COMPLETE", 7), (1, "COMPLETE", 20)]
-        assert [w.number for w in windows(moved.hook, moved.name, limit=1, **moved.place)] == [2]
+        assert [w.number for w in list_windows(moved.hook, moved.name, limit=1, **moved.place)] == [2]
 
     def test_looking_disturbs_nobody(self, moved):
         with moved.ledger() as at_work:
-            for look in (show, windows, preview):
+            for look in (show, list_windows, preview):
                 look(moved.hook, moved.name, **moved.place)
             at_work.plan(moved.window(at_work, 11, 11))
 

@@ -153,10 +153,10 @@ def test_records_that_an_unclean_leader_election_loses_are_named_and_what_grows_
 
 def flow_epoch(flow):
     """The leader epoch that the ledger holds with the pipeline's position."""
-    from airflow_kafka_spark.control.pipelines import find
+    from airflow_kafka_spark.control.pipelines import read_pipeline
 
     with KafkaHook() as hook:
-        (epoch,) = find(hook, flow.name, f"ledger-{flow.name}").memory.position.epochs.values()
+        (epoch,) = read_pipeline(hook, flow.name, f"ledger-{flow.name}").memory.position.epochs.values()
     return epoch
 
 

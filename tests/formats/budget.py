@@ -1,4 +1,4 @@
-"""How many random examples the tests of formats look at."""
+"""The number of random examples in tests of formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every format promises: checks that take a format, values it decodes and values it must refuse."""
+"""The contract of all formats: checks that take a format, values it decodes and values it must refuse."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def batch_of(rows: list[dict], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def in_json(name, value):
-    """What Python's parser must find for a value, with numbers of a point as Decimal."""
+    """Return the result that Python's parser must have for a value, with fractional numbers as Decimal."""
     if isinstance(value, float):
         return str(Decimal(repr(value))).replace("nan", "NaN") if not math.isfinite(value) else Decimal(repr(value))
     if isinstance(value, (dt.datetime, dt.date)):

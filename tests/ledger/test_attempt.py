@@ -434,7 +434,7 @@ def counted(monkeypatch) -> list[int]:
 
 
 def write_history(kafka, name, partition, pipeline, topic, first, last, keep=100):
-    """What ``last - first + 1`` windows leave in the ledger, as the ledger itself writes it."""
+    """Return the records of ``last - first + 1`` windows in the ledger, as the ledger writes them."""
     producer = Producer({**kafka.connection_extra(), "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
 
     def send(record: LedgerRecord) -> None:

@@ -59,7 +59,7 @@ class Topic:
         return {minute: dict(found[self.name][instant].offsets) for minute, instant in instants.items()}
 
     def settled(self):
-        """What the ledger holds, by minute."""
+        """Return the boundaries in the ledger, by minute."""
         topic_id = read_log(self.hook, [self.name]).topic_ids[self.name]
         settled = self.boundaries.settled(self.name, topic_id)
         return {(instant - BEGIN) // MINUTE: dict(b.offsets) for instant, b in settled.items()}

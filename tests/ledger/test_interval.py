@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.control.pipelines import find, show
+from airflow_kafka_spark.control.pipelines import read_pipeline, show
 from airflow_kafka_spark.errors import IntervalOverlaps
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log
@@ -84,7 +84,7 @@ class Hourly:
 
     @property
     def intervals(self):
-        return find(self.hook, self.name, self.ledger).memory.intervals
+        return read_pipeline(self.hook, self.name, self.ledger).memory.intervals
 
 
 @pytest.fixture

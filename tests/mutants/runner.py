@@ -28,7 +28,7 @@ _STOP_SECONDS = 60
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run of a mutant's tests ended.
+    """The result of a run of a mutant's tests.
 
     :param state: one of the constants of this module.
     :param seconds: how long the run took.
@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Baseline:
-    """How the tests ended against the unchanged provider.
+    """The result of the tests with the unchanged provider.
 
     :param seconds: how long the run took.
     :param problems: one line per test that did not pass.

@@ -48,7 +48,7 @@ def reading(registry: EmbeddedRegistry, topic: str, field: str):
 
 
 def published(orders: Shop, registry: EmbeddedRegistry) -> list[tuple]:
-    """What Confluent's deserializer makes of every committed record, with the id of its schema."""
+    """Return every committed record as Confluent's deserializer reads it, with the id of its schema."""
     key, value = (reading(registry, orders.topic, field) for field in (MessageField.KEY, MessageField.VALUE))
     found = []
     for _, _, key_bytes, value_bytes in committed_records(orders.kafka.connection_extra(), orders.topic):

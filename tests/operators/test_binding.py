@@ -25,10 +25,13 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
+from airflow_kafka_spark.operators.binding import committed_before
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Condition, Filter
-from airflow_kafka_spark.windows.binding import other_endpoint, other_place
+from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, other_endpoint, other_place
+from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowEntry
+from airflow_kafka_spark.windows.model import OffsetRange, State, Window
 from tests.support.control import forget, rebind
 from tests.support.intervals import Intervals, facts
 from tests.support.oracle import committed_records, same_multiset, wait_stable
@@ -151,7 +154,7 @@ def committed_ledger(flow):
 
 
 def test_how_a_window_is_seen_and_cut_may_change_while_it_is_open_and_no_split_of_it_is_in_the_table(table, dies):
-    """What the sink makes of it decides: it knows which splits are there."""
+    """The sink decides, because it knows which splits it has."""
 
     def sink(atomic):
         return PostgresSink(conn_id="warehouse", table=table.place, atomic=atomic)
@@ -470,3 +473,31 @@ def test_intervals_keep_their_place_and_their_task_planned_open_complete_and_rep
     assert intervals.check(reports) > 10
     with pytest.raises(GroupOwned, match=f"ledger-{files.name}"):
         intervals.run(4, ledger_topic=unique("theirs"))
+
+
+TASK = Writer("dag", "task", -1, "run1", "prod")
+PLACE = Endpoint({"server": "a:5432", "server_id": "7", "table": "public.orders"}, {"windows_table": "w", "dead_letters": "d"})
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "number"),
+    [
+        ({}, {}, 3),
+        ({}, {"destination": replace(PLACE, place={**PLACE.place, "server": "b:5432"})}, 3),
+        ({}, {"destination": Endpoint({**PLACE.place, "table": "public.other"}, PLACE.details)}, 0),
+        ({}, {"destination": Endpoint(PLACE.place, {**PLACE.details, "windows_table": "other"})}, 0),
+        ({}, {"decided": 1}, 0),
+        ({"binding": None}, {}, 0),
+        ({"ranges": (OffsetRange("t", 0, 10, 10),)}, {}, 2),
+    ],
+)
+def test_a_window_names_the_last_one_with_records_at_the_same_place_unless_somebody_has_decided_since(known, found, number):
+    """The sink has to have a record of it, or of a later one."""
+
+    def entry(number, state=State.COMPLETE, **facts):
+        window = Window("p", number, (OffsetRange("t", 0, 0, 10),), "r", "", binding=Binding(TASK, PLACE))
+        return WindowEntry(replace(window, **facts), state, Attempt(1, "", "r", ""))
+
+    memory = Memory("p", entries={2: entry(2), 3: entry(3, **known), 4: entry(4, State.PLANNED)})
+    assert committed_before(memory, replace(Binding(TASK, PLACE), **found)) == number
+    assert committed_before(Memory("p"), Binding(TASK, PLACE)) == 0

@@ -1,11 +1,11 @@
-"""Where an operator's first window begins, and where its windows stop: on a real broker, into a real sink."""
+"""The start of an operator's first window and the ends of its windows, on a real broker, into a real sink."""
 
 from __future__ import annotations
 
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.errors import BoundRefused, GroupOwned, PlanError, ValidationError
+from airflow_kafka_spark.errors import GroupOwned, ValidationError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets
@@ -75,9 +75,9 @@ class TestStart:
         assert filled.committed() == {0: 20, 1: 20, 2: 20}, "the pipeline's own group"
 
     def test_none_refuses_where_nothing_is_committed_and_a_partition_that_is_not_named_is_an_error(self, filled):
-        with pytest.raises(PlanError, match="no committed offset"):
+        with pytest.raises(ValidationError, match="no committed offset"):
             filled.run(starting_offsets="none")
-        with pytest.raises(BoundRefused, match=f"{filled.topic}-2"):
+        with pytest.raises(ValidationError, match=f"{filled.topic}-2"):
             filled.run(starting_offsets={filled.topic: {"0": 1, "1": 1}})
         commit(filled, {0: 1, 1: 1, 2: 1})
         report = filled.run(starting_offsets="none")

@@ -157,7 +157,7 @@ def test_what_cannot_be_is_refused_all_at_once(options, where):
 
 
 def test_a_dag_with_it_is_serialised(tmp_path):
-    """What the UI shows of starts and targets are values, too."""
+    """Starts and targets as the UI shows them are values, too."""
     from airflow.sdk import DAG
 
     from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, SpecificOffsets

@@ -13,7 +13,7 @@ from tests.support.runs import context
 
 
 def foresees(pipeline, run_id, **options):
-    """What an attempt of a run would foresee; None if it does not look."""
+    """Return an attempt's prediction for a run; None if it makes none."""
     wait_stable(pipeline.kafka.connection_extra(), f"ledger-{pipeline.name}")
     operator = make(**{**pipeline.arguments, **options})
     look = operator.foresees_records(Run.of(context(run_id)))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.errors import FollowBroken, FollowedMismatch
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
@@ -90,7 +90,7 @@ class Pair:
         return report
 
     def loaded(self, **options) -> tuple[int, int, int, int | None]:
-        """What a run has read, and what of the other pipeline: first and last window, and their records."""
+        """Return the records that a run has read, and the first and last window of the other pipeline with their records."""
         report = self.load(**options)
         told = report["follows"]
         return report["records_read"], told["first"], told["last"], told["records"]
@@ -108,7 +108,7 @@ class Pair:
         return done
 
     def followed(self) -> int:
-        memory = find(self.hook, f"{self.name}-load", self.ledger_topic).memory
+        memory = read_pipeline(self.hook, f"{self.name}-load", self.ledger_topic).memory
         return memory.position.followed[self.name].number
 
 
@@ -120,7 +120,7 @@ def pair(kafka, unique, tmp_path, monkeypatch) -> Iterator[Pair]:
 
 
 class TestUpstream:
-    """What is done to the pipeline that is followed."""
+    """Changes of the pipeline that is followed."""
 
     @pytest.mark.parametrize("is_behind", [False, True], ids=["followed until then", "not followed yet"])
     def test_a_window_that_was_given_up_counts_with_the_records_that_it_had_published(self, pair, is_behind):
@@ -131,7 +131,7 @@ class TestUpstream:
             before = 0
         pair.publish(4, 0, dies=True)
         pair.by_hand(skip, running=False)
-        (change,) = find(pair.hook, pair.name, pair.ledger_topic).memory.history
+        (change,) = read_pipeline(pair.hook, pair.name, pair.ledger_topic).memory.history
         assert (change.discarded, [part.records for part in change.landed or ()]) == ((2,), [4])
         assert pair.loaded() == (before + 4, 1 if is_behind else 2, 2, before + 4)
         pair.publish(1, 1)
@@ -165,7 +165,7 @@ class TestUpstream:
 
 
 class TestDownstream:
-    """What is done to the pipeline that follows."""
+    """Changes of the pipeline that follows."""
 
     def test_a_new_one_begins_where_it_is_told_to(self, pair):
         for count in (2, 3, 4, 5):

@@ -39,7 +39,7 @@ def load(orders, run_id: str, **options) -> dict:
 
 
 def stray(orders, count: int) -> None:
-    """Somebody else writes to the topic."""
+    """Another producer writes to the topic."""
     producer = Producer(orders.kafka.connection_extra())
     for number in range(count):
         producer.produce(orders.topic, b'{"id": -1}', str(number).encode())

@@ -273,7 +273,7 @@ def test_what_is_remembered_of_intervals_stays_small_and_old_ones_can_still_be_r
 
 
 def test_a_new_group_reads_the_topic_from_the_start_into_another_table_and_takes_over(table, unique):
-    """As docs/intervals.md has it."""
+    """The example of docs/intervals.md."""
     table.produce(300)
     table.run("old-1")
     name, place = unique("new"), unique("orders")

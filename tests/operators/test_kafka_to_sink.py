@@ -1,4 +1,4 @@
-"""What one window does, on a real broker and a real Spark, one session for all."""
+"""One window, on a real broker and a real Spark, with one session for all tests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def leave_open(pipeline, monkeypatch):
 
 
 def hook_of(ask):
-    """What a hook answers that is asked between two attempts."""
+    """Return the answer of a hook that is asked between two attempts."""
     with KafkaHook() as hook:
         return ask(hook)
 
@@ -271,7 +271,7 @@ class TestDataLoss:
         assert files.run("run2", data_loss="skip")["records_read"] == 900
 
     def test_a_log_that_went_back_is_refused(self, files, unique):
-        """As after an unclean election: the ledger of a longer log, carried over by its group's offsets."""
+        """Imitate an unclean election: the ledger has offsets of a longer log, from the group."""
         files.produce(30)
         producer = Producer({**files.kafka.connection_extra(), "transactional.id": unique("t")})
         producer.init_transactions(30)

@@ -1,4 +1,4 @@
-"""What the report and Airflow's metrics tell of when a window's records were written."""
+"""Latency of a window's records in the report and in Airflow's metrics."""
 
 from __future__ import annotations
 

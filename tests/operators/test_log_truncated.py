@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ResourceType
 
-from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.errors import LedgerBehind, LogTruncated, ValidationError
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -96,7 +96,7 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_until_somebody_de
         assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 24, 10)
         assert error.found_epoch > error.known_epoch >= 0
         with KafkaHook() as hook:
-            known = find(hook, flow.name, f"ledger-{flow.name}").memory.position
+            known = read_pipeline(hook, flow.name, f"ledger-{flow.name}").memory.position
             assert known.epochs[place] == error.known_epoch
             log = read_log(hook, [flow.topic])
             assert compare_epochs(hook, log, {place: 10}, known.epochs, known.topic_ids).diverged == {}, (
@@ -145,7 +145,7 @@ def test_intervals_behind_a_log_that_was_cut_off_and_has_grown_again_are_refused
 
 
 def batches(file: Path, size: int, count: int) -> int:
-    """Where the first batches behind a place in a log file end."""
+    """Return the ends of the first batches after a position in a log file."""
     content = file.read_bytes()
     for _ in range(count):
         size += 12 + int.from_bytes(content[size + 8 : size + 12], "big")
@@ -176,7 +176,7 @@ def test_a_ledger_that_has_lost_its_last_records_is_refused_and_the_command_that
         error = refused.value
         assert (error.window, error.known, error.group_id) == (3, 1, flow.name)
         with KafkaHook() as hook:
-            assert find(hook, flow.name, ledger).memory.open_entry is None, "nothing was planned"
+            assert read_pipeline(hook, flow.name, ledger).memory.open_entry is None, "nothing was planned"
             reset(hook, flow.name, json.loads(error.to), why="the ledger's tail is lost", ledger_topic=ledger, group_id=flow.name)
         report = flow.run("run4")
         assert (report["window"], report["records_read"]) == ("0000000004", 30)

@@ -6,7 +6,7 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowSkipException
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.control.pipelines import find, show
+from airflow_kafka_spark.control.pipelines import read_pipeline, show
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sinks import PostgresSink
 from tests.support.control import pause, resume
@@ -84,7 +84,7 @@ def test_the_intervals_of_a_paused_pipeline_wait_all_of_them(files):
     assert intervals.run(0) == reports[0]
     wait_stable(files.kafka.connection_extra(), f"ledger-{files.name}")
     with KafkaHook() as hook:
-        memory = find(hook, files.name, f"ledger-{files.name}").memory
+        memory = read_pipeline(hook, files.name, f"ledger-{files.name}").memory
     assert len(memory.intervals) == 1 and memory.is_paused
     ask(resume, files)
     assert intervals.check([*reports, *(intervals.run(number) for number in (2, 1))]) > 10

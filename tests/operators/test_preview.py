@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_kafka_spark.cli.definition import main
-from airflow_kafka_spark.control.pipelines import find, windows
+from airflow_kafka_spark.control.pipelines import list_windows, read_pipeline
 from airflow_kafka_spark.control.preview import preview
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from tests.support.control import forget
@@ -39,11 +39,11 @@ def test_a_sink_that_remembers_more_than_the_ledger_decides_for_run_and_preview(
     files.produce(90)
     files.run("run1")
     settle(files)
-    (moved,) = windows(hook, files.name, **ledger)
+    (moved,) = list_windows(hook, files.name, **ledger)
     forget(hook, files.name, why="a test", group_id=files.name, delete_group=True, **ledger)
     files.produce(60)
     settle(files)
-    assert find(hook, files.name, f"ledger-{files.name}").memory.is_blank
+    assert read_pipeline(hook, files.name, f"ledger-{files.name}").memory.is_blank
 
     unasked = preview(hook, files.name, topics=[files.topic], group_id=files.name, **ledger)
     assert unasked.begins == "starting_offsets" and {r.start for r in unasked.ranges} == {0}
@@ -63,7 +63,7 @@ def test_a_sink_that_remembers_more_than_the_ledger_decides_for_run_and_preview(
 
     report = files.run("run2")
     settle(files)
-    (run,) = windows(hook, files.name, **ledger)
+    (run,) = list_windows(hook, files.name, **ledger)
     assert (ranges(run), run.number, report["records_read"]) == (ranges(found), found.number, 60)
 
 
@@ -82,5 +82,5 @@ def test_after_a_move_by_hand_the_sink_decides_the_number_only(files, hook):
     assert (ranges(found), found.warnings) == (ranges(unasked), ())
     files.run("run2")
     settle(files)
-    run = windows(hook, files.name, limit=1, **ledger)[0]
+    run = list_windows(hook, files.name, limit=1, **ledger)[0]
     assert (ranges(run), run.number) == (ranges(found), found.number)

@@ -138,7 +138,7 @@ def test_what_is_published_keeps_its_dead_letters_when_the_format_is_mended_befo
 
 
 def test_a_split_with_more_bad_records_than_were_counted_or_kept_is_not_published(orders):
-    """What would break the promise of ``max_errors``, or lose a record, keeps its split from being published."""
+    """A split is not published if that would exceed ``max_errors`` or lose a record."""
     import pyarrow as pa
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook

@@ -70,7 +70,7 @@ def test_a_window_is_moved_once_more_once_though_its_operator_says_skip(table):
 
 
 def test_where_directories_cannot_be_exchanged_a_replay_is_refused_before_it_is_planned(files, monkeypatch):
-    """As on NFS. Windows are planned and closed at the ledger alone: what is refused needs no Spark."""
+    """A file system like NFS. Windows are planned and closed in the ledger only, because refusals need no Spark."""
     # A flag that the kernel does not know: it answers as it does where the file system does not know this one.
     monkeypatch.setattr("airflow_kafka_spark.sinks.files.directory._RENAME_EXCHANGE", 1 << 20)
     files.produce(30)

@@ -6,6 +6,7 @@ differ.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ from airflow_kafka_spark.control.base import ChangeRequest
 from airflow_kafka_spark.control.preview import preview
 from airflow_kafka_spark.control.resend import resend
 from airflow_kafka_spark.errors import RightMissing, ValidationError
-from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.formats import Json, Raw
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators import (
     KafkaToKafkaOperator,
@@ -42,8 +43,8 @@ from airflow_kafka_spark.operators import (
 from airflow_kafka_spark.operators.control import ACTIONS
 from airflow_kafka_spark.operators.visibility.configuration import described
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
-from airflow_kafka_spark.sinks import DeltaSink, FilesSink, KafkaSink
-from airflow_kafka_spark.sources import FilesSource, JdbcSource
+from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink, KafkaSink
+from airflow_kafka_spark.sources import FilesSource, JdbcSource, PostgresCdcSource
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.transforms import Condition, Filter
 from airflow_kafka_spark.triggers.interval import KafkaIntervalTrigger
@@ -282,6 +283,46 @@ def test_a_table_is_published_by_column_and_followed_into_delta_with_exactly_the
     sink = {"sink": DeltaSink(str(tmp_path / "delta"), auto_create=True), "value": Json(schema="id bigint, customer string")}
     read = run(to_files, {"directory": tmp_path / "unused", **follows, **sink}, "run1")
     assert (read["records_read"], read["records_written"]) == (20, 20)
+
+
+def sql_of(page: str, heading: str, role: str) -> str:
+    """Return the statements of a page's first block of SQL behind a heading, for a role."""
+    text = (PAGE.parent / page).read_text().partition(f"\n{heading}")[2]
+    found = re.search(r"```sql\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    return re.sub(r"\bairflow\b", role, found.group(1))
+
+
+def test_rows_and_changes_of_postgresql_become_topics_and_a_topic_an_iceberg_table_with_exactly_the_documented_rights(
+    cluster, postgres, unique, tmp_path, monkeypatch
+):
+    role = unique("rights").replace("-", "_")
+    with postgres.connect(autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {role}")
+        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'hush'")
+    place = f"{postgres.connection_uri().rpartition('@')[2].partition('/')[0]}/{role}"
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", f"postgres://{role}:hush@{place}")
+    lake = {"conn_type": "iceberg", "host": f"postgresql+psycopg://{place}", "login": role, "password": "hush"}
+    lake["extra"] = {"type": "sql", "warehouse": f"file://{tmp_path}/lake"}
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(lake))
+    sink = KafkaSink(topic=TARGET, key="key", key_format=Raw(), value_columns=["value"], value=Raw())
+    source = PostgresCdcSource("shop", publication=role, slot=role, topic_prefix="shop", tables=["public.orders"])
+    capture = {"directory": tmp_path, "source": source, "sink": sink, "pipeline": unique("capture")}
+    with postgres.connect(dbname=role, autocommit=True) as owner:
+        owner.execute("CREATE TABLE orders (id bigint PRIMARY KEY, customer text, topic text)")
+        owner.execute("CREATE TABLE customers (id bigint PRIMARY KEY)")
+        owner.execute(sql_of("cdc.md", "## Prepare the server", role).encode())
+        try:
+            assert run(from_files, capture, "run1")["records_written"] == 0
+            owner.execute(f"INSERT INTO orders SELECT n, 'ann', '{TARGET}' FROM generate_series(1, 7) AS n")
+            assert run(from_files, capture, "run2")["records_written"] == 7
+        finally:
+            owner.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", [role])
+        owner.execute(sql_of("sources.md", "## JdbcSource", role).encode())
+        assert run(from_table, {"table": "orders", "pipeline": unique("rows")}, "run1")["records_written"] == 7
+        owner.execute(sql_of("lakes.md", "### Catalogs", role).encode())
+    iceberg = {"sink": IcebergSink("shop.orders", "lake")}
+    assert moved(cluster, tmp_path, unique("iceberg"), **iceberg)["records_written"] == 1
 
 
 COMMANDS_IN_ORDER = {

@@ -40,7 +40,7 @@ def orders(flow: Pipeline) -> list[tuple[int, str, str, int]]:
 
 
 def split(rows: list[tuple], takes) -> tuple[list[tuple], list[tuple]]:
-    """Those that are taken out, and the others."""
+    """Return the records that are taken out, and the others."""
     return [row for row in rows if takes(row)], [row for row in rows if not takes(row)]
 
 

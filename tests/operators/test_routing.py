@@ -33,7 +33,7 @@ def facts(headers: list[tuple[str, bytes | None]]) -> dict[str, str]:
 
 
 def sorted_out(flow: Pipeline, away, *topics: str, since: int = 0) -> tuple[int, int]:
-    """What meets the condition is in the sink, the rest in the topics, each exactly once; how many of both."""
+    """Assert that records are in the sink or in the topics by the condition, each exactly once; return both counts."""
     events = [e for e in flow.events() if e[3] is not None and not is_bad(e[3])]
     good = same_multiset([row_of(v) for *_, v in events if not away(row_of(v)[0])], flow.rows())
     there = []

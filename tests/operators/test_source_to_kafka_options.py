@@ -1,4 +1,4 @@
-"""What an author may ask for, and everything that is wrong with it at once, before Spark starts."""
+"""The options of a DAG author, and all their problems in one error, before Spark starts."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_a_record_that_cannot_be_transformed_fails_the_window_or_becomes_a_dead_
 def test_what_is_transformed_in_arrow_comes_out_as_what_spark_transforms_and_names_with_dots_reach_the_sink(
     files: Pipeline, caplog
 ):
-    """The same topic twice: with a chain that is known in Arrow, and with a function behind it, which only Spark can call."""
+    """Read one topic twice: with a chain that Arrow computes, and with a further function, which only Spark can call."""
     caplog.set_level(logging.INFO, "airflow_kafka_spark.road.write")
     undecodable = produce_mixed(files, 300, 10)
     away = f"away-{files.topic}"

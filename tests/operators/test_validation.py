@@ -14,6 +14,7 @@ from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Debezium, Json, String
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.transforms import Cast, Sql
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets
 from tests.support.pipelines import SCHEMA, make
 from tests.support.relay import relay
 from tests.support.runs import context
@@ -21,7 +22,7 @@ from tests.support.shop import shop
 
 
 def problems(flow: Any, **options: Any) -> dict[str, str]:
-    """What a run complains of: where -> what. Asserts that nothing was changed, the ledger topic not even created."""
+    """Return the problems of a run by argument. Assert that nothing was changed, and that no ledger topic was created."""
     admin = AdminClient(flow.kafka.connection_extra())
 
     def topics() -> set[str]:
@@ -113,7 +114,7 @@ def test_formats_and_sinks_that_are_none_columns_that_are_there_already_and_a_ma
     assert "key" in str(problems(files, key=String(encoding="no-such-encoding"))), "formats of keys are checked too"
     found = problems(files, topics=5, value=Debezium("json"), sink=FilesSink("relative", format="parquett"), max_records="all")
     assert set(found) >= {"topics", "value.value", "sink.path", "sink.format", "max_records"}
-    assert "`5 (int)`" in found["topics"]
+    assert found["topics"] == "it is `5` (int); expected a text or a list of texts or None"
     tolerant = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": "bad topic!", "max_errors": 5.5}
     assert set(problems(files, **tolerant)) == {"errors_deadletterqueue_topic_name", "max_errors"}
     found = problems(files, value=Json(schema=SCHEMA + ", offset bigint"), metadata_columns=["offset", "nonsense"])
@@ -162,6 +163,39 @@ def test_eight_mistakes_on_the_way_to_a_table_are_named_at_once_and_what_they_hi
     found, unchecked = complaints(table, sink=sink, **wrong)
     assert [where.partition(" ")[0].partition(".")[0] for where in found] == ["value", "transforms[0]", "sink"]
     assert set(unchecked) == {"metadata_columns", "transforms", "sink columns", "sink.key"}
+
+
+def test_offsets_that_do_not_fit_the_topics_are_named_beside_other_mistakes_unless_no_window_needs_them(files):
+    of_all = {str(partition): 0 for partition in range(3)}
+    start, end = {files.topic: {**of_all, "7": 5}}, {files.topic: {"0": 5}}
+    bounds = {"starting_offsets": start, "ending_offsets": end}
+    wrong = {"max_records": "many", "data_loss": "maybe", "value": Json(schema="id bigintt")}
+    found, unchecked = complaints(files, **bounds, **wrong)
+    assert set(found) == {*bounds, "max_records", "data_loss", "value.schema"}
+    assert unchecked == {"sink columns": "value.schema"}
+    assert f"{files.topic}-7, which is not read (expected partitions of the subscribed topics)" in found["starting_offsets"]
+    assert f"No offset is given to stop at for {files.topic}-1, {files.topic}-2" in found["ending_offsets"]
+    found, _ = complaints(files, starting_offsets={files.topic: {**of_all, "2": 5}}, ending_offsets={"other": of_all})
+    assert f"{files.topic}-2 at 5, not in [0, 0]" in found["starting_offsets"]
+    assert f"for {files.topic}-0" in found["ending_offsets"]
+    found, _ = complaints(files, starting_offsets=CommittedOffsets("nobody", "none"), follows=" ", on_mismatch="never")
+    assert "Group `nobody` has no committed offset" in found["starting_offsets"] and "on_mismatch" in found
+    # A sink may know the pipeline, and then nothing begins at `starting_offsets`.
+    found, unchecked = complaints(files, **bounds, sink=FilesSink("relative"))
+    assert set(found) == {"ending_offsets", "sink.path"} and unchecked == {"starting_offsets": "sink"}
+    found, unchecked = complaints(files, topics="no-such-topic", **bounds)
+    assert set(found) == {"topics"} and unchecked == dict.fromkeys(bounds, "topics")
+    found, unchecked = complaints(files, kafka_conn_id="nowhere", **bounds)
+    assert set(found) == {"kafka_conn_id"} and unchecked == dict.fromkeys(["topics", "group_id", *bounds], "kafka_conn_id")
+    # A pipeline that has a position begins there.
+    files.produce(9)
+    files.run()
+    files.run("run2", starting_offsets=start)
+    assert files.check() == 9
+    found, _ = complaints(files, facts={}, **bounds, run_id="run3")
+    assert set(found) == {"ending_offsets"}
+    # A window that is complete is reported, whatever the arguments are now.
+    files.run("run2", **bounds)
 
 
 def test_eight_mistakes_between_two_topics_are_named_at_once_and_what_they_hide_is_told(kafka, unique, tmp_path):

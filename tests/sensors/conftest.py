@@ -29,7 +29,7 @@ def topic(kafka, unique):
 
 @pytest.fixture
 def context():
-    """As much of Airflow's context as a sensor needs: ``context(run_id, data_interval_start=...)``."""
+    """Return the part of Airflow's context that a sensor needs: ``context(run_id, data_interval_start=...)``."""
 
     def make(run_id: str = "run1", dag_id: str = "dag", **dag_run: Any) -> dict[str, Any]:
         ti = SimpleNamespace(dag_id=dag_id, run_id=run_id, task_id="task", map_index=-1)

@@ -1,4 +1,4 @@
-"""What Airflow is told of the sensors, and what a DAG file full of them costs. In a DAG that runs: tests/with_airflow."""
+"""Sensors as Airflow serializes them, and the cost of a DAG file with many sensors. tests/with_airflow has running DAGs."""
 
 from __future__ import annotations
 

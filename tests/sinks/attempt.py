@@ -29,7 +29,7 @@ def apply(sink: Sink, job: Job) -> Applied:
 
 
 def write_all(writer: WindowWriter, job: Job) -> list[SplitResult]:
-    """What Spark's tasks do, one after the other."""
+    """Do the work of Spark's tasks, one after the other."""
     return [write_split(travelled(writer.split_writer()), split, job.rows[split.index]) for split in job.splits]
 
 
@@ -39,7 +39,7 @@ def travelled(writer: SplitWriter) -> SplitWriter:
 
 
 def write_split(writer: SplitWriter, split: Split, batches: Iterable[Rows]) -> SplitResult:
-    """What one task does."""
+    """Do the work of one task."""
     writer.open(split)
     count = 0
     try:

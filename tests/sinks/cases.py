@@ -26,7 +26,7 @@ from tests.sinks.feed import SCHEMA
 
 
 class Case(ABC):
-    """What the contract suite must know of a sink. Reading is done without the sink's own code.
+    """The facts that the contract suite needs of a sink. Reading is done without the sink's own code.
 
     :ivar sink: the sink.
     :ivar schema: columns of all types it takes.
@@ -39,7 +39,7 @@ class Case(ABC):
 
     @property
     def impatient(self) -> Sink:
-        """The same sink, which waits for another attempt's lock for two seconds only."""
+        """Return the sink with a timeout of two seconds for another attempt's lock."""
         return self.sink
 
     @property
@@ -57,11 +57,11 @@ class Case(ABC):
 
     @abstractmethod
     def published(self) -> Any:
-        """The same without leftovers: what is visible, and the sink's records of it."""
+        """Return only the visible rows and the sink's records, without leftovers."""
 
     @abstractmethod
     def leftovers(self) -> list[str]:
-        """What attempts have left behind besides published windows and their records."""
+        """Return what attempts have left besides published windows and their records."""
 
     @abstractmethod
     def age(self, days: float) -> None:
@@ -157,7 +157,7 @@ def _walk(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_arrow(path: Path, sink: FilesSink, schema: pa.Schema, *only: str) -> list[dict[str, Any]]:
-    """What ``pyarrow.dataset`` reads of a directory or of one file; of some columns, where they are named."""
+    """Return the rows that ``pyarrow.dataset`` reads from a directory or a file; only the named columns, if any are named."""
     in_path = pa.schema([(sink.window_column, pa.string()), *(schema.field(n) for n in sink.partition_by)])
     options = {"partitioning": pa.dataset.partitioning(in_path, flavor="hive")} if path.is_dir() else {}
     found = pa.dataset.dataset(path, format=arrow_format(sink.format, schema), **options)

@@ -35,7 +35,7 @@ POINTS = ("split.mid", "split.flushed", "job.done", "sink.staged", "sink.in_tran
 
 
 def record_of(job: Job) -> Applied:
-    """What a sink must remember of a window."""
+    """Return the facts of a window that a sink must record."""
     window = job.window
     ids = {"cluster_id": window.cluster_id, "topic_ids": window.topic_ids}
     return Applied(window.pipeline, window.number, window.ranges, written=len(job.expected), **ids)
@@ -461,7 +461,7 @@ class SinkContract:
         same_multiset(first.expected + second.expected, case.read())
 
     def test_a_record_that_knows_no_ids_is_compared_by_its_ranges(self, case: Case, feed: Feed) -> None:
-        """As sinks wrote it before they knew them."""
+        """Imitate a record of an older sink, which had no such ids."""
         unknown = {"cluster_id": "", "topic_ids": {}}
         first, second = feed.next(), feed.next()
         without = replace(first, window=replace(first.window, **unknown))
@@ -553,7 +553,7 @@ def _attempt(writer: WindowWriter, job: Job) -> Iterator[Applied | None]:
 
 
 def _shifted(job: Job, start: int = 0, end: int = 0) -> Job:
-    """The same rows, said to be of other offsets."""
+    """Return equal rows with other offsets."""
     ranges = tuple(OffsetRange(r.topic, r.partition, r.start + start, r.end + end) for r in job.window.ranges)
     splits = tuple(replace(s, range=r) for s, r in zip(job.splits, ranges, strict=True))
     return replace(job, window=replace(job.window, ranges=ranges), splits=splits)

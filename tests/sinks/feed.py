@@ -112,7 +112,7 @@ class Job:
 
     @property
     def expected(self) -> list[dict[str, Any]]:
-        """What a reader must find."""
+        """The rows that a reader must find."""
         return [line for batches in self.rows.values() for rows in batches for line in rows.batch.to_pylist()]
 
     @property
@@ -121,7 +121,7 @@ class Job:
 
 
 def recut(job: Job, *cuts: float) -> Job:
-    """The same window and rows in other splits.
+    """Return an equal window and its rows in other splits.
 
     :param cuts: where each split is cut, as parts of its span.
     """

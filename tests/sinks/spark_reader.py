@@ -49,7 +49,7 @@ class Partitions:
 
 
 def read(requests: Sequence[Request | Partitions], scratch: Path, zone: str = "UTC") -> list[Any]:
-    """What Spark reads: the rows of each table, or the error's text.
+    """The result of reading with Spark: the rows of each table, or the error's text.
 
     :param zone: the time zone of the JVM and its sessions.
     """

@@ -27,7 +27,7 @@ LONGEST = 4.0
 
 @dataclass
 class Campaign:
-    """What happens to pipelines, and how often.
+    """The faults of pipelines, and their frequency.
 
     :param kafka: their broker, which is killed, too.
     :param subjects: the pipelines.

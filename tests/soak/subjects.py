@@ -64,7 +64,7 @@ class Subject(ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the context of the current run says beside its id."""
+        """Return the context of the current run, without its id."""
         return {}
 
     def next_run(self) -> None:
@@ -86,7 +86,7 @@ class Subject(ABC):
 
     @property
     def order(self) -> tuple[Callable[..., Any], dict[str, Any], str]:
-        """What that driver is given for one attempt at the current run."""
+        """Return the arguments of that driver for one attempt at the current run."""
         return type(self.attempts).make, self.attempts.arguments, self.run_id
 
     @abstractmethod
@@ -104,7 +104,7 @@ class Subject(ABC):
 
     @property
     def more_commands(self) -> Sequence[Callable[[random.Random], str | None]]:
-        """What only this kind of pipeline is asked for."""
+        """Return the options that only this kind of pipeline has."""
         return ()
 
     def _ask(self, action: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

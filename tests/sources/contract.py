@@ -1,4 +1,4 @@
-"""What every source of rows has to keep: subclass :class:`RowSourceContract` and give it a ``case``.
+"""The contract of all sources of rows: subclass :class:`RowSourceContract` and give it a ``case``.
 
 ::
 
@@ -47,7 +47,7 @@ class RowSourceCase(ABC):
 
     @abstractmethod
     def identity(self, row: Row) -> Any:
-        """What tells a row from all others; hashable, and changes with every value of the row that matters."""
+        """Return the identity of a row: hashable, and different for each value that matters."""
 
 
 def spark_session(packages: Sequence[str] = ()) -> SparkSession:
@@ -90,7 +90,7 @@ def by_partition(frame: DataFrame) -> list[list[Row]]:
 
 
 def read(spark: SparkSession, source: RowSource, splits: Sequence[Mapping[str, Any]]) -> list[list[Row]]:
-    """What one attempt reads: the rows per split, after splits have travelled through JSON."""
+    """Return the rows per split that one attempt reads, after its splits have been converted to JSON and back."""
     with applied(spark, source.settings):
         return by_partition(source.frame(spark, json.loads(json.dumps(splits))))
 
@@ -108,7 +108,7 @@ def windows(source: RowSource, position: Mapping[str, Any] | None, most: int = 1
 
 
 class _Contract:
-    """What both halves of the contract are asked with."""
+    """The case that both halves of the contract use."""
 
     @pytest.fixture
     def spark(self) -> SparkSession:

@@ -40,6 +40,6 @@ class Again:
         return self._operator.execute(context)
 
     def on_kill(self) -> None:
-        """As Airflow calls it."""
+        """Call it as Airflow does."""
         if self._operator is not None:
             self._operator.on_kill()

@@ -26,7 +26,7 @@ _FOLLOW = "to => { history.pushState(null, '', to); dispatchEvent(new PopStateEv
 
 @dataclass
 class Visit:
-    """Somebody with a browser.
+    """A user with a browser.
 
     :param page: what they see.
     :param troubles: what a page must not do, in words; a test asserts that there are none.
@@ -59,7 +59,7 @@ class Visit:
         self.page.context.close()
 
     def login(self, name: str, password: str) -> None:
-        """As a person does it, in Airflow's form."""
+        """Log in through Airflow's form."""
         self.page.locator("input[name=username]").fill(name)
         self.page.locator("input[name=password]").fill(password)
         self.page.get_by_role("button", name="Sign in").click()

@@ -127,11 +127,11 @@ class Dry:
         return partial(run_here, DryOperator, {**given, **options}, run_id, **facts)
 
     def run(self, number: int | None = None, **options: Any) -> Any:
-        """The same, here and now."""
+        """Run it in this process."""
         return self.attempt(number, **options)()
 
     def killed(self, number: int | None = None, *, fault: str, **options: Any) -> None:
-        """The same in a process of its own, which dies by SIGKILL at ``fault``."""
+        """Run it in a process of its own, which dies by SIGKILL at ``fault``."""
         asked = self.attempt(number, **options)
         make, arguments, run_id = asked.args
         once = self.moved.with_name(f"fault-{len(self.victims)}")

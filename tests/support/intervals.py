@@ -21,7 +21,7 @@ def hour(number: int, length: int = 1) -> tuple[datetime, datetime]:
 
 
 def facts(number: int, cleared: int = 0) -> dict[str, Any]:
-    """What the task's context says of an hour's run."""
+    """Return the context of a task for an hour's run."""
     return {"interval": hour(number), "max_tries": cleared}
 
 
@@ -63,7 +63,7 @@ class Intervals:
         return self.pipeline.run(f"run-{number}", facts=facts(number, cleared), **options)
 
     def victim(self, number: int, *, fault: str, cleared: int = 0) -> Victim:
-        """The same in a process of its own, which dies at ``fault``."""
+        """Run it in a process of its own, which dies at ``fault``."""
         return self.pipeline.victim(f"run-{number}", fault=fault, facts=facts(number, cleared))
 
     def rows(self) -> dict[str, list]:
@@ -105,5 +105,5 @@ class Intervals:
 
 
 def ends(report: dict[str, Any]) -> dict[int, int]:
-    """Where a window ends, by partition."""
+    """Return the ends of a window, by partition."""
     return {r["partition"]: r["end"] for r in report["ranges"]}

@@ -28,7 +28,7 @@ Loss = Literal["the request", "the answer"]
 
 @dataclass(frozen=True)
 class Request:
-    """What the proxy reads of a request.
+    """The part of a request that the proxy reads.
 
     :param api: its api key: :data:`PRODUCE` or :data:`END_TXN`.
     :param correlation: by which the client knows the answer.
@@ -61,7 +61,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Trap:
-    """What is done with which request.
+    """The action of the proxy for some requests.
 
     :param matches: the request.
     :param loss: what is lost; None loses nothing.
@@ -95,9 +95,9 @@ class KafkaProxy:
         self._traps: dict[Trap, int] = {}
         self._lock = threading.Lock()
         self.sprung = 0
-        """How many requests the present traps have caught."""
+        """Return the number of requests that the present traps have caught."""
         self.failed: BaseException | None = None
-        """What the test's own function raised."""
+        """The error that the test's own function has raised."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property

@@ -61,7 +61,7 @@ def transact(kafka: EmbeddedKafka, hook: KafkaHook, topic: str, count: int, outc
 
 
 def commit(kafka: EmbeddedKafka, group: str, topic: str, offset: int, partition: int = 0) -> None:
-    """As somebody else's consumer would."""
+    """Commit offsets like another consumer."""
     from confluent_kafka import TopicPartition as KafkaTopicPartition
 
     consumer = Consumer({**kafka.connection_extra(), "group.id": group})
@@ -72,7 +72,7 @@ def commit(kafka: EmbeddedKafka, group: str, topic: str, offset: int, partition:
 
 
 def end_of(kafka: EmbeddedKafka, topic: str, partition: int = 0) -> int:
-    """Where the next record goes."""
+    """Return the offset of the next record."""
     from confluent_kafka import TopicPartition as KafkaTopicPartition
 
     consumer = Consumer({**kafka.connection_extra(), "group.id": "nobody"})

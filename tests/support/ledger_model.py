@@ -103,7 +103,7 @@ class World(NamedTuple):
         return fold_records(pipeline, self.committed)
 
     def aborted(self, producer: str) -> World:
-        """Whatever this id left open is gone."""
+        """Abort the open transaction of this id."""
         log = tuple(r._replace(state=GONE) if (r.producer, r.state) == (producer, OPEN) else r for r in self.log)
         pending, sent = (tuple(p for p in found if p[0] != producer) for found in (self.pending, self.sent))
         return self._replace(log=log, pending=pending, sent=sent)
@@ -115,7 +115,7 @@ class World(NamedTuple):
 
     @property
     def moved(self) -> Counter[int]:
-        """How often each offset is in the sink."""
+        """Return how often each offset is in the sink."""
         return Counter(o for t in self.taken if t.has_rows for r in t.ranges for o in range(r.start, r.end))
 
 
@@ -128,7 +128,7 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Rules:
-    """What Kafka and the sink keep; each can be taken away, to see that the model notices.
+    """The rules that Kafka and the sink keep. Each can be switched off, to check that the model notices it.
 
     :param fences: a newer producer of the same id shuts out the older one.
     :param takes_rows_first: the sink's record of a window is never there before its rows.
@@ -142,7 +142,7 @@ BLOCKED = object()
 
 
 def apply(world: World, step: tuple[Any, ...], rules: Rules) -> tuple[World, Answer]:
-    """What a step does, and what it answers; :data:`BLOCKED` while it has to wait."""
+    """Run a step and return its answer; :data:`BLOCKED` while it has to wait."""
     kind, *args = step
     return _STEPS[kind](world, rules, *args)
 
@@ -715,7 +715,7 @@ class Actor:
 
 @dataclass(frozen=True)
 class Explored:
-    """What was looked at.
+    """The result of a search.
 
     :param states: different ones.
     :param worlds: different ones, after each of which a fresh attempt was made.

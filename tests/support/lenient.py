@@ -11,7 +11,7 @@ NOBODY = b'{"id": -1, "customer": "nobody", "amount": "0.00", "placed_at": "2026
 
 
 class Lenient(Json):
-    """What Json cannot decode is an order of nobody's."""
+    """Return records that Json cannot decode as orders without a customer."""
 
     def decoder(self) -> Decoder:
         return _Lenient(super().decoder())

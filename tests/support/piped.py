@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
@@ -49,7 +49,7 @@ class Piped:
         return Window(self.name, number, ranges, f"run{self.run}", utc_now(), **given)
 
     def settle(self) -> None:
-        """Whoever only looks into the ledger does not wait for what was answered, and has not come to it yet."""
+        """A reader that does not fence may not see records yet whose commit was acknowledged."""
         wait_stable(self.kafka.connection_extra(), self.ledger_topic)
 
     def move(self, *ends: int) -> None:
@@ -78,9 +78,9 @@ class Piped:
 
     @property
     def memory(self) -> Memory:
-        """What the ledger holds of it now."""
+        """Return the present state of the pipeline in the ledger."""
         self.settle()
-        return find(self.hook, self.name, self.ledger_topic).memory
+        return read_pipeline(self.hook, self.name, self.ledger_topic).memory
 
     def stands(self) -> list[int]:
         offsets = self.memory.position.offsets
@@ -95,6 +95,6 @@ class Piped:
     def everything(self) -> tuple[int, list[int | None]]:
         """All that a refusal must leave as it is: the end of the ledger's partition, and the group."""
         self.settle()
-        partition = find(self.hook, self.name, self.ledger_topic).partition
+        partition = read_pipeline(self.hook, self.name, self.ledger_topic).partition
         end = self.hook.offsets([TopicPartition(self.ledger_topic, partition)])
         return sum(o.high for o in end.values()), self.committed()

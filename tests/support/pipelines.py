@@ -161,7 +161,7 @@ class Pipeline(Attempts):
     # --- what is there now ---
 
     def rows(self) -> list[tuple[int, str, str, int]]:
-        """What a reader of the sink sees."""
+        """Return the rows that a reader of the sink sees."""
         if self.kind == "files":
             return files_rows(self.place)
         if self.kind.startswith("delta"):

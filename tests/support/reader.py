@@ -74,7 +74,7 @@ class Reader:
 
     @property
     def count(self) -> int:
-        """How many records it was handed until now."""
+        """The number of records that it has read until now."""
         return len(self._records)
 
     def caught_up(self, seconds: float = 180) -> list[Record]:

@@ -136,7 +136,7 @@ class EmbeddedRegistry:
 
 @contextmanager
 def guarded(url: str, user: str, password: str) -> Iterator[str]:
-    """The same registry behind basic authentication, as proxies in front of one do it; gives its address."""
+    """Put a proxy with basic authentication in front of the registry, and yield its address."""
     wanted = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
     class Guard(BaseHTTPRequestHandler):

@@ -111,7 +111,8 @@ class Relay(Attempts):
         ]
 
     def check(self, becomes: Callable[[Record], Any] = lambda r: r.content, found: Callable[[Record], Any] | None = None) -> int:
-        """What became of every record is there once, offsets and output agree, and no transaction of ours is open.
+        """Assert that the result of every record exists once, that offsets and output agree, and that no transaction of ours is
+        open.
 
         :param becomes: what is expected of a record, None where it is left out.
         :param found: what is compared of a record that is there.

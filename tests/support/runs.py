@@ -38,7 +38,7 @@ def context(
     clears: int | None = None,
     map_index: int = -1,
 ) -> dict[str, Any]:
-    """As much of Airflow's context as a window needs.
+    """The part of Airflow's context that a window needs.
 
     :param interval: the DAG run's data interval.
     :param max_tries: higher after the task was cleared, the same in a retry.
@@ -227,7 +227,7 @@ class Attempts(ABC):
     @property
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """What the operator is built of, :attr:`options` among it."""
+        """Return the arguments of the operator, :attr:`options` included."""
 
     def run(self, run_id: str = "run1", *, facts: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
         """One task attempt, here; its report.

@@ -53,7 +53,7 @@ def packages() -> Path | None:
 
 
 def spark_jars() -> tuple[Path, ...]:
-    """What Spark opens ``s3a://`` with, and does not have."""
+    """Jars with which Spark opens ``s3a://``, and which it does not include."""
     wanted = tuple(sorted((HADOOP, *SDK)))
     without = jars._bundled(str(jars.pyspark_jars())) | {"bundle"}
     root = jars.cache_directory()
@@ -117,7 +117,7 @@ class EmbeddedS3:
         return json.dumps({"conn_type": "aws", "login": key, "password": secret, "extra": extra})
 
     def spark_settings(self) -> dict[str, str]:
-        """What the extra of a Spark connection has to say."""
+        """Return the extra of a Spark connection."""
         key, secret = self._first
         return {
             "spark.hadoop.fs.s3a.endpoint": self.url,

@@ -69,7 +69,7 @@ class Shop(Attempts):
         return [tuple(row) for row in found]
 
     def records(self, *, stable: bool = True) -> list[tuple[int, str, str, str]]:
-        """What a read_committed reader of the topic sees now.
+        """Return the records that a read_committed reader of the topic sees now.
 
         :param stable: False where a transaction is open on purpose, which nobody is to wait for.
         """

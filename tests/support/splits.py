@@ -22,7 +22,7 @@ ROWS = 500
 
 
 def rows(split: int) -> pa.RecordBatch:
-    """Those of a split, always the same."""
+    """Return the records of a split, which are equal at each call."""
     keys = pa.array([b"%d" % n for n in range(split * ROWS, (split + 1) * ROWS)], pa.binary())
     return pa.RecordBatch.from_pydict({"key": keys, "value": keys})
 

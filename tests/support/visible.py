@@ -17,7 +17,7 @@ from airflow_kafka_spark import faults
 
 
 def history() -> list[dict[str, Any]]:
-    """What is written to the task state store from now on, in order."""
+    """Collect the values that are written to the task state store from now on, in order."""
     from airflow import settings
     from sqlalchemy import event
 
@@ -35,7 +35,7 @@ def history() -> list[dict[str, Any]]:
 
 
 def facts_of(dag_id: str, run_id: str) -> dict[str, Any]:
-    """What Airflow's tables hold of a run."""
+    """Return the rows of a run in Airflow's tables."""
     from airflow.models.asset import AssetEvent
     from airflow.models.taskinstance import TaskInstance
     from airflow.models.xcom import XComModel

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def eventually(look: Callable[[], T], seconds: float = 180.0) -> T:
-    """What ``look`` finds once it finds something; it is asked again until then."""
+    """Call ``look`` until it returns something, and return that."""
     found: list[T] = []
 
     def is_there() -> bool:

@@ -93,7 +93,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def state(pid: int) -> str:
-    """As in ``ps``: ``T`` is stopped."""
+    """Return the state of a process, as ``ps`` shows it: ``T`` is stopped."""
     return (_stat(pid) or ["?"])[0]
 
 

@@ -128,7 +128,7 @@ def _become(request: dict[str, Any], attempt: Any) -> None:
 
 
 def _end_spark() -> None:
-    """As leaving Python does: the JVM goes when its standard input is closed."""
+    """End the JVM as leaving Python does: by closing its standard input."""
     import atexit
 
     atexit._run_exitfuncs()

@@ -250,7 +250,7 @@ def test_the_end_of_a_fork_does_not_stop_it(odd: Odd) -> None:
 
 
 def test_nothing_is_left_after_stop(odd: Odd) -> None:
-    """That nothing is left of a process that was killed, or that has ended without a stop: see test_embedded_postgres.py."""
+    """test_embedded_postgres.py tests that a killed process, or one that ends without a stop, leaves nothing running."""
     kafka = odd.kafka.start()
     pids, port, directory = pids_of(kafka), kafka.broker().port, kafka.broker().directory.parent
     assert directory.is_dir()

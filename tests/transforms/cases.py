@@ -68,7 +68,7 @@ THE_END = Row(topic=None, partition=None, offset=None, timestamp=None, end="acco
 
 @dataclass(frozen=True)
 class Case:
-    """What transforms make of rows.
+    """Rows before and after transforms.
 
     :param expect: for each row that is left, its columns and what they hold; columns that are not named are not looked at.
     :param types: types of parts afterwards.
@@ -112,7 +112,7 @@ def _for_arrow(value: Any, kind: pa.DataType) -> Any:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case in Spark, or why nothing did, and how Arrow would compute it.
+    """The result or the error of a case in Spark, and Arrow's program for it.
 
     :ivar given: the rows that the transforms were applied to.
     :ivar made: what Spark made of them.
@@ -128,7 +128,7 @@ class Outcome:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """What Spark made, as JSON has it."""
+        """Spark's result, as JSON."""
         assert self.made is not None
         kinds = {f.name: f.type for f in self.made.schema}
         return [{name: as_json(cell, kinds[name]) for name, cell in row.items()} for row in self.made.to_pylist()]

@@ -1,4 +1,4 @@
-"""What runs in Arrow gives what Spark gives, value by value and type by type."""
+"""Arrow's results are equal to Spark's, value by value and type by type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for all transforms: predicates, rows that end a split, tombstones, errors, and what a user's code may not do."""
+"""Rules for all transforms: predicates, rows that end a split, tombstones, errors, and the limits of a user's code."""
 
 from __future__ import annotations
 

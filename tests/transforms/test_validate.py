@@ -1,4 +1,4 @@
-"""What is wrong with options is told without Spark, all of it at once."""
+"""All problems of options are reported in one error, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all triggers have in common: the event loop, brokers that are down, missing topics, failures on their way."""
+"""Rules for all triggers: the event loop, brokers that are down, missing topics, and how failures travel."""
 
 from __future__ import annotations
 

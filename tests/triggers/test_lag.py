@@ -78,7 +78,7 @@ def test_right_options_are_no_problem(topic):
 
 
 async def events_of(trigger, steps, store=None):
-    """How many events a watcher gives after each step, and the events: it has looked some times more after each."""
+    """Return the number of events of a watcher after each step, and the events. It checks several times after each step."""
     trigger = again(trigger)
     trigger.asset_state_store = store
     counts, events, looks = [], [], []

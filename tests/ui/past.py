@@ -46,7 +46,7 @@ class Past:
         return StaticHook(self.kafka.connection_extra())
 
     def write(self) -> None:
-        """What the tests of the UI find."""
+        """The state that tests of the UI find."""
         for topic in ("ui-orders", "ui-odd", "ui-copied"):
             self.kafka.create_topic(topic, 3)
         self.produce("ui-orders", 300)

@@ -1,4 +1,4 @@
-"""What a window is bound to: what is another writer, another place, and what is only not known."""
+"""The binding of a window: another writer, another place, and unknown facts."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from airflow_kafka_spark.windows.cadence import (
     cadence_of_windows,
     usual_period,
 )
-from airflow_kafka_spark.windows.lag import Observation, Status, judge
+from airflow_kafka_spark.windows.lag import Observation, Status, judge_partition
 
 HOUR = 3600.0
 MONDAY = datetime(2026, 1, 5, tzinfo=timezone.utc).timestamp()
@@ -49,15 +49,15 @@ def test_a_catch_up_does_not_say_how_often_a_pipeline_runs(given):
     # Six hourly intervals were moved in a minute; five minutes later there are new records.
     past = [Observation(window.completed_at, 60 + n, active=True) for n, window in enumerate(given)]
     now = Observation(past[-1].time + 216, past[-1].committed, 15, 216.0)
-    assert judge([*past, now], cadence_of_windows(given)).status is Status.OK
-    assert judge([*past, now], Periodic(10.0)).status is Status.STOP
+    assert judge_partition([*past, now], cadence_of_windows(given)).status is Status.OK
+    assert judge_partition([*past, now], Periodic(10.0)).status is Status.STOP
 
 
 def test_runs_that_nobody_schedules_have_none_to_miss():
     for kind in ("manual", "asset_triggered", "backfill"):
         assert cadence_of_windows(windows(6, kind=kind)) == Unscheduled()
     silent = [Observation(0.0, 7, active=True), Observation(900 * HOUR, 7, 50, 800 * HOUR)]
-    assert judge(silent, Unscheduled()).status is Status.OK
+    assert judge_partition(silent, Unscheduled()).status is Status.OK
 
 
 def test_names_of_another_kind_tell_by_the_time_between_completions():
@@ -87,7 +87,7 @@ def test_a_run_by_a_timetable_is_late_after_half_of_the_time_to_the_next_one():
 
 def test_a_run_that_was_due_and_did_not_come_is_a_stop_that_says_so():
     history = [Observation(MONDAY + 300, 7, active=True), Observation(MONDAY + 2 * HOUR, 7, 9, 1.8 * HOUR)]
-    verdict = judge(history, Timetabled(next_hour))
+    verdict = judge_partition(history, Timetabled(next_hour))
     assert verdict.status is Status.STOP
     assert verdict.reason == "no sign of life for 6,480 s; a run was due 3,600 s ago"
-    assert judge([history[0], Observation(MONDAY + HOUR + 60, 7, 9, 1000.0)], Timetabled(next_hour)).status is Status.OK
+    assert judge_partition([history[0], Observation(MONDAY + HOUR + 60, 7, 9, 1000.0)], Timetabled(next_hour)).status is Status.OK

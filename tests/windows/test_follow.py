@@ -1,4 +1,4 @@
-"""What was published by another pipeline, and what of it lies behind an offset."""
+"""Records that another pipeline has published, and those of them after an offset."""
 
 from __future__ import annotations
 

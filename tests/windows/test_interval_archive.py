@@ -41,7 +41,7 @@ def chain(first: int, count: int) -> list[IntervalState]:
 
 
 def split(states: list[IntervalState]) -> Intervals:
-    """As the ledger would hold them, had it archived what can be archived."""
+    """Return the intervals as the ledger has them after it has archived as many as possible."""
     made = group_into_archives(states)
     gone = {state.interval.name for _, members in made for state in members}
     return Intervals({s.interval.name: s for s in states if s.interval.name not in gone}, [archive for archive, _ in made])

@@ -287,19 +287,19 @@ class RandomLog:
             self.end += 1
 
     def first(self, instant: int) -> int:
-        """As ListOffsets answers; the end where there is no such record."""
+        """Return the answer of ListOffsets; the end if there is no such record."""
         return next((o for o, stamp in self.stamps.items() if o >= self.low and stamp >= instant), self.end)
 
 
 def covers(window, partition: int) -> tuple[int, int] | None:
-    """What a window accounts for of a partition, gaps included."""
+    """Return the offsets of a partition that a window accounts for, gaps included."""
     r = next((r for r in window.ranges if r.partition == partition), None)
     gap = next((g for g in window.gaps if g.partition == partition), None)
     return None if r is None else (gap.start if gap else r.start, r.end)
 
 
 class TestWhatWasDeletedBeforeItWasDecided:
-    """Where the beginning of the log is gone, nothing tells whether what was deleted was older than an instant."""
+    """If the beginning of the log was deleted, it is unknown whether the deleted records were older than an instant."""
 
     def propose(self, instant: int, found: int, low: int, *settled: Boundary, now: int = 1000) -> Boundary:
         return propose("t", "id", instant, {0: found}, {0: low}, {b.instant: b for b in settled}, by="a test", now=now)

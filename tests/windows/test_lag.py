@@ -19,7 +19,7 @@ from airflow_kafka_spark.windows.lag import (
     Status,
     Threshold,
     Verdict,
-    judge,
+    judge_partition,
     worst_verdict,
 )
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -134,31 +134,31 @@ def test_a_threshold_can_be_read():
 
 def test_no_lag_is_ok_whatever_was_before():
     history = [seen(-3, 50, 9), seen(-2, 40, 9), seen(0, None, 0)]
-    assert judge(history).status is Status.OK
+    assert judge_partition(history).status is Status.OK
 
 
 def test_lag_that_was_gone_within_the_time_looked_back_on_is_ok():
-    assert judge([seen(-2, 5, 0), seen(-1, 4, 3), seen(0, 3, 9)]).status is Status.OK
+    assert judge_partition([seen(-2, 5, 0), seen(-1, 4, 3), seen(0, 3, 9)]).status is Status.OK
     long_ago = [seen(-40, 5, 0), *(seen(-h / 10, 5, 9) for h in range(OBSERVATIONS, 0, -1))]
-    assert judge(long_ago).status is Status.WARN
+    assert judge_partition(long_ago).status is Status.WARN
 
 
 def test_records_without_a_committed_offset_are_stop():
-    verdict = judge([seen(0, None, 10, 5.0)])
+    verdict = judge_partition([seen(0, None, 10, 5.0)])
     assert verdict.status is Status.STOP
     assert "no committed offset" in verdict.reason
 
 
 def test_an_offset_that_went_back_is_rewind_before_everything_else():
     history = [seen(-30 * 24, 90, 10), seen(-2, 40, 60), seen(0, 40, 61, 40 * DAY)]
-    assert judge(history).status is Status.REWIND
-    assert "from 90 to 40" in judge(history).reason
+    assert judge_partition(history).status is Status.REWIND
+    assert "from 90 to 40" in judge_partition(history).reason
 
 
 def test_silence_longer_than_the_schedule_allows_is_stop():
     history = [seen(-37, 5, 3), seen(-36.5, 6, 3, active=True), seen(0, 6, 30, 36.5 * HOUR)]
-    assert judge(history, Periodic(DAY)).status is Status.STOP
-    assert judge(history, Periodic(2 * DAY)).status is Status.OK
+    assert judge_partition(history, Periodic(DAY)).status is Status.STOP
+    assert judge_partition(history, Periodic(2 * DAY)).status is Status.OK
 
 
 @pytest.mark.parametrize("hours", [0.1, 1, 12, 23.9, 25, 35])
@@ -166,60 +166,62 @@ def test_a_nightly_consumer_is_not_called_dead_between_two_nights(hours):
     """It committed at night, records came since, and the lag has grown all day."""
     polls = [seen(-hours * n / 20, 100, 5000 - n * 10, hours * n / 20 * HOUR) for n in range(20, -1, -1)]
     night = [seen(-hours - 0.5, 90, None, active=True), seen(-hours - 0.2, 100, None, active=True)]
-    assert judge([*night, *polls], Periodic(DAY)) == Verdict(Status.OK)
-    assert judge(polls, Periodic(DAY)) == Verdict(Status.OK)
+    assert judge_partition([*night, *polls], Periodic(DAY)) == Verdict(Status.OK)
+    assert judge_partition(polls, Periodic(DAY)) == Verdict(Status.OK)
 
 
 def test_one_look_is_enough_to_see_that_a_night_was_missed():
     """Nobody was seen at work, and the record at the committed offset has waited for longer than a run may take to come."""
-    assert judge([seen(0, 100, 50, 20 * HOUR)], Periodic(DAY)).status is Status.OK
-    assert judge([seen(0, 100, 50, PERIODS * DAY + 1)], Periodic(DAY)).status is Status.STOP
+    assert judge_partition([seen(0, 100, 50, 20 * HOUR)], Periodic(DAY)).status is Status.OK
+    assert judge_partition([seen(0, 100, 50, PERIODS * DAY + 1)], Periodic(DAY)).status is Status.STOP
 
 
 def test_nobody_is_silent_for_longer_than_there_is_something_to_read():
     history = [seen(-500, 10, None, active=True), seen(0, 10, 4, 60.0)]
-    assert judge(history, Periodic(HOUR)).status is Status.OK
-    assert judge([*history, seen(2, 10, 4, 2 * HOUR + 60)], Periodic(HOUR)).status is Status.STOP
+    assert judge_partition(history, Periodic(HOUR)).status is Status.OK
+    assert judge_partition([*history, seen(2, 10, 4, 2 * HOUR + 60)], Periodic(HOUR)).status is Status.STOP
 
 
 def test_without_a_schedule_silence_is_judged_by_the_commits_that_were_seen():
     commits = [seen(-4 + n / 10, n, 50, 9 * HOUR) for n in range(6)]
-    assert judge([*commits, seen(-3.2, 5, 60, 9 * HOUR)]).status is not Status.STOP
-    assert judge([*commits, seen(0, 5, 60, 9 * HOUR)]).status is Status.STOP
-    assert judge([seen(0, 5, 60, 900 * DAY)]).status is Status.OK, "one look at a group without a schedule proves nothing"
+    assert judge_partition([*commits, seen(-3.2, 5, 60, 9 * HOUR)]).status is not Status.STOP
+    assert judge_partition([*commits, seen(0, 5, 60, 9 * HOUR)]).status is Status.STOP
+    assert judge_partition([seen(0, 5, 60, 900 * DAY)]).status is Status.OK, (
+        "one look at a group without a schedule proves nothing"
+    )
 
 
 def test_a_consumer_that_lives_and_stays_where_it_is_is_stalled():
     history = [seen(-n / 60, 7, 10, (3 - n / 60) * HOUR, active=True) for n in range(MIN_OBSERVATIONS, -1, -1)]
-    assert judge(history).status is Status.STALL
-    assert judge(history[-2:]).status is Status.OK, "two looks prove nothing"
+    assert judge_partition(history).status is Status.STALL
+    assert judge_partition(history[-2:]).status is Status.OK, "two looks prove nothing"
     moved = [*history[:-1], seen(0, 8, 9, 3 * HOUR, active=True)]
-    assert judge(moved).status is Status.OK
+    assert judge_partition(moved).status is Status.OK
 
 
 def test_a_sign_of_life_that_does_not_tell_the_offset_is_neither_a_move_nor_a_way_back():
     told = [seen(-n / 60, 7, 10, (3 - n / 60) * HOUR, active=True) for n in range(MIN_OBSERVATIONS, -1, -1)]
     life = Observation(told[1].time + 1, None, active=True, has_offset=False)
-    assert judge([*told[:2], life, *told[2:]]).status is judge(told).status is Status.STALL
+    assert judge_partition([*told[:2], life, *told[2:]]).status is judge_partition(told).status is Status.STALL
     # Two that tell are not enough for a stall, with the others they are.
-    assert judge([told[0], life, replace(life, time=life.time + 1), told[-1]]).status is Status.STALL
+    assert judge_partition([told[0], life, replace(life, time=life.time + 1), told[-1]]).status is Status.STALL
     quiet = [replace(one, active=False) for one in told]
-    assert judge([*quiet[:2], life, *quiet[2:]]).status is judge(quiet).status
+    assert judge_partition([*quiet[:2], life, *quiet[2:]]).status is judge_partition(quiet).status
 
 
 def test_windows_that_do_not_take_a_record_which_is_waiting_are_a_stall():
     windows = [seen(-n, 7, None, active=True) for n in (4, 3, 2, 1)]
-    assert judge([*windows, seen(0, 7, 3, 5 * HOUR)], Periodic(HOUR)).status is Status.STALL
-    assert judge([*windows, seen(0, 7, 3, 0.5 * HOUR)], Periodic(HOUR)).status is Status.OK, (
+    assert judge_partition([*windows, seen(0, 7, 3, 5 * HOUR)], Periodic(HOUR)).status is Status.STALL
+    assert judge_partition([*windows, seen(0, 7, 3, 0.5 * HOUR)], Periodic(HOUR)).status is Status.OK, (
         "the record came after the last window"
     )
 
 
 def test_a_lag_that_never_decreases_is_a_warning():
     growing = [seen(-n / 60, 100 - n, 50 - n, 60.0, active=True) for n in range(5, -1, -1)]
-    assert judge(growing).status is Status.WARN
+    assert judge_partition(growing).status is Status.WARN
     falling = [*growing[:-1], seen(0, 105, 20, 60.0, active=True)]
-    assert judge(falling).status is Status.OK
+    assert judge_partition(falling).status is Status.OK
 
 
 def test_with_a_schedule_lag_is_compared_at_commits():
@@ -227,8 +229,8 @@ def test_with_a_schedule_lag_is_compared_at_commits():
         return [seen(-24 * day - 0.1, committed - 10, records + 10, 60.0), seen(-24 * day, committed, records, 60.0)]
 
     behind_more_each_day = [*run(1.2, 10, 5), *run(0.9, 20, 8), *run(0.5, 30, 8), *run(0.1, 40, 12)]
-    assert judge(behind_more_each_day, Periodic(DAY)).status is Status.WARN
-    assert judge([*behind_more_each_day, *run(0, 50, 3)], Periodic(DAY)).status is Status.OK
+    assert judge_partition(behind_more_each_day, Periodic(DAY)).status is Status.WARN
+    assert judge_partition([*behind_more_each_day, *run(0, 50, 3)], Periodic(DAY)).status is Status.OK
 
 
 @for_each_seed
@@ -243,8 +245,8 @@ def test_a_consumer_that_keeps_up_with_its_schedule_is_never_called_dead(seed):
         last = max(run for run in runs if run <= look)
         waiting = look - last
         history.append(Observation(NOW + look, round(last), round(waiting), waiting))
-        assert judge(history, Periodic(period)).status in (Status.OK, Status.WARN), history[-1]
-        assert judge(history[-OBSERVATIONS:], Periodic(period)).status in (Status.OK, Status.WARN)
+        assert judge_partition(history, Periodic(period)).status in (Status.OK, Status.WARN), history[-1]
+        assert judge_partition(history[-OBSERVATIONS:], Periodic(period)).status in (Status.OK, Status.WARN)
 
 
 @for_each_seed
@@ -256,7 +258,7 @@ def test_a_consumer_that_has_died_is_found_out_in_two_periods(seed):
         elapsed = n * period / rng.uniform(4, 8)
         history.append(Observation(history[0].time + elapsed, 100, 5 + n, elapsed))
     final = Observation(history[0].time + 2 * max(period, history[-1].time - NOW), 100, 99, 2 * period)
-    assert judge([*history, final], Periodic(period)).status is Status.STOP
+    assert judge_partition([*history, final], Periodic(period)).status is Status.STOP
 
 
 def test_a_history_forgets_what_no_verdict_looks_back_on():

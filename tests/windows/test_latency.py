@@ -34,7 +34,7 @@ def test_whatever_tasks_tell_no_record_is_lost_and_what_is_kept_stays_small(part
     assert together.records == sum(map(len, parts)) > 0
     assert len(together.counts) <= MAX_BUCKETS
     stamps = sorted(stamp for part in parts for stamp in part)
-    assert together.at(DAY).counts == Counter(stamp // together.width * together.width // DAY for stamp in stamps)
+    assert together.in_width(DAY).counts == Counter(stamp // together.width * together.width // DAY for stamp in stamps)
 
 
 @given(STAMPS, st.sampled_from([0.05, 0.5, 0.95]))

@@ -275,7 +275,7 @@ def test_a_pipeline_is_renamed_while_attempts_are_at_work(model, attempts):
 
 
 def noticed(*args, patches=(), **options) -> str:
-    """What the model says, with a rule taken away."""
+    """Return the failures that the model finds without a rule."""
     with modelled(*patches), pytest.raises(Violation) as caught:
         explore(*args, **options)
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""What users write for a start and a stop."""
+"""Starts and stops as users write them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka
 from tests.ui.past import Past
 
 USERS = {"admin": "admin", "editor": "user", "viewer": "viewer"}
-"""Who may log in, and as what in Airflow's words; the password is the name and ``-secret``."""
+"""The users that may log in, with their roles in Airflow; the password is the name followed by ``-secret``."""
 
 PATH = "/some/where"
 """Below which path of its host Airflow is, as behind a proxy."""
@@ -26,7 +26,7 @@ PATH = "/some/where"
 CONNECTION_SECRET = "s3cr3t-of-the-connection"
 
 HOURS = int(os.environ.get("INTERVALS", "3"))
-"""How many data intervals the hourly DAGs have."""
+"""The number of data intervals of the hourly DAGs."""
 
 NOW = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
 BEGIN, LAST = NOW - timedelta(hours=HOURS), NOW - timedelta(hours=1)
@@ -34,7 +34,7 @@ BEGIN, LAST = NOW - timedelta(hours=HOURS), NOW - timedelta(hours=1)
 
 @dataclass
 class Answer:
-    """What the server said; ``json`` is the parsed body."""
+    """The server's answer; ``json`` is the parsed body."""
 
     status: int
     body: bytes
@@ -121,7 +121,7 @@ class Site:
         return self._logins[name]
 
     def cookies(self, name: str, url: str | None = None) -> list[dict[str, str]]:
-        """What a browser has of the session of a user.
+        """The session of a user in a browser.
 
         :param url: where it is valid; default: Airflow's.
         """
@@ -139,6 +139,6 @@ class Site:
         assert state == wanted, self.airflow.account(dag_id, run_id)
 
     def value(self, dag_id: str, run_id: str, task_id: str) -> Any:
-        """What a task has returned."""
+        """Return the value that a task has returned."""
         found = self.airflow.xcom(dag_id, run_id, task_id)
         return json.loads(found) if isinstance(found, str) else found

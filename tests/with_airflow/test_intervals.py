@@ -116,7 +116,7 @@ def schedules_of(airflow) -> dict[str, DagSchedule]:
 
 
 def status_of(site, pipeline: str) -> str:
-    """What the pages say of a pipeline; "" before they know it."""
+    """Return the pages' text about a pipeline; "" before they show it."""
     answer = site.login("admin").get("pipeline", ledger="kafka_default/ledger-hours", pipeline=pipeline)
     status = answer.json["row"]["status"] if answer.status == 200 else "UNKNOWN"
     return "" if status == "UNKNOWN" else str(status)

@@ -1,7 +1,7 @@
-"""Sending the side outputs of a window: dead letters, and records that transforms route to other topics.
+"""Send the side outputs of a window: dead letters, and records that transforms route to other topics.
 
-One Kafka transaction sends them before the sink commits the other records. In the same transaction the ledger records which
-records they were. So an attempt after a crash neither sends one of them again nor writes it to the sink.
+One Kafka transaction sends them before the sink commits the other records. In the same transaction the ledger records their
+offsets. An attempt after a crash therefore neither sends one of them again nor writes it to the sink.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class DeadLetterTopic:
 class SideOutputs:
     """The records of a window that go to topics instead of the sink: dead letters, and records that transforms route.
 
-    Guarantee: one Kafka transaction sends all of them, and the ledger records in it which they were. So a ``read_committed``
-    reader of such a topic sees each of its records exactly once, and no attempt handles one of them differently.
+    Guarantee: one Kafka transaction sends all of them and writes their offsets to the ledger. A ``read_committed`` reader of such
+    a topic therefore sees each of its records exactly once, and no attempt handles one of them differently.
 
     :param hook: the cluster, which is that of the ledger.
     :param pipeline: the pipeline's name, for a header of routed records.
@@ -100,15 +100,15 @@ class SideOutputs:
     dead: DeadLetterTopic | None = None
 
     def send(self, results: Iterable[SplitResult], ledger: Ledger, captured: Sequence[Captured] = ()) -> DeadLetters | None:
-        """Send what was not sent before; all of it or nothing.
+        """Send the records that were not sent before; all of them or none.
 
         :param results: the results of the claimed window, with their letters and routed records.
-        :param captured: the records that other sinks are going to take, which the ledger records in the same transaction.
-        :return: everything that was sent of the window by this and earlier attempts, or None without any.
+        :param captured: the records that other sinks will take, whose counts the ledger stores in the same transaction.
+        :return: all records of the window that this and earlier attempts have sent; None without any.
         :raises Fenced: a newer attempt has taken over.
-        :raises TooManyDeadLetters: they are more than may pass through the driver, or than the ledger can remember; TooManyRouted
+        :raises TooManyDeadLetters: they are more than may pass through the driver, or than the ledger can record; TooManyRouted
             likewise.
-        :raises KafkaRefused: a topic does not take one: it is too large, or too old, or a permission is missing.
+        :raises KafkaRefused: a topic refuses a record: it is too large or too old, or a permission is missing.
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
         from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
@@ -124,8 +124,8 @@ class SideOutputs:
             raise TooManyDeadLetters(self.dead.name, LIMIT_BYTES)
         if routes.nbytes > LIMIT_BYTES:
             raise TooManyRouted(routes["to"][0].as_py(), LIMIT_BYTES)
-        # The ledger also records how many bad records get no letter (no topic, or sent by an earlier replay): once the sink has
-        # applied the window, nothing else knows.
+        # The ledger also records how many bad records get no letter (no topic, or sent by an earlier replay), because no other
+        # place has this number after the sink has applied the window.
         skipped = sum(result.rejected for result in results)
         if self.dead:
             skipped = letters.num_rows - drop_sent(letters, before.sent() if before else {}).num_rows
@@ -270,7 +270,8 @@ class _SideOutput:
 
 
 def known_dead_letters(ledger: Ledger) -> DeadLetters | None:
-    """Return what earlier attempts at the claimed window have sent, and fence them, so that none can send more afterwards.
+    """Return the records that earlier attempts at the claimed window have sent, and fence these attempts, so that none can send
+    more.
 
     :raises Fenced: a newer attempt has taken over.
     """
@@ -281,7 +282,7 @@ def known_dead_letters(ledger: Ledger) -> DeadLetters | None:
 
 
 def replace_results(results: Sequence[SplitResult], again: Sequence[SplitResult]) -> list[SplitResult]:
-    """Return the results of a window's splits, with those of splits that were moved once more in place of their first ones."""
+    """Return the results of a window's splits, with the first results of some splits replaced by newer ones."""
     new = {result.index: result for result in again}
     return [new.get(result.index, result) for result in results]
 
@@ -289,11 +290,11 @@ def replace_results(results: Sequence[SplitResult], again: Sequence[SplitResult]
 def add_refused(
     results: Sequence[SplitResult], refused: Sequence[BadRecord], splits: Sequence[Split], hook: KafkaHook | None
 ) -> list[SplitResult]:
-    """Return the results of a window's splits, with the records that the sink has refused among the bad ones.
+    """Return the results of a window's splits, with the records that the sink has refused counted as bad.
 
-    :param refused: a few.
-    :param hook: where the records are read once more, since they are wanted as dead letters; None where they are only counted.
-    :raises KafkaSparkError: they cannot be read any more.
+    :param refused: these records; few enough to be read again by the driver.
+    :param hook: the cluster from which the records are read again, to become dead letters; None if they are only counted.
+    :raises KafkaSparkError: the records cannot be read any more.
     """
     if not refused:
         return list(results)
@@ -332,7 +333,7 @@ def _split_of(bad: BadRecord, splits: Sequence[Split]) -> Split:
 
 
 def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> bytes:
-    """Return the dead letters of one split's refused records. They are read once more, since tasks do not keep what they read."""
+    """Return the dead letters of one split's refused records. The records are read again, because tasks do not keep them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -6,9 +6,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, RightMissing, TooManyBadRecords, ValidationError
+from airflow_kafka_spark.errors import (
+    KafkaRefused,
+    KafkaSparkError,
+    Problem,
+    RightMissing,
+    TooManyBadRecords,
+    Unchecked,
+    ValidationError,
+)
 from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, first_bad_records
 
 if TYPE_CHECKING:
@@ -31,9 +39,18 @@ class ErrorOptions:
     :param replication_factor: of the topic if it is created; default -1, the brokers' default.
     :param context_headers: True (default): dead letters carry headers with their origin and their error.
     :param skip: with ``all`` and without a topic: bad records are only counted, and lost; default False.
-    :param most: how many records of a window may be bad (``max_errors``): a number, or a share of its records below 1; None
-        (default): any.
+    :param most: maximum of bad records of a window (``max_errors``): a number, or a share of its records below 1; None (default):
+        no maximum.
     """
+
+    ARGUMENTS: ClassVar[Mapping[str, str]] = {
+        "tolerance": "errors_tolerance",
+        "topic": "errors_deadletterqueue_topic_name",
+        "replication_factor": "errors_deadletterqueue_topic_replication_factor",
+        "context_headers": "errors_deadletterqueue_context_headers_enable",
+        "skip": "errors_skip",
+        "most": "max_errors",
+    }
 
     tolerance: Literal["none", "all"] = "none"
     topic: str | None = None
@@ -64,13 +81,13 @@ class ErrorOptions:
         return [*self._switch_problems(), *self._topic_problems(), *self._limit_problems()]
 
     def too_many(self, count: int, records: int) -> bool:
-        """Return True if more records of a window are bad than may be. A share is exact: 29 of 100 are not more than 0.29."""
+        """Return True if a window has more bad records than ``most``. A share is exact: 29 of 100 are not more than 0.29."""
         if self.most is None:
             return False
         return count > (self.most if isinstance(self.most, int) else Decimal(repr(float(self.most))) * records)
 
     def _switch_problems(self) -> list[Problem]:
-        """Return switches that are not booleans: a text would always count as True."""
+        """Return problems of switches that are not booleans, because a text would always count as True."""
         given = {"errors_deadletterqueue_context_headers_enable": self.context_headers, "errors_skip": self.skip}
         return [Problem(n, f"`{v!r}` is neither True nor False") for n, v in given.items() if not isinstance(v, bool)]
 
@@ -81,13 +98,12 @@ class ErrorOptions:
         if not self.topic and not self.skip:
             action = "Name a topic, or say `errors_skip=True`: they are then left out for good, and only counted"
             return [Problem(where, "bad records would be lost without a word", action)]
-        if self.topic and (wrong := _name_problems(where, self.topic)):
-            return wrong
+        found_wrong = _name_problems(where, self.topic) if self.topic else []
         factor = self.replication_factor
         if self.topic and (isinstance(factor, bool) or not isinstance(factor, int) or (factor < 1 and factor != -1)):
             found = f"`{factor!r}` is no number of replicas; expected a whole number from 1, or -1 for the brokers' default"
-            return [Problem("errors_deadletterqueue_topic_replication_factor", found)]
-        return []
+            found_wrong.append(Problem("errors_deadletterqueue_topic_replication_factor", found))
+        return found_wrong
 
     def _limit_problems(self) -> list[Problem]:
         most = self.most
@@ -100,7 +116,7 @@ class ErrorOptions:
         return []
 
     def server_problems(self, hook: KafkaHook, read: Sequence[str]) -> list[Problem]:
-        """Return what is wrong with the dead letter topic, as the brokers see it.
+        """Return the problems of the dead letter topic that the brokers know of.
 
         :param read: the topics that are read, and the ledger.
         """
@@ -135,7 +151,7 @@ class ErrorOptions:
     def dead_letters(self, hook: KafkaHook, pipeline: str, classes: Mapping[str, str]) -> DeadLetterTopic | None:
         """Return the dead letter topic; None without one.
 
-        :param classes: the class that a record failed at, by stage.
+        :param classes: the class of the format, transform or sink, by the stage at which a record failed.
         """
         if not self.tolerates or not self.topic:
             return None
@@ -160,7 +176,7 @@ def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str]
     """Return why records cannot be sent to a topic.
 
     :param where: the argument that names the topic.
-    :param taken: the topics that it must not be: those that are read, and the ledger.
+    :param taken: topics that are not allowed: those that are read, and the ledger.
     :param what: the records, for the message.
     """
     if wrong := _name_problems(where, topic):
@@ -176,17 +192,17 @@ def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str]
     except KafkaRefused as error:
         return [Problem(where, error.found, error.action)]
     except KafkaSparkError as error:
-        return [Problem("kafka_conn_id", error.found, error.action)]
+        return [Problem("kafka_conn_id", error.found, error.action), Unchecked(where, "kafka_conn_id")]
     if "compact" in policy:
         return [Problem(where, f"`{topic}` is compacted: {what} of one key would replace each other", "Name another")]
     return []
 
 
 def refuse_forgotten(window: Window, known: DeadLetters | None, *, has_dead_letters: bool, has_routes: bool) -> None:
-    """Refuse a window whose earlier attempt has sent records to topics, if this attempt would move them again: it leaves them out
-    only with the same options.
+    """Refuse a window whose earlier attempt has sent records to topics, if this attempt would move these records again because
+    its options have changed.
 
-    :param known: the records that were sent.
+    :param known: the records that the earlier attempt has sent.
     :param has_dead_letters: True if there still is a dead letter topic.
     :param has_routes: True if a transform still routes to a topic.
     :raises ValidationError: this attempt would not leave them out.
@@ -209,13 +225,13 @@ def route_problems(
     """Return why records cannot be sent to the topics that a ``Filter`` names.
 
     :param routes: these topics, by the argument that names each.
-    :param taken: returns the topics that a topic must not be.
+    :param taken: returns the topics that are not allowed.
     """
     problems = []
     for where, topic in routes.items():
         if topic == errors.topic and errors.tolerates:
             problems.append(Problem(where, f"`{topic}` is the dead letter topic, too", "Name another topic"))
-        else:
+        elif not _name_problems(where, topic):  # the transform names one that cannot be
             problems += topic_problems(hook, where, topic, taken(topic), "records")
     return problems
 

@@ -103,9 +103,9 @@ def _show(hook: KafkaHook, args: argparse.Namespace) -> PipelineState:
 
 
 def _windows(hook: KafkaHook, args: argparse.Namespace) -> tuple[WindowState, ...]:
-    from airflow_kafka_spark.control.pipelines import windows
+    from airflow_kafka_spark.control.pipelines import list_windows
 
-    return windows(hook, args.pipeline, ledger_topic=args.ledger_topic, limit=args.limit)
+    return list_windows(hook, args.pipeline, ledger_topic=args.ledger_topic, limit=args.limit)
 
 
 def _plan(hook: KafkaHook, args: argparse.Namespace) -> Preview:

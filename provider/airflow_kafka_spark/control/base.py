@@ -2,10 +2,10 @@
 
 Control records (pause, resume, replay, resend, rebind) are written to the ledger while an attempt may be running, and fence none.
 
-Three things make that safe. A control has a key of its own kind, which no attempt and no reset writes. Its writer fences a
-transactional id of its own kind, ``<ledger topic>.<pipeline>.control``: of two concurrent writers the second one sees the
-record of the first one. An attempt that leaves a hint into the ledger sets it before everything that its last read may have
-missed (:attr:`~airflow_kafka_spark.windows.memory.Memory.oldest_offset`).
+Three rules make this safe. A control record has a kind of key that no attempt and no reset writes. Its writer fences a separate
+transactional id, ``<ledger topic>.<pipeline>.control``, so of two concurrent writers the second one sees the record of the first
+one. An attempt that stores a short cut into the ledger sets it before all records that its last read may have missed
+(:attr:`~airflow_kafka_spark.windows.memory.Memory.oldest_offset`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.control.pipelines import existing_ledger, find, open_entries
+from airflow_kafka_spark.control.pipelines import existing_ledger, open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.ledger.attempt import Ledger
@@ -94,9 +94,9 @@ class OpenWindow:
     :param name: its name, ``<pipeline>#<number>``, or that of the ledger of a data interval.
     :param number: its number.
     :param run: the run that planned it.
-    :param planned_at: UTC instant, ISO 8601; empty where it is not known.
-    :param attempts: how many attempts have worked on it; 0 where it is not known.
-    :param attempt_began: when the last of them began, UTC, ISO 8601; empty where it is not known.
+    :param planned_at: UTC instant of the plan, ISO 8601; empty if it is not known.
+    :param attempts: number of attempts that have worked on it; 0 if it is not known.
+    :param attempt_began: UTC instant at which the last of them began, ISO 8601; empty if it is not known.
     """
 
     name: str
@@ -116,9 +116,9 @@ class OpenWindow:
 class Move:
     """The move of a pipeline's position in one partition.
 
-    :param before: its offset before; None in a partition of which it had read nothing.
+    :param before: its offset before the change; None in a partition of which it had read nothing.
     :param after: its offset after the change.
-    :param wanted: the offset that a shift would have led to, had the log not ended before; None elsewhere.
+    :param wanted: the offset to which a shift would have led if the log did not end before it; None for other changes.
     """
 
     topic: str
@@ -134,8 +134,8 @@ class ReplayedWindow:
 
     :param number: the window's number.
     :param interval: the data interval's name; None for a window of progress.
-    :param replay: how often it was replayed before.
-    :param ranges: the offsets that are moved once more.
+    :param replay: number of replays before this one.
+    :param ranges: the offsets that are moved again.
     :param run: the run whose task has to be cleared, as the ledger has it. ``dag_id``, ``run_id``, ``task_id`` and ``map_index``
         (-1 for a task that is not mapped) are its parts, None where it has another form.
     """
@@ -169,19 +169,20 @@ class SentAgain:
 class ChangeResult:
     """The result of a change; of a dry run, what the change would do.
 
-    The command line, the operator and the pages in Airflow's UI show this value. What an action does not concern stays empty.
+    The command line, the operator and the pages in Airflow's UI show this value. Fields that do not apply to an action stay
+    empty.
 
-    :param action: what was asked for.
-    :param change: the number of the change in the ledger; of a dry run, the number that it would get. Where nothing had to be
-        done: the number of the change that is in force, 0 without one.
-    :param who: who asked for it.
-    :param why: what for.
-    :param dry_run: True if nothing was changed because only a preview was asked for.
+    :param action: the command.
+    :param change: the number of the change in the ledger; of a dry run, the number that it would get. If nothing had to be done:
+        the number of the change that is in force, 0 without one.
+    :param who: the author of the request.
+    :param why: the reason.
+    :param dry_run: True if nothing was changed because only a preview was requested.
     :param changed: False if nothing had to be done: the pipeline was paused already, or the same request is pending.
     :param group_id: the consumer group that was moved or deleted with it; None if the pipeline has no group, or the group stays.
     :param open_windows: windows that are planned and not complete, and that stay as they are.
     :param given_up: windows that were open, and are given up.
-    :param moves: where the pipeline stood and stands, by partition.
+    :param moves: the position before and after the change, by partition.
     :param skipped: offsets that are never moved to the sink.
     :param records: of ``forget``: how many records of the ledger were tombstoned.
     :param renamed_to: of ``rename``: the new name.
@@ -190,9 +191,9 @@ class ChangeResult:
     :param window: of ``replay``: the window that is moved once more.
     :param sent_again: of ``resend``: the dead letters that were sent again, by the partition that they came from.
     :param sent_of: of ``resend``: the window, by its number or the name of its data interval.
-    :param binding: of ``rebind``: what the pipeline is bound to until then; None where that is not known.
+    :param binding: of ``rebind``: the binding until this change; None if it is not known.
     :param paused_by: of ``pause`` and ``resume``: the pause that was in force before; None without one.
-    :param warnings: what to know about it, in sentences.
+    :param warnings: remarks on the change, in sentences.
     """
 
     action: Action
@@ -220,7 +221,7 @@ class ChangeResult:
 
     @classmethod
     def of(cls, action: Action, request: ChangeRequest, change: Change | int | None) -> ChangeResult:
-        """Return the result of a request, without what only some actions have.
+        """Return the result of a request, without the fields that only some actions have.
 
         :param action: the action.
         :param request: the request.
@@ -269,15 +270,15 @@ class ControlLedger(Ledger):
     """Writes the control requests of a pipeline. Do not enter it as a context: that would fence the pipeline's attempts."""
 
     def write(self, decide: Callable[[Memory], Change | None], beside: AccompanyingRecords | None = None) -> Change | None:
-        """Write what ``decide`` makes of what the ledger holds, in one Kafka transaction of a record or two.
+        """Write the change that ``decide`` returns for the present state of the ledger, in one Kafka transaction.
 
-        Guarantee: it is written whole or not at all; between its read and its commit no other writer writes a control of this
-        pipeline. Attempts, resets and their transactions are not fenced.
+        Guarantee: all or nothing is written. No other writer writes a control record of this pipeline between the read and the
+        commit. Attempts, resets and their transactions are not fenced.
 
-        :param decide: None for nothing to do; called again if another writer was faster.
+        :param decide: returns the change, or None for nothing to do. Called again if another writer was faster.
         :param beside: produces further records of the change in the same transaction.
-        :return: what was written, None when there was nothing to do.
-        :raises KafkaUnavailable: it cannot be written. The outcome is unknown only if the brokers do not report it.
+        :return: the change that was written; None if there was nothing to do.
+        :raises KafkaUnavailable: the change cannot be written. The outcome is unknown only if the brokers do not report it.
         """
         failure: Exception | None = None
         sent: Change | None = None
@@ -317,8 +318,7 @@ class ControlLedger(Ledger):
             raise self.translated(error, beside.doing, "`, `".join(sorted(beside.topics))) from error
 
     def _find(self) -> LedgerContent:
-        """Read the ledger. Only control records that an open transaction hides are waited for; an attempt at work may take as
-        long as it needs."""
+        """Read the ledger. Wait only for control records that an open transaction hides, not for those of a running attempt."""
         topic = existing_ledger(self.hook, self.topic.name)
         if topic is None:
             raise PipelineUnknown(self.pipeline, self.topic.name)
@@ -337,7 +337,8 @@ def _lost(failure: Exception) -> bool:
 
 def _records(memory: Memory, change: Change) -> list[LedgerRecord]:
     pipeline, pause = memory.pipeline, memory.pause
-    # The pause that ends is history, which older releases may pass over. It comes first: who sees it sees its end.
+    # The pause that ends here is history, which older releases may pass over. It is sent first, so that a reader who sees it
+    # also sees its end.
     ended = [control_record(pipeline, pause)] if change.action == "resume" and pause is not None else []
     kept = {control.number for control in (pause, *memory.counted_resends) if control is not None}
     old = [n for n in sorted(memory.controls) if n <= change.number - KEEP_CONTROLS and n not in kept]
@@ -354,7 +355,7 @@ def _records(memory: Memory, change: Change) -> list[LedgerRecord]:
 def refuse_intervals(memory: Memory) -> None:
     """Refuse a command that names a data interval instead of its pipeline.
 
-    :raises ChangeRefused: this is not a pipeline, but one of its data intervals.
+    :raises ChangeRefused: the name is that of a data interval.
     """
     for entry in memory.entries.values():
         if entry.window.interval is not None:
@@ -366,27 +367,27 @@ def refuse_intervals(memory: Memory) -> None:
 
 
 def find_window(hook: KafkaHook, request: ChangeRequest, number: int | None, name: str | None) -> tuple[Memory, int, str]:
-    """Return what the ledger holds of a pipeline, and which of its windows a command names.
+    """Return the state of a pipeline in the ledger, and the window that a command names.
 
     :param hook: the cluster.
     :param request: the pipeline.
     :param number: the window's number; or give ``name``.
     :param name: a data interval's name, with or without the pipeline's before it.
     :return: the memory, the number (0 for a data interval), and the name of the data interval (empty for a number).
-    :raises PipelineUnknown: the ledger holds nothing of the pipeline.
+    :raises PipelineUnknown: the ledger has no record of the pipeline.
     :raises ChangeRefused: the pipeline's name is that of a data interval.
     :raises ValueError: neither or both of ``number`` and ``name`` are given.
     """
     if (number is None) == (not name):
         raise ValueError("Expected either a window's number, or the name of a data interval")
-    memory = find(hook, request.pipeline, request.ledger_topic).memory
+    memory = read_pipeline(hook, request.pipeline, request.ledger_topic).memory
     refuse_intervals(memory)
     refuse_blank(memory, request.ledger_topic)
     return memory, number or 0, (name or "").removeprefix(f"{request.pipeline}.")
 
 
 def refuse_blank(memory: Memory, ledger_topic: str) -> None:
-    """Refuse a pipeline of which the ledger holds nothing but the record of a change: it was renamed or forgotten.
+    """Refuse a pipeline that was renamed or forgotten, of which the ledger has only the record of that change.
 
     :raises PipelineUnknown: it holds no position, no window and no data interval.
     """
@@ -418,11 +419,11 @@ def request_change(
 ) -> tuple[Change | None, Memory]:
     """Write a control request, unless it has been made already or this is a dry run.
 
-    :param memory: the ledger as it was just read, without fencing. What ``decide`` refuses of it leaves nothing behind.
-    :param request: what was asked for; a dry run writes nothing.
-    :param decide: returns the change to write, from what the ledger holds; None where there is nothing to do.
-    :param beside: further records of the change, which become visible with it.
-    :return: the change, None where there was nothing to do; and the memory that it was decided on.
+    :param memory: the state of the ledger, read without fencing. If ``decide`` refuses it, nothing is written.
+    :param request: the request; a dry run writes nothing.
+    :param decide: returns the change to write for a state of the ledger; None if there is nothing to do.
+    :param beside: further records, which become visible together with the change.
+    :return: the change, None if there was nothing to do; and the state of the ledger for which it was decided.
     :raises KafkaUnavailable: it cannot be written.
     """
     seen = memory

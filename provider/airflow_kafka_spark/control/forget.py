@@ -1,4 +1,4 @@
-"""Having the ledger forget a pipeline: all but a record of that, in one Kafka transaction."""
+"""Remove all records of a pipeline from the ledger but one of this change, in one Kafka transaction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, OpenWindow
-from airflow_kafka_spark.control.pipelines import existing_ledger, find, group_of, has_source, open_entries
+from airflow_kafka_spark.control.pipelines import existing_ledger, group_of, has_source, open_entries, read_pipeline
 from airflow_kafka_spark.control.position_change import fence_splits, published_by, refuse_members, refuse_open
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
@@ -30,14 +30,14 @@ def forget(
     delete_group: bool = False,
     discard_open: bool = False,
 ) -> ChangeResult:
-    """Make the ledger forget a pipeline: all but a record of this change.
+    """Remove all records of a pipeline from the ledger, except one of this change.
 
-    A sink keeps its own record of windows: if the pipeline runs again, it continues after the sink's last window; else at the
-    offsets of its group; else at its ``starting_offsets``. To move records again,
-    :func:`~airflow_kafka_spark.control.reset.reset` it.
+    A sink keeps its own record of windows. If the pipeline runs again, it continues after the sink's last window, else at the
+    offsets of its group, else at its ``starting_offsets``. Use :func:`~airflow_kafka_spark.control.reset.reset` to move records
+    again.
 
     :param hook: the cluster.
-    :param request: the pipeline, and who removes it why.
+    :param request: the pipeline, the author and the reason.
     :param group_id: its consumer group. Default: the one that its last report names.
     :param delete_group: True to delete its group with the offsets that it has committed.
     :param discard_open: True to give up an open window, even if its sink may have committed it already.
@@ -66,12 +66,12 @@ def forget(
             for name in sorted(planned - fenced):
                 opened.enter_context(ChangeLedger(hook, name, run, topic=ledger_topic))
             keys = live_keys(ledger.topic, found)
-            # An interval whose attempt is not fenced keeps its records: that attempt may be at its sink. One that is planned from
-            # here on, too, is as if it were planned after the change.
+            # An interval whose attempt is not fenced keeps its records, because that attempt may be writing to its sink. An
+            # interval that is planned from here on counts as planned after the change.
             if planned <= fenced and not _came_later(memory, keys):
                 break
             fenced |= planned
-        # First: if this is as far as it gets, the ledger still knows where the pipeline stands.
+        # The group is deleted first: if the command ends here, the ledger still has the pipeline's position.
         if group:
             hook.delete_group(group)
         done = _change(memory, change, request)
@@ -81,13 +81,13 @@ def forget(
 
 
 def _find(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -> LedgerContent:
-    """Return what the ledger holds of a pipeline.
+    """Return the state of a pipeline in the ledger.
 
-    :param is_said: True if a group is named that is to be deleted: it may have outlived the ledger's records.
+    :param is_said: True if a group to delete is named, which may exist without any record of the ledger.
     :raises PipelineUnknown: the ledger holds nothing of it, and no group is named.
     """
     try:
-        return find(hook, pipeline, ledger_topic)
+        return read_pipeline(hook, pipeline, ledger_topic)
     except PipelineUnknown:
         if not is_said:
             raise
@@ -95,7 +95,7 @@ def _find(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_said: bool) -
 
 
 def _came_later(memory: Memory, keys: Iterable[bytes]) -> bool:
-    """Return True if one of the keys is that of a data interval, or of an archive of intervals, that a memory does not have."""
+    """Return True if a key belongs to a data interval, or an archive of intervals, that the given state does not have."""
     archives = {archive.span.interval.name for archive in memory.intervals.archives}
     known = {"interval": memory.intervals.recent.keys(), ARCHIVE: archives}
     parts = [json.loads(key) for key in keys]
@@ -133,7 +133,7 @@ def _check_forget(
     hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, delete_group: bool, discard_open: bool
 ) -> str | None:
     """Return the group that is to be deleted, if any."""
-    # A name that was given up is forgotten, too; and a group may have outlived what it mirrored.
+    # A former name is forgotten, too, and a group may exist without its pipeline.
     left = memory.renamed_to is not None or (delete_group and group_id)
     if memory.is_blank and not memory.intervals and not left:
         raise PipelineUnknown(memory.pipeline, ledger_topic)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, open_windows, refuse_intervals, request_change
-from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import Memory
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 def pause(hook: KafkaHook, request: ChangeRequest) -> ChangeResult:
     """Stop a pipeline from moving windows until it is resumed.
 
-    Guarantee: it takes effect with the next attempt, which is skipped before it fences, plans or moves anything. An attempt
-    that is at work is not disturbed, and continues to its end; one that dies is not finished before the pipeline is resumed.
-    Its window stays as it was planned. Pausing what is paused changes nothing.
+    Guarantee: the pause takes effect with the next attempt, which is skipped before it fences, plans or moves anything. A running
+    attempt is not disturbed, and continues to its end. If it dies, its window stays planned and is finished after the pipeline is
+    resumed. Pausing a paused pipeline changes nothing.
 
     :param hook: the cluster.
-    :param request: the pipeline, and who pauses it why. All data intervals of a pipeline are paused with it.
+    :param request: the pipeline, the author and the reason. All data intervals of a pipeline are paused with it.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises ChangeRefused: the name is that of a data interval.
     :raises KafkaUnavailable: Kafka does not answer.
@@ -32,15 +32,15 @@ def pause(hook: KafkaHook, request: ChangeRequest) -> ChangeResult:
 
 
 def resume(hook: KafkaHook, request: ChangeRequest) -> ChangeResult:
-    """Resume a paused pipeline. Its open window comes first, as it was planned.
+    """Resume a paused pipeline. Its next run finishes an open window first, as it was planned.
 
-    The arguments and errors are those of :func:`pause`. Resuming what is not paused changes nothing.
+    The arguments and errors are those of :func:`pause`. Resuming a pipeline that is not paused changes nothing.
     """
     return _set_paused(hook, request, "resume")
 
 
 def _set_paused(hook: KafkaHook, request: ChangeRequest, action: Literal["pause", "resume"]) -> ChangeResult:
-    memory = find(hook, request.pipeline, request.ledger_topic).memory
+    memory = read_pipeline(hook, request.pipeline, request.ledger_topic).memory
     refuse_intervals(memory)
 
     def decide(memory: Memory) -> Change | None:

@@ -1,6 +1,6 @@
 """Read the state of pipelines from the ledger: position, lag, windows, changes.
 
-Nothing here fences, creates or changes anything: a pipeline may be at work meanwhile.
+These functions fence, create and change nothing, so an attempt of the pipeline may run meanwhile.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class PartitionPosition:
     """The position of a pipeline in one partition.
 
     :param offset: the next offset it reads; None in a partition that it has not read yet.
-    :param low: the first offset that is still there; None where the topic or the partition is gone.
+    :param low: the first offset that is left in the log; None if the topic or the partition does not exist any more.
     :param lso: the last stable offset.
     :param high: the high watermark.
-    :param committed: what its group has committed; None without a group, or without a commit.
+    :param committed: the committed offset of its group; None without a group, or without a commit.
     :param lag: offsets still to read: an upper bound of the records.
     """
 
@@ -46,14 +46,14 @@ class PartitionPosition:
 
 @dataclass(frozen=True)
 class WindowState:
-    """One window as the ledger remembers it.
+    """One window, as the ledger has it.
 
     :param state: PLANNED, or COMPLETE.
     :param run: the run that planned it.
-    :param attempts: how many attempts have worked on it.
+    :param attempts: number of attempts that have worked on it.
     :param completed_at: None while it is open.
-    :param moved: the number of the change by hand that put the pipeline where it begins; 0 for none.
-    :param records_read: as the report has it; None while it is open, as all that follows.
+    :param moved: the number of the manual change that has set its start; 0 for none.
+    :param records_read: from the report; this and all following fields are None while the window is open.
     """
 
     number: int
@@ -75,15 +75,14 @@ class WindowState:
 class PipelineState:
     """The state of a pipeline.
 
-    :param group_id: the group that mirrors it, as its last report says; None when it is not known.
+    :param group_id: the group that mirrors it, from its last report; None if it is not known.
     :param last_window: number of its last complete window, 0 for none.
-    :param source: where its source of rows stands, in the source's own words; None for a pipeline that reads from Kafka.
+    :param source: the position in its source of rows, in the source's own form; None for a pipeline that reads from Kafka.
     :param intervals: data intervals that it knows, and how many of them are complete.
     :param open_windows: windows that are planned and not complete.
-    :param changes: what was done to it by hand, the last first.
-    :param paused: who has paused it; None while it is not paused.
-    :param binding: who moves it, where it goes and where it comes from, as its newest window was planned; None where that is not
-        known.
+    :param changes: its manual changes, the newest first.
+    :param paused: the pause that is in force; None while it is not paused.
+    :param binding: task, destination and origin of its newest window; None if they are not known.
     """
 
     pipeline: str
@@ -100,7 +99,7 @@ class PipelineState:
 
 
 def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id: str | None = None) -> PipelineState:
-    """Return the position of a pipeline and how far it is behind.
+    """Return the position and the lag of a pipeline.
 
     :param hook: the cluster.
     :param pipeline: its name.
@@ -108,7 +107,7 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
     :param group_id: its group; None is the one that its last report names.
     :raises PipelineUnknown: the ledger holds nothing of it.
     """
-    memory = find(hook, pipeline, ledger_topic).memory
+    memory = read_pipeline(hook, pipeline, ledger_topic).memory
     offsets = memory.position.offsets
     group = group_id or group_of(memory)
     log = read_log(hook, {tp.topic for tp in offsets})
@@ -132,20 +131,20 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
     )
 
 
-def windows(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, limit: int = 20) -> tuple[WindowState, ...]:
-    """Return the windows that the ledger remembers of a pipeline, the last first.
+def list_windows(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, limit: int = 20) -> tuple[WindowState, ...]:
+    """Return the windows of a pipeline that the ledger has, the newest first.
 
-    :param limit: at most so many.
+    :param limit: maximum number of windows.
     :raises PipelineUnknown: the ledger holds nothing of it.
     """
-    entries = find(hook, pipeline, ledger_topic).memory.entries
+    entries = read_pipeline(hook, pipeline, ledger_topic).memory.entries
     return tuple(_window_state(entries[number]) for number in sorted(entries, reverse=True)[: max(limit, 0)])
 
 
 # --- shared with the commands --------------------------------------------------------------------------------------------
 
 
-def find(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> LedgerContent:
+def read_pipeline(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> LedgerContent:
     """Read the ledger without fencing, creating or waiting: records that an open transaction hides are not seen. A command that
     writes reads again after it has fenced.
 
@@ -172,7 +171,7 @@ def open_entries(memory: Memory) -> tuple[WindowEntry, ...]:
 
 
 def group_of(memory: Memory) -> str | None:
-    """Return the group that mirrors the pipeline, as its newest report says."""
+    """Return the group that mirrors the pipeline, from its newest report."""
     reports = (memory.entries[number].report for number in sorted(memory.entries, reverse=True))
     return next((str(report["group_id"]) for report in reports if report and report.get("group_id")), None)
 

@@ -1,4 +1,4 @@
-"""A change of a pipeline's position: planned from what the ledger and Kafka hold, written in one Kafka transaction."""
+"""A change of a pipeline's position, planned from the state of the ledger and of Kafka, and written in one Kafka transaction."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ KEEP_CHANGES = 100
 
 
 def resolve_group(hook: KafkaHook, memory: Memory, group_id: str | None) -> str:
-    """Return the group that mirrors a pipeline. It has no members.
+    """Return the group that mirrors a pipeline, after a check that it has no members.
 
-    :raises ChangeRefused: it is not known.
+    :raises ChangeRefused: the group is not known.
     :raises GroupHasMembers: the group has members.
     """
     group = group_id or group_of(memory)
@@ -75,13 +75,13 @@ def refuse_members(hook: KafkaHook, group: str) -> None:
 
 @dataclass(frozen=True)
 class PositionChange:
-    """A change of a position, ready to be written.
+    """A planned change of a position.
 
-    :param number: of the change.
-    :param position: where the pipeline stands then.
-    :param before: where it stands now.
+    :param number: the number of the change.
+    :param position: the position after the change.
+    :param before: the position before the change.
     :param given_up: the open windows that are given up.
-    :param log: what Kafka holds now.
+    :param log: the present state of the topics in Kafka.
     :param restored: windows that are given up in the middle of a replay, and are complete again.
     :param last_number: the number of a window that the ledger has lost; default 0. Numbers up to it are not used again.
     """
@@ -97,24 +97,24 @@ class PositionChange:
 
 
 def current_offsets(memory: Memory) -> dict[TopicPartition, int]:
-    """Return the offsets at which a pipeline stands; those at which its first window begins, if that is to be given up."""
+    """Return the offsets of a pipeline's position; those at which its first window begins if that window is given up."""
     first = {r.topic_partition: r.start for entry in open_entries(memory) for r in entry.window.ranges}
     return {**first, **memory.position.offsets}
 
 
 def topics_of(only: Sequence[str]) -> set[str]:
-    """Return the topics that ``only`` names."""
+    """Return the topics of the names in ``only``."""
     return {str(item).partition(":")[0] for item in ([only] if isinstance(only, str) else only)}
 
 
 def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequence[str], group: str) -> PositionChange:
     """Return the change that moves a pipeline to a target.
 
-    :raises BoundRefused: offsets that the log does not hold.
+    :raises BoundRefused: the log does not have the offsets.
     :raises ChangeRefused: it cannot be moved there.
     """
     windows, position, number, before = open_entries(memory), memory.position, memory.next_change, current_offsets(memory)
-    # A pipeline that the ledger knows nothing of reads what is named.
+    # A pipeline without a record in the ledger reads the topics that are named.
     topics = {tp.topic for tp in before} or topics_of(only)
     log = read_log(hook, topics)
     scope = _scope(only, target, log, topics)
@@ -147,7 +147,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
         topic_ids={**{t: i for t, i in position.topic_ids.items() if t not in stale}, **ids},
         cluster_id=log.cluster_id,
         moved=number,
-        # From here on, the offsets say which windows are followed.
+        # From here on, offsets decide which windows are followed.
         followed={},
     )
     moves = tuple(Move(*tp, before.get(tp), after[tp], wanted.get(tp)) for tp in sorted(after))
@@ -155,7 +155,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
 
 
 def _scope(only: Sequence[str], target: MoveTarget, log: Log, topics: set[str]) -> set[TopicPartition]:
-    """Return the partitions to move: all there are, or those that were named."""
+    """Return the partitions to move: all of them, or those that are named."""
     named: set[TopicPartition] = set()
     for item in [only] if isinstance(only, str) else only:
         topic, _, numbers = str(item).partition(":")
@@ -185,7 +185,7 @@ def is_other_topic(position: Position, log: Log, topic: str) -> bool:
 def _shifted(
     target: ShiftBy, before: Mapping[TopicPartition, int], scope: set[TopicPartition], log: Log, stale: set[str]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Return where a shift would lead if the log did not end before, and where it leads."""
+    """Return the offsets to which a shift would lead without the ends of the log, and those to which it leads."""
     if others := {tp for tp in scope if tp.topic in stale}:
         raise ChangeRefused(
             f"Topic `{min(others).topic}` was deleted and created again since the pipeline read it",
@@ -202,8 +202,8 @@ def _shifted(
 
 
 def fence_splits(ledger: ChangeLedger, windows: Sequence[WindowEntry]) -> None:
-    """Take over windows that are given up, and fence the tasks that may still publish splits of them. Look at the ledger
-    afterwards: no marker of these windows is added to what it holds then."""
+    """Take over windows that are given up, and fence the tasks that may still publish their splits. No marker of these windows is
+    added to the ledger afterwards, so it has to be read again."""
     published = [entry for entry in windows if entry.window.source or entry.window.target]
     ledger.take_over(published)
     for entry in published:
@@ -216,7 +216,8 @@ def split_count(window: Window) -> int:
 
 
 def published_by(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ...]:
-    """Return where the records lie that windows have published which are given up. Call it once no task can publish any more."""
+    """Return the offsets of records that were published by windows that are given up. Call it when no task can publish any
+    more."""
     return merge_landed(part for (window, _), marker in memory.markers.items() if window in numbers for part in marker.landed)
 
 
@@ -238,7 +239,7 @@ def write_position_change(
     before = {tp: move.before[tp] for tp in after if tp in move.before}
     landed = published_by(memory, discarded)
     change = Change(move.number, action, request.who, request.why, utc_now(), before, after, given_up, landed=landed)
-    # They stay in their topics, so a pipeline that follows this one reads and counts them.
+    # The published records stay in their topics, so a pipeline that follows this one reads and counts them.
     published = add_landed(memory.published or {}, landed) if landed else memory.published
     records = [
         *(window_record(entry) for entry in kept_as_complete.values()),

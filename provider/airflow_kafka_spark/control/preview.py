@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from airflow_kafka_spark.control.pipelines import find, group_of, has_source, open_entries
+from airflow_kafka_spark.control.pipelines import group_of, has_source, open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.hooks.kafka.log import PROMPT, compare_epochs, read_log
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 SAMPLES = 200
-"""Records that are read of each partition, at its start."""
+"""Number of records that are read at the start of each partition."""
 SAMPLE_SECONDS = 10.0
 
 BEHIND_TRIES = 3
@@ -40,8 +40,9 @@ Begins = Literal["open window", "ledger", "sink", "group", "starting_offsets"]
 class PreviewRange:
     """The part of the next window in one partition.
 
-    :param offsets: offsets covered: an upper bound of the records.
-    :param bytes: of keys and values before compression, judged by the first records; None where none could be read in time.
+    :param offsets: number of offsets: an upper bound of the number of records.
+    :param bytes: estimated size of keys and values before compression, from the first records; None if none could be read in
+        time.
     :param oldest: timestamp of the first record, in milliseconds since the epoch; None without one.
     """
 
@@ -59,13 +60,13 @@ class Preview:
     """A pipeline's next window, if it were planned now.
 
     :param number: the number that it would get, or has, if it is open already.
-    :param begins: what says where it begins.
+    :param begins: the record or option that decides where it begins.
     :param run: the run that planned a window that is open; None otherwise.
     :param offsets: offsets covered: an upper bound of the records.
     :param bytes: estimated, of keys and values before compression.
     :param age: seconds since the oldest record of it was written; None without records.
     :param held_back: offsets behind an open transaction, left to a later window.
-    :param warnings: in which way the run may differ, in sentences: the record of a sink that was not asked.
+    :param warnings: in which way the run may differ, in sentences, because the record of a sink was not read.
     """
 
     pipeline: str
@@ -96,27 +97,27 @@ def preview(
 ) -> Preview:
     """Return what the next window of a pipeline would be.
 
-    Guarantee: it begins where the run would begin it, since both ask
-    :func:`~airflow_kafka_spark.ledger.beginning.decide_beginning`. Where the sink's record would count and ``last_applied`` is
-    not given, ``warnings`` say so. Nothing is written or fenced.
+    Guarantee: it begins where the run would begin it, because both call
+    :func:`~airflow_kafka_spark.ledger.beginning.decide_beginning`. If the sink's record would decide and ``last_applied`` is not
+    given, ``warnings`` has a sentence about it. Nothing is written or fenced.
 
     :param hook: the cluster.
     :param pipeline: its name; one that has not run yet needs ``topics`` and ``group_id``.
     :param ledger_topic: the ledger that knows it.
-    :param topics: what its operator subscribes to; empty is what it has read so far.
+    :param topics: the topics that its operator subscribes to; empty: those that it has read so far.
     :param group_id: its group; None is the one that its last report names.
     :param starting_offsets: as its operator says.
     :param ending_offsets: as its operator says.
     :param max_records: as its operator says.
     :param data_loss: as its operator says.
-    :param last_applied: asks the pipeline's sink for the last window that it remembers; None (default) asks no sink.
+    :param last_applied: returns the last window in the record of the pipeline's sink; None (default): no sink is asked.
     :raises PipelineUnknown: the ledger holds nothing of it, and ``topics`` or ``group_id`` is missing.
     :raises PlanError: one of its subclasses: planning would fail, too.
     :raises ValueError: a bound is not valid.
     """
     start, stop = parse_start(starting_offsets), parse_stop(ending_offsets)
     try:
-        memory = find(hook, pipeline, ledger_topic).memory
+        memory = read_pipeline(hook, pipeline, ledger_topic).memory
     except PipelineUnknown:
         if not topics or not group_id:
             raise
@@ -160,7 +161,7 @@ def _beginning(
     data_loss: DataLossPolicy,
     last_applied: LastApplied | None,
 ) -> tuple[Log, Beginning]:
-    """Return the log of the topics now, and where the next window begins in it.
+    """Return the present log of the topics, and where the next window begins in it.
 
     :raises GroupOwned: the group mirrors another pipeline.
     """
@@ -184,12 +185,12 @@ def _beginning(
             if not left:
                 raise
             time.sleep(BEHIND_SECONDS)
-            memory = find(hook, memory.pipeline, ledger_topic).memory
+            memory = read_pipeline(hook, memory.pipeline, ledger_topic).memory
     raise AssertionError("unreachable")
 
 
 def _warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
-    """Return in which way the record of a sink that was not asked may change the window."""
+    """Return in which way the record of a sink that was not read may change the window."""
     asks = f"`airflow kafka-spark plan {pipeline} --dag-file FILE` asks the sink of the task in that DAG file"
     if beginning.sink_may_change == "offsets":
         return (
@@ -234,7 +235,7 @@ def _preview(
 class RangeSample:
     """The first records of a range.
 
-    :param offsets: how many offsets they cover.
+    :param offsets: number of offsets that they cover.
     """
 
     records: int = 0
@@ -244,10 +245,10 @@ class RangeSample:
 
 
 def sample_ranges(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAMPLES) -> dict[TopicPartition, RangeSample]:
-    """Read a little of each range: enough to judge how large and how old it is.
+    """Read the first records of each range, to estimate its size and its age.
 
-    :param records: at most so many of each partition.
-    :return: what was found; a partition that did not answer in time is missing.
+    :param records: maximum number of records of each partition.
+    :return: the first records by partition, without partitions that did not answer in time.
     """
     import confluent_kafka
 
@@ -272,7 +273,7 @@ def sample_ranges(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: in
                 if inside:
                     found = samples[tp] = _add(found, message, r)
                 if not inside or found.records >= records:
-                    # The range was seen to its end: what is not a record of it is a gap, or a control record.
+                    # The range was read to its end: offsets without a record are gaps or control records.
                     samples[tp] = found if inside else replace(found, offsets=r.span)
                     del open_ranges[tp]
                     consumer.incremental_unassign([confluent_kafka.TopicPartition(*tp)])

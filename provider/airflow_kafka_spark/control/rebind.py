@@ -14,7 +14,7 @@ from airflow_kafka_spark.control.base import (
     refuse_intervals,
     request_change,
 )
-from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.errors import AttemptAtWork
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.windows.changes import Change
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
 def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = None) -> ChangeResult:
     """Let the next run of a pipeline have another destination, another source, or be another task or deployment.
 
-    Guarantee: it counts once. The first run that plans a window after it binds the pipeline to what it has, and every other one
-    is refused again. A window that is open goes elsewhere only if no attempt was at work on it (``running=False``): its records
-    in the old destination stay there, and are moved once more. Complete windows are replayed where they are.
+    Guarantee: it applies once. The first run that plans a window afterwards binds the pipeline to its own task, destination and
+    source, and all others are refused again. An open window is moved to another destination only if no attempt was running
+    (``running=False``). Its records in the old destination stay there, and are moved again. Complete windows are replayed to
+    their old destination.
 
     :param hook: the cluster.
-    :param request: the pipeline, and who allows the change why.
+    :param request: the pipeline, the author and the reason.
     :param running: True if an attempt works on an open window, as Airflow says of its task; None if that is unknown.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises AttemptAtWork: a window is open, and an attempt is at work on it, or that is not known.
     :raises ChangeRefused: the name is that of a data interval.
     """
-    memory = find(hook, request.pipeline, request.ledger_topic).memory
+    memory = read_pipeline(hook, request.pipeline, request.ledger_topic).memory
     refuse_intervals(memory)
 
     def decide(memory: Memory) -> Change | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, refuse_intervals
 from airflow_kafka_spark.control.forget import live_keys
-from airflow_kafka_spark.control.pipelines import existing_ledger, find, has_source
+from airflow_kafka_spark.control.pipelines import existing_ledger, has_source, read_pipeline
 from airflow_kafka_spark.control.position_change import is_other_topic, refuse_open, resolve_group
 from airflow_kafka_spark.errors import ChangeRefused
 from airflow_kafka_spark.hooks.kafka.log import read_log
@@ -26,14 +26,14 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
     """Rename a pipeline. It continues at its position.
 
     Guarantee: position, group and the end of the old name change in one Kafka transaction. Attempts under the old name are
-    fenced, and later ones are refused. No window may be open, since the sink knows it under the old name only.
+    fenced, and later ones are refused. No window may be open, because the sink has it under the old name only.
 
     :param hook: the cluster.
-    :param request: the pipeline under its old name, and who renames it why.
-    :param to: its new name. The ledger holds no pipeline of that name.
+    :param request: the pipeline under its old name, the author and the reason.
+    :param to: its new name, which no pipeline of the ledger has.
     :param group_id: its consumer group. Default: the one that its last report names.
     :raises PipelineUnknown: the ledger holds nothing of it.
-    :raises WindowOpen: it has an open window: that is finished, or given up, under the old name.
+    :raises WindowOpen: it has an open window, which has to be finished, or given up, under the old name.
     :raises GroupHasMembers: its group has members.
     :raises ChangeRefused: the new name is taken; or the pipeline moves data intervals or reads rows, or is paused.
     """
@@ -46,8 +46,8 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
         offsets = dict(memory.position.offsets)
         return group, Change(memory.next_change, "rename", request.who, request.why, utc_now(), offsets, {}, name=to)
 
-    # First without fencing: a command that is refused disturbs no attempt.
-    memory = find(hook, pipeline, request.ledger_topic).memory
+    # Checked before fencing, so that a refused command disturbs no attempt.
+    memory = read_pipeline(hook, pipeline, request.ledger_topic).memory
     topic = existing_ledger(hook, request.ledger_topic)
     assert topic is not None, "the pipeline was found in it"
     there = topic.read_without_waiting(to)
@@ -74,12 +74,12 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
 
 
 def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, group_id: str | None) -> str:
-    """Return the group that is renamed with it."""
+    """Return the group whose metadata gets the new name."""
     refuse_intervals(memory)
     refuse_intervals(other)
     kept = f'Keep the old name: give the operator `pipeline="{memory.pipeline}"`'
     if not (memory.intervals or has_source(memory)):
-        # The very first one, too, with which the pipeline stands nowhere yet.
+        # An open first window counts, too, though the pipeline has no position yet.
         refuse_open(memory)
     if memory.intervals or has_source(memory) or not memory.position.offsets:
         what = "moves data intervals" if memory.intervals else "stands at no offsets of Kafka"
@@ -105,7 +105,7 @@ def _write(hook: KafkaHook, ledger: ChangeLedger, found: LedgerContent, other: L
     """
     memory, topic = found.memory, ledger.topic
     came = Change(other.memory.next_change, "rename", change.who, change.why, change.at, {}, change.before, name=memory.pipeline)
-    # A sink may remember older windows under the new name, which the next one does not follow.
+    # A sink may have older windows under the new name, which the next window does not continue.
     moved = came.number if other.memory.exists else memory.position.moved
     position = replace(memory.position, published=memory.published, moved=moved)
     old = [LedgerRecord(key, None) for key in live_keys(topic, found)]

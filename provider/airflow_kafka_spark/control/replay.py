@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 IN_PIECES = "exactly-once, split by split"
-"""The guarantee of sinks that show a window in pieces, and would replace it in pieces."""
+"""The guarantee of sinks that commit split by split, and would replace rows split by split."""
 
 
 def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None, name: str | None = None) -> ChangeResult:
-    """Ask for a complete window to be moved once more: the same offsets, whose rows the sink replaces.
+    """Request that a complete window is moved again: with equal offsets, and with the sink replacing its rows.
 
-    Guarantee: an attempt at work is not disturbed. Once the task of the run is cleared and runs, it moves the window once more,
-    whatever its ``on_rerun`` says, and exactly once: a second clear does what it did before. Neither position nor group move. If
-    the sink cannot replace the rows of a window, the task fails, before anything is changed.
+    Guarantee: a running attempt is not disturbed. When the task of the run is cleared and runs, it moves the window again,
+    regardless of its ``on_rerun``, and exactly once: after a second clear ``on_rerun`` applies. Neither position nor group move.
+    If the sink cannot replace the rows of a window, the task fails before anything is changed.
 
     :param hook: the cluster.
-    :param request: the pipeline, and who wants the replay why.
+    :param request: the pipeline, the author and the reason.
     :param window: the window's number; or give ``name``.
     :param name: a data interval's name, ``20260101T000000Z-20260101T010000Z``, with or without the pipeline's before it.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises WindowOpen: the window is not complete.
-    :raises ReplayRefused: there is no such window any more, or what it was written to cannot replace it.
-    :raises PlanError: one of its subclasses: its records are no longer there.
+    :raises ReplayRefused: there is no such window any more, or its destination cannot replace it.
+    :raises PlanError: (a subclass) its records were deleted.
     :raises ValueError: neither or both of ``window`` and ``name``.
     """
     memory, number, interval = find_window(hook, request, window, name)

@@ -16,7 +16,7 @@ from airflow_kafka_spark.control.base import (
     refuse_open_window,
     request_change,
 )
-from airflow_kafka_spark.control.pipelines import find
+from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.errors import ResendRefused
 from airflow_kafka_spark.hooks.kafka.log import read_records
 from airflow_kafka_spark.ledger.attempt import utc_now
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_LETTERS = 10_000
 """Maximum number of dead letters of a window that are sent in one transaction."""
 MAX_BYTES = 64 << 20
-"""Maximum size of these dead letters in bytes, since they pass through this process."""
+"""Maximum size of these dead letters in bytes, because they pass through this process."""
 SECONDS = 60
 PREFIX = "__connect.errors."
 ORIGIN = (f"{PREFIX}topic", f"{PREFIX}partition", f"{PREFIX}offset")
@@ -42,11 +42,11 @@ ORIGIN = (f"{PREFIX}topic", f"{PREFIX}partition", f"{PREFIX}offset")
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A dead letter, as the record that it was.
+    """The record of a dead letter, as it was before it became one.
 
-    :param origin: where the record was read.
+    :param origin: the partition from which the record was read.
     :param offset: its offset there.
-    :param timestamp: milliseconds since the epoch; None for none.
+    :param timestamp: milliseconds since the epoch; None without one.
     :param headers: its headers, without those of the dead letter.
     """
 
@@ -68,17 +68,17 @@ def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     Each record is sent as it was read (key, value, timestamp and headers), to the partition that it came from. The records of a
     partition keep their order.
 
-    Guarantee: one Kafka transaction sends them, and records in the ledger that they were sent. So a ``read_committed`` reader of
-    the topic sees each of them exactly once more, whatever is killed meanwhile and however often this is repeated. An attempt at
-    work is not disturbed. Other readers of the topic get the records a second time, too.
+    Guarantee: one Kafka transaction sends them and records this in the ledger. A ``read_committed`` reader of the topic therefore
+    sees each of them exactly once more, even if processes are killed or the command is repeated. A running attempt is not
+    disturbed. Other readers of the topic get the records a second time, too.
 
     :param hook: the cluster.
-    :param request: the pipeline, and who sends them again why.
+    :param request: the pipeline, the author and the reason.
     :param window: the window's number; or give ``name``.
     :param name: a data interval's name, ``20260101T000000Z-20260101T010000Z``, with or without the pipeline's before it.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises WindowOpen: the window is not complete.
-    :raises ResendRefused: there is no such window any more, it has no dead letters, or these do not say where they came from.
+    :raises ResendRefused: there is no such window any more, it has no dead letters, or they have no headers with their origin.
     :raises RightMissing: the user may not read the dead letters, or not write to the topic that they came from.
     :raises ValueError: neither or both of ``window`` and ``name``.
     """
@@ -87,7 +87,7 @@ def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     number = entry.window.number
 
     def decide(memory: Memory) -> Change | None:
-        # Others may have sent them since they were read.
+        # Another command may have sent them since they were read.
         if _left(landed, memory.resends(number, interval)) != left:
             return None
         return Change(
@@ -139,7 +139,7 @@ def _result(
 def _window(
     hook: KafkaHook, memory: Memory, ledger_topic: str, interval: str, number: int
 ) -> tuple[WindowEntry, tuple[Landed, ...]]:
-    """Return a complete window, and where its dead letters lie."""
+    """Return a complete window, and the place of its dead letters."""
     pipeline = memory.pipeline
     if interval:
         state = memory.intervals.recent.get(interval)
@@ -149,7 +149,7 @@ def _window(
                 expected="a name like `20260101T000000Z-20260101T010000Z`, of an interval that is not archived",
                 action="See its intervals; read the dead letter topic with a pipeline of its own",
             )
-        memory, number = find(hook, state.interval.ledger_name(pipeline), ledger_topic).memory, 1
+        memory, number = read_pipeline(hook, state.interval.ledger_name(pipeline), ledger_topic).memory, 1
     entry = memory.entries.get(number)
     if entry is None:
         known = sorted(memory.entries)
@@ -174,7 +174,7 @@ def _window(
 
 
 def _left(landed: Sequence[Landed], before: Sequence[Change]) -> tuple[Landed, ...]:
-    """Return the dead letters that were not sent again yet. A replay may have added some behind those that were."""
+    """Return the dead letters that were not sent again yet. A replay may have added some after those that were."""
     ends: dict[TopicPartition, int] = {}
     sent: Counter[TopicPartition] = Counter()
     for part in (part for change in before for part in change.landed or ()):
@@ -191,7 +191,7 @@ def _left(landed: Sequence[Landed], before: Sequence[Change]) -> tuple[Landed, .
 def _read(hook: KafkaHook, pipeline: str, entry: WindowEntry, landed: Sequence[Landed]) -> list[DeadLetter]:
     """Return the dead letters of a window. Those of other windows and pipelines may lie between them.
 
-    :raises ResendRefused: one of them does not say where it came from, none of them is there any more, or they are too many.
+    :raises ResendRefused: a dead letter has no headers with its origin, all of them were deleted, or they are too many.
     """
     window = entry.window
     if (count := sum(part.records for part in landed)) > MAX_LETTERS:
@@ -227,12 +227,12 @@ def _too_many(found: str, expected: str) -> ResendRefused:
 
 
 def _letter(message: Message, names: set[str]) -> DeadLetter | None:
-    """Return the record that a dead letter was; None if it is another pipeline's, or does not say where it came from."""
+    """Return the record of a dead letter; None if it is another pipeline's, or has no headers with its origin."""
     headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
     starts = [at for at in range(len(headers)) if tuple(n for n, _ in headers[at : at + 3]) == ORIGIN]
     if not starts:
         return None
-    # The last ones count: a dead letter of a dead letter has the headers of both.
+    # The last headers count, because a dead letter of a dead letter has the headers of both.
     at = starts[-1]
     context = {header: (value or b"").decode(errors="replace") for header, value in headers[at:] if header.startswith(PREFIX)}
     topic, partition, offset = (context[header] for header in ORIGIN)

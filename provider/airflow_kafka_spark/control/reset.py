@@ -1,6 +1,6 @@
 """Reset the position of a pipeline, as KIP-875 has it for connectors.
 
-It happens whole, in one Kafka transaction, or not at all; never while a window is open, and never without saying who and why.
+It is one Kafka transaction. It is refused while a window is open, and it records its author and its reason.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, OpenWindow, refuse_blank
-from airflow_kafka_spark.control.pipelines import find, has_source, open_entries
+from airflow_kafka_spark.control.pipelines import has_source, open_entries, read_pipeline
 from airflow_kafka_spark.control.position_change import (
     PositionChange,
     fence_splits,
@@ -40,17 +40,17 @@ def reset(
     group_id: str | None = None,
     discard_open: bool = False,
 ) -> ChangeResult:
-    """Move a pipeline: its next window begins where ``to`` says, and so does its group.
+    """Move the position of a pipeline and the offsets of its group to ``to``, where its next window begins.
 
     Guarantee: position, record of the change and the group's offsets change in one Kafka transaction. Earlier attempts of the
     pipeline are fenced. Its sink accepts the next window although it does not continue the last one. If the pipeline is moved
     back, a sink that appends gets records twice.
 
     :param hook: the cluster.
-    :param request: the pipeline, and who moves it why.
+    :param request: the pipeline, the author and the reason.
     :param to: "earliest", "latest", a time, an offset per partition, another group's committed offsets ("committed:<group>"), or
-        a :class:`~airflow_kafka_spark.windows.offset_specs.ShiftBy`, which goes no further than the log does; see
-        :func:`~airflow_kafka_spark.windows.offset_specs.parse_target`. Offsets that are named move these partitions alone.
+        a :class:`~airflow_kafka_spark.windows.offset_specs.ShiftBy`, which stops at the ends of the log; see
+        :func:`~airflow_kafka_spark.windows.offset_specs.parse_target`. Offsets per partition move only these partitions.
     :param only: topics (``orders``) or partitions of them (``orders:0,2``) to be moved; empty is all that the pipeline reads.
         Named together with ``group_id``, they also move a pipeline that the ledger knows nothing of, because Kafka was created
         anew or a `forget` removed it, and whose sink still remembers windows: its next window begins there. A pipeline that
@@ -58,12 +58,12 @@ def reset(
         the topic that it publishes to.
     :param group_id: its consumer group. Default: the one that its last report names.
     :param discard_open: True to give up an open window, even if its sink may have committed it already.
-    :raises PipelineUnknown: the ledger holds nothing of it, and ``only`` or ``group_id`` is not said.
+    :raises PipelineUnknown: the ledger has no record of it, and ``only`` or ``group_id`` is not given.
     :raises WindowOpen: it has an open window.
     :raises GroupHasMembers: its group has members.
-    :raises BoundRefused: offsets that the log does not hold.
-    :raises ChangeRefused: it cannot be moved by offsets.
-    :raises ValueError: ``to`` is no place to move to.
+    :raises BoundRefused: the log does not have the offsets.
+    :raises ChangeRefused: the pipeline cannot be moved by offsets.
+    :raises ValueError: ``to`` is not valid.
     """
     target = parse_target(to)
 
@@ -73,7 +73,7 @@ def reset(
         group = _check(hook, memory, request.ledger_topic, group_id, discard_open, is_said=bool(topics_of(only)))
         return plan_move(hook, memory, target, only, group), group
 
-    # First without fencing: a window that is being worked on must not be disturbed by what is refused.
+    # Checked before fencing, so that a refused command does not disturb an open window.
     is_said = bool(group_id and (topics_of(only) or group_id == group_of_source(request)))
     move, group = planned(_read_memory(hook, request, is_said=is_said))
     if not request.dry_run:
@@ -99,7 +99,7 @@ def group_of_source(request: ChangeRequest) -> str:
 def _behind_lost_window(
     hook: KafkaHook, memory: Memory, request: ChangeRequest, topics: set[str], discard_open: bool
 ) -> PositionChange:
-    """Return the change that moves a source's pipeline behind the window that its group names and its ledger has lost.
+    """Return the change that moves a source's pipeline after the window that its group names and its ledger has lost.
 
     :param topics: the topics that it publishes to.
     :raises ChangeRefused: the group names no such window, or not the source's position.
@@ -128,10 +128,10 @@ def _behind_lost_window(
 
 
 def _read_memory(hook: KafkaHook, request: ChangeRequest, *, is_said: bool) -> Memory:
-    """Return what the ledger holds of a pipeline; an empty memory if it does not know the pipeline, and topics and group are
-    named."""
+    """Return the state of a pipeline in the ledger; an empty state if the ledger has no record of it, and topics and group are
+    given."""
     try:
-        return find(hook, request.pipeline, request.ledger_topic).memory
+        return read_pipeline(hook, request.pipeline, request.ledger_topic).memory
     except PipelineUnknown:
         if not is_said:
             raise
@@ -141,9 +141,10 @@ def _read_memory(hook: KafkaHook, request: ChangeRequest, *, is_said: bool) -> M
 def _check(
     hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, discard_open: bool, *, is_said: bool = False
 ) -> str:
-    """Return the group that is moved with it.
+    """Return the group whose offsets are moved, too.
 
-    :param is_said: True if the topics to be moved are named: then the ledger need not know the pipeline, if the group is, too.
+    :param is_said: True if the topics to move are named. If the group is named, too, the ledger need not have a record of the
+        pipeline.
     """
     if not (is_said and group_id):
         refuse_blank(memory, ledger_topic)

@@ -1,4 +1,4 @@
-"""Skip an open window that fails again and again, or waiting records: the pipeline continues behind them."""
+"""Skip an open window that fails repeatedly, or waiting records: the pipeline continues after them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, Move, OpenWindow, refuse_blank, refuse_intervals
-from airflow_kafka_spark.control.pipelines import find, has_source, open_entries
+from airflow_kafka_spark.control.pipelines import has_source, open_entries, read_pipeline
 from airflow_kafka_spark.control.position_change import (
     PositionChange,
     current_offsets,
@@ -36,14 +36,14 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
     there; the rest is never moved.
 
     :param hook: the cluster.
-    :param request: the pipeline, and who skips the window why.
+    :param request: the pipeline, the author and the reason.
     :param group_id: its consumer group. Default: the one that its last report names.
     :param running: True if an attempt works on the open window, as Airflow says of its task; None if that is unknown. A window is
         given up only with False.
     :raises PipelineUnknown: the ledger holds nothing of it.
-    :raises AttemptAtWork: an attempt is at work on the window, or it is not known.
+    :raises AttemptAtWork: an attempt is working on the window, or this is not known.
     :raises GroupHasMembers: its group has members.
-    :raises ChangeRefused: nothing waits, or it moves data intervals, or reads rows and has no open window.
+    :raises ChangeRefused: no records wait, or the pipeline moves data intervals, or it reads rows and has no open window.
     """
 
     def planned(memory: Memory) -> tuple[PositionChange, str | None]:
@@ -55,8 +55,8 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
             return _past(hook, memory, entry), group
         return _to_the_end(hook, memory, group or ""), group
 
-    # First without fencing: a window that is being worked on must not be disturbed by what is refused.
-    memory = find(hook, request.pipeline, request.ledger_topic).memory
+    # Checked before fencing, so that a refused command does not disturb an open window.
+    memory = read_pipeline(hook, request.pipeline, request.ledger_topic).memory
     move, group = planned(memory)
     if not request.dry_run:
         run = f"skip by {request.who}"
@@ -82,7 +82,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
 
 
 def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None) -> str | None:
-    """Return the group that is moved with it; None for a pipeline that reads rows."""
+    """Return the group whose offsets are moved, too; None for a pipeline that reads rows."""
     refuse_intervals(memory)
     refuse_blank(memory, ledger_topic)
     if memory.intervals:
@@ -102,8 +102,8 @@ def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | N
 
 
 def _past(hook: KafkaHook, memory: Memory, entry: WindowEntry) -> PositionChange:
-    """Return the change that passes over an open window: the position that moving it would have led to. A window that is only
-    being replayed has led there already."""
+    """Return the change to the position that the pipeline would have after its open window. For a window that is being replayed,
+    this is the present position."""
     if entry.window.replay:
         log = read_log(hook, {tp.topic for tp in memory.position.offsets})
         given_up = open_entries(memory)
@@ -135,12 +135,12 @@ def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
 
 
 def _tokens(memory: Memory) -> list[str]:
-    """Return the tokens of the attempts that worked on open windows last."""
+    """Return the token of the newest attempt at each open window."""
     return [entry.attempt.token for entry in open_entries(memory)]
 
 
 def _skipped(move: PositionChange) -> tuple[Gap, ...]:
-    """Return the offsets that the change passes over. In a partition of which nothing was read they begin at the first record."""
+    """Return the offsets that the change skips. In a partition of which nothing was read, they begin at the first record."""
     gaps = []
     for m in move.moves:
         there = move.log.partitions.get(TopicPartition(m.topic, m.partition))

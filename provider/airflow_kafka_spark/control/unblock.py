@@ -21,13 +21,13 @@ MOVES_WITHIN = 15.0
 
 @dataclass(frozen=True)
 class Unblocked:
-    """Result of ending the transaction that kept readers of a partition of the ledger from later records.
+    """The result of :func:`unblock`.
 
-    :param partition: where the pipeline's records lie.
+    :param partition: the ledger's partition with the pipeline's records.
     :param transaction: the first open transaction there; None if no transaction is open.
     :param ended: True if the transaction has ended.
-    :param warnings: what to know about it, in sentences.
-    :param dry_run: True if nothing was changed because only a preview was asked for.
+    :param warnings: remarks on the result, in sentences.
+    :param dry_run: True if nothing was changed because only a preview was requested.
     """
 
     pipeline: str
@@ -40,10 +40,10 @@ class Unblocked:
 
 
 def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_run: bool = False) -> Unblocked:
-    """End the first open transaction in a pipeline's partition of the ledger, whose pipeline may be another one.
+    """End the first open transaction in a pipeline's partition of the ledger. It may belong to another pipeline.
 
-    Guarantee: its producer is fenced, as by a newer attempt: what was in the transaction has not happened, and a task that is
-    still at work on it fails and is retried. One that is being committed is committed. Nothing else is changed.
+    Guarantee: its producer is fenced, as by a newer attempt. The transaction is aborted, or committed if its commit has begun; a
+    task that is still running in it fails and is retried. Nothing else is changed.
 
     :param hook: the cluster.
     :param pipeline: the name of any pipeline in that partition.

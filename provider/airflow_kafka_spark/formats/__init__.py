@@ -1,4 +1,5 @@
-"""Formats (converters): what the bytes of a key or a value mean. Cheap to import."""
+"""Formats decode the bytes of a key or a value to columns, and encode columns; Kafka Connect calls them converters. Cheap to
+import."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Encoder(ABC):
 
 
 class StructEncoder(Protocol):
-    """Encodes rows that Spark hands over. Picklable; created by :meth:`Format.struct_encoder`."""
+    """Encodes rows that Spark passes as structs. Picklable; created by :meth:`Format.struct_encoder`."""
 
     def encode_struct(self, rows: pa.StructArray) -> Encoded:
         """Encode the rows of a struct column; a null has no value. Never raises because of a row."""
@@ -143,9 +143,8 @@ class Format(ABC):
         return [Problem(where, f"{type(self).__name__} does not write", "Use Json, String or Raw")]
 
     def encode(self, columns: Sequence[str]) -> Column:
-        """Return a Spark expression of type binary: one key or value per row, null if there is nothing to write.
-
-        :meth:`decoder` reads it again as the same values.
+        """Return a Spark expression of type binary: one key or value per row, null for a row without one. :meth:`decoder` decodes
+        it to equal values.
 
         :param columns: the names of the columns to write, in order.
         """
@@ -169,7 +168,7 @@ class Format(ABC):
 
 
 def spark_column(name: str) -> Column:
-    """Return the column of exactly this name, whatever characters it has."""
+    """Return the column of exactly this name, which may have any characters."""
     from pyspark.sql import functions as F
 
     return F.col(backticked(name))

@@ -1,6 +1,6 @@
 """Names and types of the columns in which records and rows travel through Spark.
 
-The driver and the tasks both use them. No column of a user's may have one of these names.
+The driver and the tasks both use them. A user's column must not have one of these names.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ TOMBSTONE = "__kafka_tombstone"
 """True for a record without a value, or with a value that deletes its row."""
 
 ORIGINAL = {name: f"__kafka_original_{name}" for name in ("key", "value", "headers", "timestamp", "timestampType")}
-"""The parts of a record as they were read. They are carried past the transforms where a dead letter or an option needs them."""
+"""The parts of a record as they were read. They are carried past the transforms if a dead letter or an option needs them."""
 
 GIVEN = {name: f"__kafka_given_{name}" for name in ("key", "value", "timestamp", "headers")}
-"""The parts of a source's row as the source has it, carried past the transforms where a dead letter or a filter needs them.
-The key is bytes if it could be written, otherwise a struct, like the value."""
+"""The parts of a source's row before all transforms, carried past these if a dead letter or a filter needs them. The key is bytes
+if it could be encoded, otherwise a struct, like the value."""
 
 CAPTURED = "__kafka_captured_"
 """The beginning of the names of columns that hold the rows for other sinks; the sink's number follows, from 0."""
@@ -33,8 +33,8 @@ KEY, VALUE, TIMESTAMP, HEADERS, PARTITION = (f"__kafka_{name}" for name in ("key
 """The parts of a record that is copied, carried past Spark's SQL."""
 
 END = "__kafka_end"
-"""Null in all rows but the last one of a split that was read from Kafka. That row is no record: it holds the counts of what was
-read, or the error that ended it.
+"""Null in all rows of a split that was read from Kafka, except the last one. That row is no record: it holds the account of the
+split, or the error that ended the reading.
 """
 
 ERROR = "__kafka_error"

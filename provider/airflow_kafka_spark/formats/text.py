@@ -1,4 +1,4 @@
-"""Values from their text: numbers, dates, timestamps and bytes, as JSON and CSV share them, with the reasons of bad values."""
+"""Parse numbers, dates, timestamps and bytes from text, for JSON and CSV, with the reason why a value is bad."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class BadValue(Exception):
-    """Raised when a record does not fit; ``path`` leads to the column, outermost step first."""
+    """Raised when a record does not fit its columns; ``path`` leads to the column, outermost step first."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -116,8 +116,8 @@ def parse_float(found: str, name: str, single: bool) -> float:
 def _odd(number: float, found: str) -> float:
     """Return the double next to a number's text, on the side where its last bit is one.
 
-    Rounded again to fewer bits, it gives what rounding the text directly gives, since no such double lies midway between two
-    that have fewer bits.
+    Rounding this double to fewer bits gives the same number as rounding the text directly, because no such double lies midway
+    between two numbers of fewer bits.
     """
     if number == 0 or math.isinf(number):
         return number

@@ -21,6 +21,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -40,6 +41,7 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
+from airflow_kafka_spark.errors.arguments import type_problems, with_sound_arguments, with_sound_types
 from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
@@ -52,6 +54,8 @@ from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, firs
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
 if TYPE_CHECKING:
+    from airflow.sdk import Asset
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.ledger.attempt import Ledger
@@ -142,8 +146,9 @@ class WindowOperator(VisibleOperator):
         return "skip"
 
     @abstractmethod
-    def problems(self, run: Run) -> list[Problem]:
-        """Return everything that keeps this task from working (step 1). Changes nothing."""
+    def find_problems(self, run: Run) -> list[Problem]:
+        """Return everything that keeps this task from working (step 1). Changes nothing. Arguments with a default have their
+        declared types."""
 
     @abstractmethod
     def open_ledger(self, run: Run) -> Ledger:
@@ -242,6 +247,50 @@ class WindowOperator(VisibleOperator):
                 return self.publish(report.to_dict(), context)
             self.log.info("That was the open window of run %s; this run's own window comes next", entry.window.run)
 
+    def problems(self, run: Run) -> list[Problem]:
+        """Return everything that keeps this task from working (step 1), each problem once. Changes nothing.
+
+        An argument of a wrong type is one problem. All others are checked with a sound value in its place.
+        """
+        sound, wrong = self._with_sound_types()
+        if not wrong:
+            found = list(dict.fromkeys(self.find_problems(run)))
+            # A check that waits for nothing that is wrong is made when the window is planned.
+            return found if first_cause(found) else []
+        try:
+            found = sound.find_problems(run)
+        except Exception as error:
+            # A value that has no sound one in its place, as the text of a required mapping.
+            self.log.debug("Not all arguments could be checked", exc_info=error)
+            found = [Unchecked("all other arguments", wrong[0].where)]
+        known = {problem.where for problem in wrong}
+        return list(dict.fromkeys([*wrong, *(problem for problem in found if problem.where not in known)]))
+
+    def _with_sound_types(self) -> tuple[WindowOperator, list[Problem]]:
+        """Return this operator, or a copy that has sound values where arguments have wrong types, and the problems of these."""
+        sound, problems = with_sound_arguments(self)
+        made: dict[str, Any] = {}
+        for name, prefix in self.typed_parts.items():
+            made[name], wrong = with_sound_types(getattr(self, name), prefix)
+            problems += wrong
+        problems += self.routed_type_problems()
+        if not problems:
+            return self, []
+        sound = copy(self) if sound is self else sound
+        for name in ("kafka", "spark", "formats"):
+            # They were made of the arguments that were given.
+            sound.__dict__.pop(name, None)
+        for name, part in made.items():
+            setattr(sound, name, part)
+        return sound, problems
+
+    typed_parts: ClassVar[Mapping[str, str]] = {"ledger_options": "", "spark_options": "", "errors": "", "sink": "sink."}
+    """Attributes that are dataclasses, whose values are compared with their types; and the prefix of their fields in messages."""
+
+    def routed_type_problems(self) -> list[Problem]:
+        """Return the problems of the types of sinks that transforms send records to."""
+        return []
+
     def validate(self, run: Run) -> None:
         """Make sure that the task can work.
 
@@ -257,16 +306,19 @@ class WindowOperator(VisibleOperator):
     @contextmanager
     def _early_start(self, run: Run) -> Iterator[None]:
         """Start Spark while the task is validated, if the window will have records. A failed validation starts none."""
+        spark: SparkHook | None = None
         try:
             if (is_needed := self.foresees_records(run)) is not None:
-                self.spark.start_early(is_needed)
+                spark = self.spark
+                spark.start_early(is_needed)
         except Exception as error:
             # The validation names what is wrong.
             self.log.debug("Spark is not started before the validation: %s", error)
         try:
             yield
         except BaseException:
-            self.spark.give_up_early_start()
+            if spark is not None:
+                spark.give_up_early_start()
             raise
 
     def foresees_records(self, run: Run) -> Callable[[], bool] | None:
@@ -400,7 +452,7 @@ class WindowOperator(VisibleOperator):
         :return: the binding of the window.
         :raises BindingChanged: the pipeline is bound to others.
         """
-        bindings.note_without_name(ledger.parent_pipeline, ledger.parent_memory, found)
+        bindings.log_unnamed_deployment(ledger.parent_pipeline, ledger.parent_memory, found)
         kept = ledger.bind(
             lambda whole: bindings.decide_binding(ledger.parent_pipeline, whole, found, is_free=self._destination_is_free)
         )
@@ -543,11 +595,11 @@ class WindowOperator(VisibleOperator):
         """Add URIs to this task's inlets and outlets, beside those that the user gave.
 
         URIs with templates are left out: their values are not known yet."""
-        from airflow.sdk import Asset
-
         for assets, uris in ((self.inlets, inlets), (self.outlets, outlets)):
             known = {getattr(asset, "uri", None) for asset in assets}
-            assets.extend(Asset(uri=uri) for uri in uris if uri not in known and "{{" not in uri)
+            for uri in uris:
+                if uri not in known and "{{" not in uri:
+                    assets.extend(_assets_of(uri))
 
     # --- small things ---
 
@@ -571,7 +623,7 @@ class WindowOperator(VisibleOperator):
         self._destination_is_free = self._destination_is_free or any(map(is_template, self.sinks))
         for name in self.rendered_parts:
             part = getattr(self, name)
-            if (made := self.rendered(part, context, env)) is not part:
+            if (made := self.render(part, context, env)) is not part:
                 setattr(self, name, made)
 
     rendered_parts: ClassVar[tuple[str, ...]] = ("sink",)
@@ -582,7 +634,7 @@ class WindowOperator(VisibleOperator):
         """Return the sinks that rows go to, the operator's own first."""
         return (self.sink,)
 
-    def rendered(self, spec: Any, context: Any, env: Any) -> Any:
+    def render(self, spec: Any, context: Any, env: Any) -> Any:
         """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
         templated = getattr(spec, "template_fields", ())
         if not (is_dataclass(spec) and not isinstance(spec, type) and templated):
@@ -592,8 +644,18 @@ class WindowOperator(VisibleOperator):
 
 
 def asset_uris(spec: object, kind: type[Sink] | type[RowSource]) -> list[str]:
-    """Return the asset of a source or a sink; none if a template decides which one it is."""
-    return [spec.asset_uri] if isinstance(spec, kind) and not is_template(spec) else []
+    """Return the asset of a source or a sink; none if a template decides which one it is, or if an argument has a wrong type."""
+    return [spec.asset_uri] if isinstance(spec, kind) and not is_template(spec) and not type_problems(spec) else []
+
+
+def _assets_of(uri: str) -> list[Asset]:
+    """Return the asset of a URI; none if Airflow refuses it, as that of an empty path, which the validation names."""
+    from airflow.sdk import Asset
+
+    try:
+        return [Asset(uri=uri)]
+    except ValueError:
+        return []
 
 
 def is_template(spec: object) -> bool:

@@ -107,7 +107,7 @@ def refuse_other_place(pipeline: str, whole: Memory, entry: WindowEntry, found: 
         raise DestinationChanged(pipeline, f"pipeline `{pipeline}`", "", other)
 
 
-def note_without_name(pipeline: str, whole: Memory, found: Binding) -> None:
+def log_unnamed_deployment(pipeline: str, whole: Memory, found: Binding) -> None:
     """Log a line if the first window of a pipeline is planned by a deployment that has no name."""
     if whole.binding is None and not found.writer.deployment:
         # A single deployment needs no name, so this is no warning.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
 from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.errors.arguments import with_sound_arguments
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.visibility.links import Links, WindowLink, of_pipeline
 from airflow_kafka_spark.windows.offset_specs import ShiftBy, Written, parse_start, parse_stop, parse_target
@@ -92,6 +93,9 @@ class PipelineOffsetsOperator(BaseOperator):
         "ledger_topic",
     )
     ui_color = "#f3e8ff"
+    ARGUMENTS: ClassVar[Mapping[str, str]] = {"preview_only": "dry_run"}
+    CHECKED: ClassVar[frozenset[str]] = frozenset({"to", "starting_offsets", "ending_offsets"})
+
     operator_extra_links = (WindowLink(),)
     links: Links | None = None
 
@@ -170,9 +174,9 @@ class PipelineOffsetsOperator(BaseOperator):
         return show(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, group_id=self.group_id or None)
 
     def _windows(self, run: Run) -> tuple[WindowState, ...]:
-        from airflow_kafka_spark.control.pipelines import windows
+        from airflow_kafka_spark.control.pipelines import list_windows
 
-        return windows(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, limit=self.limit)
+        return list_windows(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, limit=self.limit)
 
     def _plan(self, run: Run) -> Preview:
         from airflow_kafka_spark.control.preview import preview
@@ -263,10 +267,15 @@ class PipelineOffsetsOperator(BaseOperator):
     def _problems(self) -> list[Problem]:
         if self.action not in ACTIONS:
             return [Problem("action", f"`{self.action}` is not one of {', '.join(ACTIONS)}")]
+        sound, wrong = with_sound_arguments(self)
+        known = {problem.where for problem in wrong}
+        return [*wrong, *(problem for problem in sound._value_problems() if problem.where not in known)]
+
+    def _value_problems(self) -> list[Problem]:
         problems = []
-        if not isinstance(self.pipeline, str) or not self.pipeline.strip():
+        if not self.pipeline.strip():
             problems.append(Problem("pipeline", f"`{self.pipeline}` is not the name of a pipeline"))
-        if self.action in CHANGES and not str(self.why or "").strip():
+        if self.action in CHANGES and not self.why.strip():
             problems.append(Problem("why", "the change has no reason", "Say why"))
         if self.action == "reset" and (self.to is None) == (self.shift_by in (None, "")):
             problems.append(Problem("to", "give either `to` or `shift_by`"))
@@ -276,7 +285,7 @@ class PipelineOffsetsOperator(BaseOperator):
             problems.append(Problem("window", "give either `window` or `interval`"))
         elif self.action in ("replay", "resend"):
             problems += _tried("window", lambda: _whole(self.window))
-        if self.action == "rename" and not str(self.new_name or "").strip():
+        if self.action == "rename" and not self.new_name.strip():
             problems.append(Problem("new_name", "the new name is missing", "Give it"))
         if self.action == "plan":
             problems += _tried("starting_offsets", lambda: parse_start(self.starting_offsets))

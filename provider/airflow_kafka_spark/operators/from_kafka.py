@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from airflow_kafka_spark.errors import (
     ChangeRefused,
     FollowedMismatch,
     KafkaSparkError,
+    PlanError,
     Problem,
     TopicMissing,
     Unchecked,
@@ -42,7 +43,7 @@ from airflow_kafka_spark.windows.model import (
     TopicPartition,
     Window,
 )
-from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written, parse_start, parse_stop
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, SpecificOffsets, Written, parse_start, parse_stop
 from airflow_kafka_spark.windows.plan import (
     Log,
     Position,
@@ -107,6 +108,13 @@ class FromKafkaOperator(WindowOperator):
         "errors_deadletterqueue_topic_name",
     )
     rendered_parts = ("sink", "value", "key")
+    typed_parts = {
+        **WindowOperator.typed_parts,
+        "read_options": "",
+        "record_options": "",
+        "window_options": "",
+        "follow_options": "",
+    }
     routes_to_sinks = False
     """True if ``Filter(to=...)`` may send records to another sink."""
 
@@ -158,17 +166,23 @@ class FromKafkaOperator(WindowOperator):
     def on_rerun(self) -> str | None:
         return self.window_options.on_rerun
 
-    def decoding_problems(self) -> list[Problem]:
-        """Return what is wrong with formats and columns, without asking a server."""
+    def decoding_problems(self, wrong_types: Sequence[Problem]) -> list[Problem]:
+        """Return what is wrong with formats and columns, without asking a server.
+
+        :param wrong_types: problems of formats that are no formats, and of a sink that is no sink.
+        """
+        if {problem.where for problem in wrong_types} & {"value", "key"}:
+            return list(wrong_types)
         value, key = self.formats
         wrong = [*value.validate("value"), *(key.validate("key") if key else ())]
         if not wrong:
-            return [*self.record_options.column_problems(value, key), *self.null_value_problems()]
+            of_columns = self.record_options.column_problems(value, key)
+            return [*wrong_types, *of_columns, *([] if wrong_types else self.null_value_problems())]
         given = {
             "metadata_columns": self.record_options.metadata_columns,
             "behavior_on_null_values": self.record_options.behavior_on_null_values,
         }
-        return [*wrong, *(Unchecked(name, first_cause(wrong)) for name, value in given.items() if value)]
+        return [*wrong_types, *wrong, *(Unchecked(name, first_cause(wrong)) for name, value in given.items() if value)]
 
     def transform_problems(self) -> list[Problem]:
         """Return what is wrong with the transforms' options, without Spark."""
@@ -184,10 +198,10 @@ class FromKafkaOperator(WindowOperator):
     def error_problems(self) -> list[Problem]:
         """Return what is wrong with the options for bad records, by themselves and as the brokers see it; and with the topics
         that transforms send records to."""
-        problems = self.errors.problems() or self.errors.server_problems(self.kafka, self.taken(self.errors.topic))
-        return [*problems, *route_problems(self.kafka, self.routes(), self.errors, self.taken)]
+        problems = self.errors.problems() or self.errors.server_problems(self.kafka, self.reserved_topics(self.errors.topic))
+        return [*problems, *route_problems(self.kafka, self.routes(), self.errors, self.reserved_topics)]
 
-    def taken(self, topic: str | None) -> tuple[str, ...]:
+    def reserved_topics(self, topic: str | None) -> tuple[str, ...]:
         """Return the topics that bad and routed records must not go to: those that are read, and the ledger.
 
         :param topic: one that may match the pattern of topics that are read.
@@ -196,12 +210,20 @@ class FromKafkaOperator(WindowOperator):
         read = subscription.topics or ((topic,) if topic and subscription.matches(topic) else ())
         return (*read, self.ledger_topic)
 
-    def server_problems(self) -> list[Problem]:
-        """Return what Kafka and Spark say: topics that are missing, a group that has members, a Spark that cannot start."""
-        try:
-            of_kafka = [*self._missing_topics(), *self._group_problems()]
-        except KafkaSparkError as error:
-            of_kafka = [problem_from("kafka_conn_id", error)]
+    def server_problems(self, run: Run) -> list[Problem]:
+        """Return what Kafka and Spark say: topics that are missing, a group that has members, offsets that do not fit the
+        topics, a Spark that cannot start."""
+        name = "topics" if self.subscription.topics else "topics_pattern"
+        checks = {name: self._missing_topics, "group_id": self._group_problems, **self._bound_checks(run)}
+        of_kafka: list[Problem] = []
+        for where, check in checks.items():
+            if any(problem.where == "kafka_conn_id" for problem in of_kafka):
+                of_kafka.append(Unchecked(where, "kafka_conn_id"))
+                continue
+            try:
+                of_kafka += check()
+            except KafkaSparkError as error:
+                of_kafka += [problem_from("kafka_conn_id", error), Unchecked(where, "kafka_conn_id")]
         return [*of_kafka, *self.spark_problems()]
 
     def _missing_topics(self) -> Iterator[Problem]:
@@ -219,6 +241,64 @@ class FromKafkaOperator(WindowOperator):
             listed = ", ".join(map(str, members))
             action = "Stop them, or use a group of this pipeline's own"
             yield Problem("group_id", f"group `{group}` has live members: {listed}", action)
+
+    def _bound_checks(self, run: Run) -> dict[str, Callable[[], Iterator[Problem]]]:
+        """Return the checks of start and end that need the topics, by argument. Only offsets, or a group without a fallback, may
+        not fit them."""
+        found: dict[str, Callable[[], Iterator[Problem]]] = {}
+        if self.window_options.by_interval:
+            return found
+        for where, parse in (("starting_offsets", parse_start), ("ending_offsets", parse_stop)):
+            try:
+                bound = parse(getattr(self, where))
+            except ValueError:
+                continue
+            if isinstance(bound, SpecificOffsets) or bound == CommittedOffsets(getattr(bound, "group_id", None), "none"):
+                found[where] = partial(self._bound_problems, where, bound, run)
+        return found
+
+    def _bound_problems(self, where: str, bound: Any, run: Run) -> Iterator[Problem]:
+        """Return why a start or an end does not fit the topics, if the next window of the pipeline depends on it.
+
+        :param where: ``starting_offsets`` or ``ending_offsets``.
+        :param bound: its parsed value.
+        """
+        from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
+
+        subscription = self.subscription
+        name = "topics" if subscription.topics else "topics_pattern"
+        if subscription.validate() or list(self._missing_topics()):
+            yield Unchecked(where, name)
+            return
+        log = read_log(self.kafka, self.resolve())
+        try:
+            if where == "ending_offsets":
+                resolve_stop(self.kafka, bound, log)
+            else:
+                resolve_start(self.kafka, bound, log, self.group_id)
+        except PlanError as error:
+            try:
+                is_needed = self._plans_with(where, run, log)
+            except Exception as unknown:
+                self.log.debug("Where the pipeline begins is not known: %s", unknown)
+                yield Unchecked(where, "sink")
+                return
+            if is_needed:
+                yield problem_from(where, error)
+
+    def _plans_with(self, where: str, run: Run, log: Log) -> bool:
+        """Return True if this run plans a window with an argument: none is open or complete, and a start is of a new pipeline."""
+        ledger = self.open_ledger(run)
+        ledger.peek()
+        if ledger.memory.open_entry is not None or ledger.completed(run.id) is not None:
+            return False
+        if where == "ending_offsets":
+            return True
+        if ledger.memory.position.offsets:
+            return False
+        of_group = self.kafka.committed(self.group_id, log.partitions)
+        committed = {tp: c.offset for tp, c in of_group.items() if c}
+        return self._beginning(ledger, log, of_group, committed).decided_by == "starting_offsets"
 
     def is_rerun(self, done: WindowEntry, run: Run) -> bool:
         if self.on_rerun is not None or not self.window_options.by_interval:

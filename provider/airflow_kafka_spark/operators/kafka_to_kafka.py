@@ -233,17 +233,19 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     # --- 1. validate ---
 
-    def problems(self, run: Run) -> list[Problem]:
+    def find_problems(self, run: Run) -> list[Problem]:
         wrong = [*self.record_options.type_problems(), *sink_problems(self.sink, self.kafka_conn_id)]
-        own = wrong or [*self.decoding_problems(), *self._column_sink_problems(), *self._change_problems()]
-        problems = [*self.reading_problems(run), *own, *self.server_problems(), *self.error_problems()]
+        decoding = self.decoding_problems(wrong)
+        changes = self.transform_problems() if wrong else [*self._column_sink_problems(), *self._change_problems()]
+        own = [*decoding, *changes]
+        problems = [*self.reading_problems(run), *own, *self.server_problems(run), *self.error_problems()]
         problems += [] if wrong else self._target_problems()
         if not self.transforms:
             # Spark checks SQL when the window's job begins, so that a run without records starts none.
             cause, sql = first_cause(problems), {"filter": self.filter, "columns": self.columns}
             return [*problems, *(Unchecked(name, cause) for name, text in sql.items() if cause and text)]
         of_spark = [problem for problem in problems if problem.where == "spark_conn_id"]
-        flow = wrong or [*self.decoding_problems(), *self.transform_problems()]
+        flow = [*decoding, *self.transform_problems()]
         return problems + analysis_problems("transforms", self._fitting_problems, first_cause([*flow, *of_spark]), problems)
 
     def _fitting_problems(self) -> list[Problem]:

@@ -230,18 +230,18 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     # --- 1. validate ---
 
-    def problems(self, run: Run) -> list[Problem]:
-        flow, changes = self._type_problems() or self.decoding_problems(), self.transform_problems()
+    def find_problems(self, run: Run) -> list[Problem]:
+        flow, changes = self.decoding_problems(self._type_problems()), self.transform_problems()
         problems = [
             *self.reading_problems(run),
             *flow,
-            *self.server_problems(),
+            *self.server_problems(run),
             *self._election_problems(),
             *self.error_problems(),
         ]
         problems += [*self._sink_problems(), *changes, *self._routed_sink_problems()]
         of_spark = [problem for problem in problems if problem.where == "spark_conn_id"] if self.transforms else []
-        return list(dict.fromkeys([*problems, *self._row_problems(run, first_cause([*flow, *changes, *of_spark]), problems)]))
+        return [*problems, *self._row_problems(run, first_cause([*flow, *changes, *of_spark]), problems)]
 
     def _row_problems(self, run: Run, cause: str, others: Sequence[Problem]) -> list[Problem]:
         """Return what the sinks say of the rows that they will get. With transforms only Spark knows what these look like.
@@ -265,6 +265,9 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def _validate_routed(self, routed: RoutedSink, run: Run) -> list[Problem]:
         return routed.problems(self._shape_of(routed, routed.pipeline(self.pipeline_name(run))))
+
+    def routed_type_problems(self) -> list[Problem]:
+        return [problem for routed in self._routed_sinks for problem in routed.type_problems]
 
     def _type_problems(self) -> list[Problem]:
         found = self.record_options.type_problems()
@@ -504,7 +507,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         super().render_template_fields(context, jinja_env)
         env, made = jinja_env or self.get_template_env(), list(self.transforms) if self._routed_sinks else []
         for routed in self._routed_sinks:
-            made[routed.index] = replace(routed.filter, to=self.rendered(routed.sink, context, env))
+            made[routed.index] = replace(routed.filter, to=self.render(routed.sink, context, env))
         self.transforms = made or self.transforms
 
 

@@ -10,19 +10,19 @@ import json
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.formats.internal_columns import METADATA
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.windows.latency import parse_counts
+from airflow_kafka_spark.windows.model import TOPIC_NAME
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Latest, Written, parse_start, parse_stop
 from airflow_kafka_spark.windows.plan import DataLossPolicy
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from airflow_kafka_spark.road.write import ReadWith
 
 T = TypeVar("T")
@@ -72,7 +72,11 @@ class LedgerOptions:
 
     def problems(self) -> list[Problem]:
         """Return what is wrong with these options by themselves."""
-        return list(_count_problems({"keep_windows": self.keep_windows}))
+        problems = list(_count_problems({"keep_windows": self.keep_windows}))
+        if not TOPIC_NAME.fullmatch(self.ledger_topic):
+            action = "Use letters, digits, `.`, `_` and `-`, at most 249 of them"
+            problems.append(Problem("ledger_topic", f"`{self.ledger_topic}` cannot be a topic's name", action))
+        return problems
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class SparkOptions:
     :param conn_id: connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
     :param conf: Spark settings that win over the connection's; default None.
     """
+
+    ARGUMENTS: ClassVar[Mapping[str, str]] = {"conn_id": "spark_conn_id", "conf": "spark_conf"}
 
     conn_id: str = "spark_default"
     conf: Mapping[str, str] | None = None
@@ -93,6 +99,8 @@ class ReadOptions:
 
     :class:`~airflow_kafka_spark.operators.KafkaToSinkOperator`.
     """
+
+    CHECKED: ClassVar[frozenset[str]] = frozenset({"starting_offsets", "ending_offsets", "upstream_counts"})
 
     topics: str | Sequence[str] | None
     topics_pattern: str | None

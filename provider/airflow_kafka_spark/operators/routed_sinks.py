@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRejected, Unchecked, ValidationError
+from airflow_kafka_spark.errors.arguments import with_sound_types
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
 from airflow_kafka_spark.transforms.base import Transform
 from airflow_kafka_spark.transforms.chain import as_transform
@@ -43,12 +44,14 @@ class RoutedSink:
     :param filter: the filter.
     :param sink: takes the records that the filter takes out.
     :param name: names the sink's part of a window in the ledger and in the sink.
+    :param type_problems: the problems of its arguments that had wrong types, and have sound values in ``sink``; default none.
     """
 
     index: int
     filter: Filter
     sink: Sink
     name: str
+    type_problems: tuple[Problem, ...] = ()
 
     @property
     def where(self) -> str:
@@ -113,10 +116,11 @@ def routed_sinks_of(transforms: object) -> tuple[RoutedSink, ...]:
         return ()
     found: list[RoutedSink] = []
     for index, transform in enumerate(map(as_transform, transforms)):
-        if isinstance(transform, Filter) and isinstance(sink := transform.captured_by, Sink):
+        if isinstance(transform, Filter) and isinstance(transform.captured_by, Sink):
+            sink, wrong = with_sound_types(transform.captured_by, f"transforms[{index}] {transform.name}.to.")
             name = urllib.parse.unquote(sink.asset_uri.rstrip("/").rpartition("/")[2])
             same = sum(c.name == name or c.name.startswith(f"{name}.") for c in found)
-            found.append(RoutedSink(index, transform, sink, f"{name}.{same + 1}" if same else name))
+            found.append(RoutedSink(index, transform, sink, f"{name}.{same + 1}" if same else name, tuple(wrong)))
     return tuple(found)
 
 

@@ -114,6 +114,7 @@ class SourceToKafkaOperator(WindowOperator):
 
     template_fields: Sequence[str] = ("pipeline", "kafka_conn_id", "ledger_topic", "errors_deadletterqueue_topic_name")
     rendered_parts = ("sink", "source")
+    typed_parts = {**WindowOperator.typed_parts, "source": "source."}
     sink: KafkaSink
     ui_color = "#eaf7e6"
 
@@ -159,19 +160,18 @@ class SourceToKafkaOperator(WindowOperator):
 
     # --- 1. validate ---
 
-    def problems(self, run: Run) -> list[Problem]:
+    def find_problems(self, run: Run) -> list[Problem]:
         wrong_sink, of_source = sink_problems(self.sink, self.kafka_conn_id), self._source_problems()
         problems = [*self.pipeline_problems(run), *of_source, *wrong_sink]
         if self.read_with not in ("auto", "task", "spark"):
             problems.append(Problem("read_with", f"`{self.read_with}` is not one of auto, task, spark"))
         problems += self._reading_problems()
-        of_spark = self.spark_problems()
+        of_spark, changes = self.spark_problems(), self._transform_problems()
         if wrong_sink:
-            return [*problems, *of_spark]
+            return [*problems, *changes, *self._error_problems(), *of_spark]
         columns = self._known_columns(of_source)
         if of_source and columns is None:
             problems.append(Unchecked("sink columns", first_cause(of_source)))
-        changes = self._transform_problems()
         of_options = self.sink.problems(columns, transformed=bool(self.transforms))
         problems += [
             *of_options,
@@ -247,14 +247,14 @@ class SourceToKafkaOperator(WindowOperator):
             if isinstance(transform, InsertField) and transform.offset_field:
                 what = "a row has no offset before it is written"
                 found.append(Problem(f"transforms[{index}] InsertField.offset_field", what, "Leave it out"))
-            if isinstance(transform, TimestampRouter) and not self.sink.timestamp:
+            if isinstance(transform, TimestampRouter) and isinstance(self.sink, KafkaSink) and not self.sink.timestamp:
                 what = "without `timestamp` a row has no time before it is written"
                 found.append(Problem(f"transforms[{index}] TimestampRouter", what, "Give the sink a `timestamp` column"))
         return found
 
     def _error_problems(self) -> list[Problem]:
         routes, taken = self.routes(), (self.ledger_topic,)
-        mixed = target_problems(self.sink.topic, self.errors, routes, "rows")
+        mixed = target_problems(getattr(self.sink, "topic", None), self.errors, routes, "rows")
         wrong = self.errors.problems() or self.errors.server_problems(self.kafka, taken)
         return [*mixed, *wrong, *route_problems(self.kafka, routes, self.errors, lambda topic: taken)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from airflow.providers.common.compat.sdk import (
     conf,
 )
 
-from airflow_kafka_spark.errors import KafkaSparkError, ValidationError
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, ValidationError
+from airflow_kafka_spark.errors.arguments import with_sound_arguments
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -80,6 +81,7 @@ class KafkaSensor(BaseSensorOperator):
         :raises KafkaSparkError: the check failed, because a topic is missing or brokers are down for too long.
         """
         try:
+            self._refuse_wrong_types(context)
             if self.deferrable:
                 return self._check_or_defer(context)
             return super().execute(context)
@@ -125,6 +127,22 @@ class KafkaSensor(BaseSensorOperator):
             raise
 
     # --- checks ---
+
+    def _refuse_wrong_types(self, context: Mapping[str, Any]) -> None:
+        """Make sure that arguments have the declared types.
+
+        :raises ValidationError: they do not; names all other problems, too.
+        """
+        sound, wrong = with_sound_arguments(self)
+        if not wrong:
+            return
+        others: Sequence[Problem] = ()
+        try:
+            sound.make_trigger(context, sound._polling()).valid_probe()
+        except ValidationError as error:
+            others = error.problems
+        known = {problem.where for problem in wrong}
+        raise ValidationError([*wrong, *(problem for problem in others if problem.where not in known)])
 
     def _check_or_defer(self, context: Mapping[str, Any]) -> Any:
         from airflow_kafka_spark.triggers.base import RetryBudget

@@ -32,17 +32,17 @@ class Guarantee(str, Enum):
     """The guarantee of a sink to its readers."""
 
     EXACTLY_ONCE = "exactly-once"
-    """No record of a window is there twice and none is missing. A reader sees the whole window or nothing of it."""
+    """No record of a window is lost or doubled. A reader sees the whole window or nothing of it."""
 
     EXACTLY_ONCE_PER_SPLIT = "exactly-once, split by split"
-    """No record is there twice and none is missing. While a window is written, a reader may see some of its splits."""
+    """No record is lost or doubled. While a window is written, a reader may see some of its splits."""
 
     AT_LEAST_ONCE = "at-least-once"
     """Records may be there twice after a failure."""
 
     @property
     def by_split(self) -> bool:
-        """Return True if splits are committed one by one, so that a window that fails may be there in part."""
+        """Return True if splits are committed one by one, so that readers may see a part of a failed window."""
         return self is Guarantee.EXACTLY_ONCE_PER_SPLIT
 
 
@@ -97,14 +97,14 @@ class SplitWriter(ABC):
     def unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Return the rows that no target of this kind can hold: their positions in the batch, with the reasons.
 
-        Called before :meth:`write` where bad records are tolerated; :meth:`write` then gets the other rows.
+        Called before :meth:`write` if bad records are tolerated; :meth:`write` then gets the other rows.
         """
         return {}
 
     def defer(self) -> None:  # noqa: B027
         """Leave committing the split to the driver (:meth:`WindowWriter.deferred`).
 
-        Called when the split holds records that are not for this sink and have not been sent elsewhere yet. Only writers that
+        Called if the split has records that are not for this sink and have not been sent elsewhere yet. Only writers that
         commit splits by themselves need it. May be called again.
         """
 
@@ -235,16 +235,16 @@ class Sink(ABC):
 
     @abstractmethod
     def validate(self, shape: Shape) -> list[Problem]:
-        """Return everything that would keep a window of this shape from being written: a missing table, types that do not fit, a
-        missing right. Empty if all is well.
+        """Return all problems that would prevent writing a window of this shape: a missing table, types that do not fit, a
+        missing right.
 
         Changes nothing, needs no Spark and takes seconds at most. Never raises for an error that a user can cause.
         """
 
     def target_problems(self) -> list[Problem]:
-        """Return what :meth:`validate` can find without knowing the rows: connection, server, place, rights.
+        """Return the problems that can be found without knowing the rows: of connection, server, target and rights.
 
-        Called instead of it while the columns of the rows are not known, because of another problem. Default: none.
+        Called instead of :meth:`validate` if the columns of the rows are not known because of another problem. Default: none.
         """
         return []
 
@@ -275,7 +275,7 @@ class Sink(ABC):
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the newest window of this pipeline in the sink's own record, with the ids of its cluster and topics.
 
-        A pipeline whose ledger is lost continues there, if these ids are still the same.
+        A pipeline whose ledger is lost continues after this window if these ids have not changed.
         """
 
     @abstractmethod
@@ -290,6 +290,6 @@ class Sink(ABC):
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:
         """Begin an attempt at this window.
 
-        Removes what earlier attempts at it left behind. Earlier attempts that are still running can no longer commit anything
-        else than this window.
+        Removes the rows that earlier attempts at it have left. Earlier attempts that are still running can only commit this
+        window, or nothing.
         """

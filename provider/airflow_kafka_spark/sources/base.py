@@ -1,4 +1,4 @@
-"""The contract of a source of rows (tables, files): windows of rows that are frozen once and read by every attempt alike.
+"""The contract of a source of rows (tables, files). A window of rows is frozen once, and every attempt reads equal rows.
 
 The driver calls, in this order: :meth:`RowSource.validate`; :meth:`RowSource.freeze` once per window, whose result is written to
 the ledger before any work; :meth:`RowSource.frame` at every attempt, with exactly the splits in the ledger. Partition ``i`` of
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MAX_SPLITS = 2_000
-"""The most splits of a window: its plan has to fit into one record of the ledger."""
+"""Maximum number of splits of a window, because its plan has to fit into one record of the ledger."""
 
 
 @dataclass(frozen=True)
 class FrozenWindow:
-    """A window of rows, decided once.
+    """A window of rows, which is decided once.
 
     :param splits: per split, its bounds (JSON). Unless the source's rows change, the same bounds give the same rows at every
         attempt. Each row of the window is in exactly one split.
     :param position: the source's position once the window is published (JSON), for the next :meth:`RowSource.freeze`.
-    :param rows: the number of rows, None if counting them would need a pass of its own.
+    :param rows: the number of rows; None if they would have to be counted in a separate pass.
     :param remaining: True if the source held more rows than this window takes.
     """
 
@@ -86,7 +86,8 @@ class RowSource(ABC):
         return self.uri
 
     def origin(self) -> Endpoint:
-        """Return where the rows are read from, without credentials: an open window is only read where it was frozen.
+        """Return the place from which rows are read, without credentials. An open window is read only from the place where it was
+        frozen.
 
         May look up the connection, and ask the server.
 
@@ -115,11 +116,11 @@ class RowSource(ABC):
 
     @abstractmethod
     def validate(self) -> list[Problem]:
-        """Return all that would keep a window from being frozen and read: options, connection, missing table or column, types
-        that cannot be read.
+        """Return all problems that would prevent a window from being frozen and read: of options and connection, a missing table
+        or column, types that cannot be read.
 
-        Changes nothing, needs no Spark, and takes seconds at most. Raises nothing that a user can cause. ``where`` of each
-        problem begins with ``source``.
+        Changes nothing, needs no Spark, and takes seconds at most. Never raises for an error that a user can cause. ``where`` of
+        each problem begins with ``source``.
         """
 
     @abstractmethod
@@ -156,10 +157,9 @@ class RowSource(ABC):
         return position
 
     def completed(self, position: Mapping[str, Any]) -> None:  # noqa: B027
-        """Note that a window is complete: the ledger says so. By default nothing has to be done.
+        """Called when the ledger has a window as COMPLETE. Does nothing by default.
 
-        May be missing after a window, when its attempt has died: what it does belongs to the next :meth:`freeze`, too. Raises
-        nothing.
+        This call is missing if the attempt dies just before it, so :meth:`freeze` has to do the same work. Never raises.
 
         :param position: of the window.
         """
@@ -174,7 +174,8 @@ class RowSource(ABC):
         return None
 
     def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
-        """Return how tasks read these splits by themselves, much faster than through Spark; or why only Spark can, as a clause.
+        """Return the reader with which tasks read these splits by themselves, much faster than through Spark; or the reason why
+        only Spark can read them, as a clause.
 
         :param columns: the needed columns, None for all.
         :raises SourceUnavailable: the source does not answer.
@@ -183,7 +184,8 @@ class RowSource(ABC):
         return "it has no other way"
 
     def explain(self, error: BaseException) -> SourceRejected | None:
-        """Return what Spark's error while reading means: the file and the cause. None if it does not concern the source."""
+        """Return the file and the cause of an error that Spark has raised while reading; None if it does not concern the
+        source."""
         return None
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The contract of a transform: Connect's single message transforms as Spark expressions."""
+"""The contract of a transform. Transforms are the single message transforms of Kafka Connect, as Spark expressions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Transform(ABC):
     A subclass of your own implements :meth:`apply`, or derives from :class:`ColumnTransform`, which is faster and safer. Records
     that do not meet the predicate, records with an error and the rows that end a split stay unchanged, whatever it does.
 
-    :param predicate: only records that meet it are transformed; the others stay unchanged. Default: all are.
+    :param predicate: only records that meet it are transformed; the others stay unchanged. Default: all records are.
     :param negate: transform the records that do not meet the predicate instead; default False.
     """
 
@@ -135,7 +135,7 @@ class Transform(ABC):
 
 @dataclass(frozen=True)
 class ColumnTransform(Transform):
-    """A transform that gives an expression for each part that it changes. It cannot do anything else to the records."""
+    """A transform that consists of an expression for each part that it changes. It cannot change records in another way."""
 
     over_fields: ClassVar[bool] = False
     """True if its expressions name the value's fields without a prefix, as a user's SQL does."""
@@ -210,7 +210,7 @@ class KeyOrValueTransform(ColumnTransform):
             problems.append(Problem(f"{where}.of", f'found {self.of!r}; expected "key" or "value"', "Correct it"))
         return problems
 
-    def no_value(self) -> Column:
+    def missing_value_error(self) -> Column:
         """Return the error of a record without key or value, as in Connect."""
         from pyspark.sql import functions as F
 

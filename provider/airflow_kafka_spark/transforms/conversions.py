@@ -1,7 +1,7 @@
 """Conversions of types: Cast and TimestampConverter; values in text, as Connect writes them; and date patterns.
 
-Date patterns write timestamps as texts, by the patterns of Java's SimpleDateFormat that Connect uses. Spark's own patterns
-differ: what Spark does not know is computed here, as far as possible.
+Date patterns write timestamps as texts. They are the patterns of Java's SimpleDateFormat, which Connect uses. Spark's own
+patterns differ; letters that Spark does not know are computed here, as far as possible.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def format_timestamp(moment: Column, pattern: str) -> Column:
 
 
 def unreadable_letters(pattern: str) -> str:
-    """Return the letters that keep a pattern from reading texts: a weekday may only be the first, some others may not occur."""
+    """Return the letters because of which a pattern cannot parse texts: a weekday anywhere but at the beginning, and some
+    others."""
     letters = [letter for letter, _ in pattern_parts(pattern)]
     if not any(letter not in ("", "E") for letter in letters):
         return "E"
@@ -84,7 +85,7 @@ def unreadable_letters(pattern: str) -> str:
 def parse_timestamp(text: Column, pattern: str, now: datetime | None = None) -> Column:
     """Return the timestamp of a text (UTC); null if the text does not fit the pattern.
 
-    :param now: years of two digits are among the 80 before it and the 20 behind it; default: the current time.
+    :param now: years of two digits are among the 80 before this time and the 20 after it; default: the current time.
     """
     from pyspark.sql import functions as F
 
@@ -131,7 +132,7 @@ def _calendar(moment: Column, letter: str, count: int) -> Column:
 
 
 def _weeks(days: Column) -> Column:
-    """Return the number of weeks that so many days have begun."""
+    """Return the number of weeks that this number of days has begun."""
     from pyspark.sql import functions as F
 
     return F.call_function("div", days + 6, F.lit(7))
@@ -236,7 +237,7 @@ class Cast(NullDefaultTransform, KeyOrValueTransform):
             had = record.type_of(self.of)
             new = self._cast(whole, had, wanted[""], f"the {self.of}")
             return {self.of: new, "error": self._error(whole, new, had, wanted[""], f"the {self.of}")}
-        fields = record.known(self.of, "spec", list(wanted))
+        fields = record.require_fields(self.of, "spec", list(wanted))
         made = {n: self._cast(whole.getField(n), fields[n], target, f"the field `{n}`") for n, target in wanted.items()}
         errors = [self._error(whole.getField(n), made[n], fields[n], target, f"the field `{n}`") for n, target in wanted.items()]
         all_fields = {n: made.get(n, whole.getField(n)) for n in fields}
@@ -347,7 +348,7 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
             had = record.type_of(self.of)
             made = self._written(self._read(whole, had, f"the {self.of}"))
             return {self.of: made, "error": self._error(whole, made, had, f"the {self.of}")}
-        fields = record.known(self.of, "field", [self.field])
+        fields = record.require_fields(self.of, "field", [self.field])
         had, column = fields[self.field], whole.getField(self.field)
         made = self._written(self._read(column, had, f"the field `{self.field}`"))
         all_fields = {n: made if n == self.field else whole.getField(n) for n in fields}

@@ -88,7 +88,12 @@ class Python(Transform):
 
     def validate(self, where: str) -> list[Problem]:
         problems = super().validate(where)
-        if not callable(self.function):
+        if isinstance(self.function, type):
+            what = (
+                f"found the class `{self.function.__name__}`; expected an instance of a transform, or a function of a DataFrame"
+            )
+            problems.append(Problem(where, what, f"Write `{self.function.__name__}(...)`"))
+        elif not callable(self.function):
             what = f"found {self.function!r}; expected a transform, or a function of a DataFrame"
             problems.append(Problem(where, what, "Write for instance Cast('id:int64')"))
         return problems

@@ -57,7 +57,7 @@ class ExtractField(NullDefaultTransform, KeyOrValueTransform):
         from pyspark.sql.types import StructType
 
         first, *rest = self._path()
-        found: DataType = record.known(self.of, "field", [first])[first]
+        found: DataType = record.require_fields(self.of, "field", [first])[first]
         column = F.col(self.of).getField(first)
         for name in rest:
             if not isinstance(found, StructType) or name not in found.names:
@@ -107,7 +107,8 @@ class Flatten(KeyOrValueTransform):
 
 @dataclass(frozen=True)
 class HoistField(KeyOrValueTransform):
-    """Wraps the key or value in a struct with one field. Of a tombstone that field is null: it is no tombstone any more.
+    """Wraps the key or value in a struct with one field. The field of a tombstone is null, so the record is no tombstone any
+    more.
 
     :param field: the field's name.
     """
@@ -127,7 +128,8 @@ class HoistField(KeyOrValueTransform):
 class InsertField(NullDefaultTransform, KeyOrValueTransform):
     """Adds fields with the record's metadata, and with a constant. A tombstone stays one.
 
-    A name that ends in ``!`` is required: a record that lacks it has an error. One that ends in ``?`` is not, as by default.
+    A name that ends in ``!`` is required: a record without this fact gets an error. A name that ends in ``?`` is optional, which
+    is the default.
 
     :param topic_field: the field for the topic; default None.
     :param partition_field: the field for the partition; default None.
@@ -229,7 +231,7 @@ class ReplaceField(NullDefaultTransform, KeyOrValueTransform):
         problems: list[Problem] = []
         for option, names in (("include", include), ("exclude", exclude), ("renames", tuple(renames))):
             try:
-                record.known(self.of, option, names)
+                record.require_fields(self.of, option, names)
             except ValidationError as error:
                 problems += error.problems
         if problems:
@@ -259,7 +261,7 @@ class ValueToKey(NullDefaultTransform):
         from pyspark.sql import functions as F
 
         names = parse_names(self.fields)
-        record.known("value", "fields", names)
+        record.require_fields("value", "fields", names)
         value = F.col("value")
         key = F.when(value.isNotNull(), F.struct(*(value.getField(n).alias(n) for n in names)))
         return {"key": key, "error": F.when(value.isNull(), F.lit("found a null value (a tombstone), expected a struct"))}
@@ -280,7 +282,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
     A tombstone has no fields: that is its error, as in Connect.
 
     :param fields: the fields.
-    :param replacement: instead; for texts and numbers only. Default None.
+    :param replacement: the value to use instead of the neutral one, for texts and numbers only. Default None.
     """
 
     fields: str | Sequence[str]
@@ -297,7 +299,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
         from pyspark.sql import functions as F
 
         names = parse_names(self.fields)
-        fields = record.known(self.of, "fields", names)
+        fields = record.require_fields(self.of, "fields", names)
         masks = {name: self._mask(name, fields[name]) for name in names}
         problems = [mask for mask in masks.values() if isinstance(mask, Problem)]
         if problems:
@@ -305,7 +307,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
         whole = F.col(self.of)
         made = {name: whole.getField(name) for name in fields}
         made |= {n: F.when(made[n].isNotNull(), m) for n, m in masks.items() if not isinstance(m, Problem)}
-        return {self.of: rebuild_struct(whole, made), "error": self.no_value()}
+        return {self.of: rebuild_struct(whole, made), "error": self.missing_value_error()}
 
     def _mask(self, name: str, found: DataType) -> Column | Problem:
         kind = found.simpleString()

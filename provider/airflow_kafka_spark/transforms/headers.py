@@ -41,7 +41,8 @@ class InsertHeader(ColumnTransform):
     """Appends a header, even if there is one of the same name.
 
     :param header: its name.
-    :param value_literal: its value: the text in UTF-8. ``null`` is no value; of a text in double quotes, what they hold.
+    :param value_literal: its value, a text that is written in UTF-8. ``null`` is a header without a value; of a text in double
+        quotes, the inner text is written.
     """
 
     header: str
@@ -69,9 +70,9 @@ class InsertHeader(ColumnTransform):
 class HeaderFrom(NullDefaultTransform, KeyOrValueTransform):
     """Appends fields of the key or value as headers.
 
-    A header's value is the field's value in text, as Connect's ``SimpleHeaderConverter`` writes it: numbers and texts as they
-    are, binaries in base64, timestamps in ISO 8601, structures in JSON; null stays null. A tombstone has no fields: that is its
-    error, as in Connect.
+    A header's value is the field's value in text, as Connect's ``SimpleHeaderConverter`` writes it: numbers and texts unchanged,
+    binaries in base64, timestamps in ISO 8601, structures in JSON; null stays null. A tombstone has no fields: that is its error,
+    as in Connect.
 
     :param fields: the fields; one may become several headers.
     :param headers: the headers' names, in the same order.
@@ -98,21 +99,24 @@ class HeaderFrom(NullDefaultTransform, KeyOrValueTransform):
         from pyspark.sql import functions as F
 
         names = parse_names(self.fields)
-        fields: dict[str, DataType] = record.known(self.of, "fields", names)
+        fields: dict[str, DataType] = record.require_fields(self.of, "fields", names)
         whole = F.col(self.of)
         new = [
             (header, to_text(whole.getField(name), fields[name]).cast("binary"))
             for name, header in zip(names, parse_names(self.headers), strict=True)
         ]
         # A record without key or value keeps its headers.
-        made = {"headers": F.when(whole.isNotNull(), _append_headers(new)).otherwise(F.col("headers")), "error": self.no_value()}
+        made = {
+            "headers": F.when(whole.isNotNull(), _append_headers(new)).otherwise(F.col("headers")),
+            "error": self.missing_value_error(),
+        }
         if self.operation == "move":
             made[self.of] = rebuild_struct(whole, {n: whole.getField(n) for n in fields if n not in names})
         return made
 
 
 def _append_headers(new: Sequence[tuple[str, Column]]) -> Column:
-    """Return the record's headers with more behind them."""
+    """Return the record's headers, followed by further ones."""
     from pyspark.sql import functions as F
 
     kind = FIXED["headers"]

@@ -127,7 +127,7 @@ def regex_problems(where: str, regex: object) -> list[Problem]:
 
 
 def java_regex_problems(where: str, regex: str) -> list[Problem]:
-    """Return what Java itself says of a regular expression; nothing over Spark Connect, which has no JVM here."""
+    """Return the problems that Java finds in a regular expression; an empty list over Spark Connect, which has no JVM here."""
     from pyspark.sql import SparkSession
 
     java = getattr(SparkSession.getActiveSession(), "_jvm", None)

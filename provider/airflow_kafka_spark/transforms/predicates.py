@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Predicate(ABC):
-    """A condition that a record meets or not. Subclasses are frozen dataclasses of options."""
+    """A condition on a record. Subclasses are frozen dataclasses of options."""
 
     over_fields: ClassVar[bool] = False
     """True if :meth:`test` names the value's fields without a prefix, as a user's SQL does."""
@@ -79,7 +79,7 @@ class RecordIsTombstone(Predicate):
 
 @dataclass(frozen=True)
 class Condition(Predicate):
-    """Meets records for which a condition in Spark's SQL holds; null counts as not.
+    """Meets records for which a condition in Spark's SQL is true; null counts as false.
 
     The condition names the value's fields, and the record's parts: ``key``, ``value``, ``topic``, ``partition``, ``offset``,
     ``timestamp`` and ``headers``, unless a field of the value has that name; ``record.topic`` and so on are always the parts.

@@ -67,7 +67,7 @@ class RecordSchema:
             )
         return {field.name: field.dataType for field in found}
 
-    def known(self, part: str, option: str, names: Sequence[str]) -> dict[str, DataType]:
+    def require_fields(self, part: str, option: str, names: Sequence[str]) -> dict[str, DataType]:
         """Return the fields of the key or value, which must include these.
 
         :raises ValidationError: it is no struct; or some fields are missing, all of which are named.
@@ -126,7 +126,7 @@ def with_scope(frame: DataFrame) -> DataFrame:
 
 
 def without_scope(frame: DataFrame) -> list[Column]:
-    """Return the columns of a frame, as expressions over what :func:`with_scope` made of it."""
+    """Return the columns of a frame, as expressions over the result of :func:`with_scope`."""
     from pyspark.sql import functions as F
 
     return [
@@ -176,9 +176,9 @@ def common_type(new: DataType, old: DataType, path: str) -> DataType:
 
 
 def conform(column: Column, have: DataType, want: DataType) -> Column:
-    """Return a value in another type: structs field by field; null if the types do not agree.
+    """Return a value in another type, structs field by field; null if the types do not agree.
 
-    :param column: a mere column or a field of one, since it occurs more than once in the result.
+    :param column: a plain column or a field of one, because the result uses it more than once.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType

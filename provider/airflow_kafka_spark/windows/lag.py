@@ -216,7 +216,7 @@ class Verdict:
     reason: str = ""
 
 
-def judge(history: Sequence[Observation], cadence: Cadence | None = None) -> Verdict:
+def judge_partition(history: Sequence[Observation], cadence: Cadence | None = None) -> Verdict:
     """Return a partition's status by Burrow's rules, adapted to consumers that run by a schedule.
 
     The first rule that applies decides:
@@ -336,7 +336,7 @@ class History:
         for tp, state in lag.partitions.items():
             self.add(tp, Observation(lag.now, state.committed, state.records, state.seconds, lag.active))
             known = sorted([*past.get(tp, ()), *self._seen[tp]], key=lambda seen: seen.time)
-            verdicts[tp] = judge(known, self.cadence)
+            verdicts[tp] = judge_partition(known, self.cadence)
         return verdicts
 
 

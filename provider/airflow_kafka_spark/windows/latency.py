@@ -35,7 +35,7 @@ class TimestampHistogram:
     def records(self) -> int:
         return sum(self.counts.values())
 
-    def at(self, width: int) -> TimestampHistogram:
+    def in_width(self, width: int) -> TimestampHistogram:
         """Return these counts in buckets of another width, a multiple of the present one."""
         counts: dict[int, int] = {}
         for bucket, count in self.counts.items():
@@ -45,7 +45,10 @@ class TimestampHistogram:
     def plus(self, other: TimestampHistogram) -> TimestampHistogram:
         """Return the sum of two counts, in at most :data:`MAX_BUCKETS` buckets."""
         width = max(self.width, other.width)
-        one, two = (self.at(width) if self.width < width else self), (other.at(width) if other.width < width else other)
+        one, two = (
+            (self.in_width(width) if self.width < width else self),
+            (other.in_width(width) if other.width < width else other),
+        )
         counts = dict(one.counts)
         for bucket, count in two.counts.items():
             counts[bucket] = counts.get(bucket, 0) + count
@@ -53,7 +56,7 @@ class TimestampHistogram:
         for wider in (w for w in WIDTHS if w > width):
             if len(both.counts) <= MAX_BUCKETS:
                 break
-            both = both.at(wider)
+            both = both.in_width(wider)
         return both
 
     def percentile(self, share: float) -> int:
@@ -155,7 +158,7 @@ def summarize_consumption(
     :param bucket: width of the upstream's buckets in milliseconds.
     :param upstream: number of records by any instant of their bucket, in milliseconds since the epoch.
     """
-    wide = times.at(next(w for w in WIDTHS if w >= max(times.width, bucket)))
+    wide = times.in_width(next(w for w in WIDTHS if w >= max(times.width, bucket)))
     counted: dict[int, int] | None = None
     if upstream is not None:
         counted = {}

@@ -124,7 +124,7 @@ class RandomAvro:
     # --- other versions, damage --------------------------------------------------------------------------------------
 
     def reader(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """The same record some versions later."""
+        """Return a later version of the record's schema."""
         fields: list[dict[str, Any]] = []
         for f in schema["fields"]:
             chance, kind = self.r.random(), f["type"]
@@ -191,7 +191,7 @@ def encoded(schema: Any, value: Any) -> bytes:
 
 
 def shown(schema: Any, raw: Any) -> Any:
-    """What a column has to hold of a raw value: an independent statement of the table of types."""
+    """Return the expected value of a column for a raw value, by an independent implementation of the table of types."""
     if isinstance(schema, list):
         if raw is None:
             return None

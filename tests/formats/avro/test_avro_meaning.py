@@ -1,4 +1,4 @@
-"""What Avro values mean: a table of cases, each by both ways; schemas that are refused; and the contract of formats."""
+"""The meaning of Avro values: a table of cases, each decoded both ways; refused schemas; and the contract of formats."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ SOME = settings(max_examples=examples(30), derandomize=True, deadline=None, supp
 
 
 def decoders(schema: dict, reader: dict | None = None) -> tuple[AvroDecoder, AvroDecoder]:
-    """One that goes the fast way wherever it can, and one to ask for the reference."""
+    """Return a decoder that uses the fast path if possible, and one for reference results."""
     made = Avro(json.dumps(schema), reader_schema=json.dumps(reader) if reader else "latest").decoder()
     assert isinstance(made, AvroDecoder)
     fast = AvroDecoder(made._reader, made._writers, False, few=0)

@@ -1,4 +1,4 @@
-"""What a CSV record means, by both ways of decoding; and what is written is read again."""
+"""The meaning of CSV records, decoded both ways; written records are read again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_contract(case: Case, check: Callable[[Case], None]) -> None:
 
 
 def disagreement(format: Csv, values: Sequence[bytes | None]) -> str:
-    """What the two ways say differently; even the smallest batch goes to Arrow first."""
+    """Return the differences of both ways; even the smallest batch goes to Arrow first."""
     decoder = CsvDecoder(format.columns, format.dialect, format.timestamp_format, few=0)
     fast, reference = decoder.decode(values), decoder.decode_row_wise(values)
     fast.batch.validate(full=True)

@@ -93,7 +93,7 @@ Write = Callable[[dict[str, Any]], bytes]
 
 
 def decode(format: Format, *values: bytes | None) -> Decoded:
-    """Whatever is no row is a row of nulls."""
+    """Events that are no rows become rows of nulls."""
     decoded = format.decoder().decode(values)
     gone = {at for at, _ in decoded.bad} | set(decoded.left_out)
     gone |= {at for at, dead in enumerate(decoded.deleted.to_pylist()) if dead} if decoded.deleted else set()

@@ -216,7 +216,7 @@ def test_defaults_of_parts_stand_in_wherever_their_value_is_and_one_that_does_no
 
 
 def test_no_digit_of_a_default_is_lost() -> None:
-    """As Connect writes it with ``decimal.format=NUMERIC``."""
+    """Return a record as Connect writes it with ``decimal.format=NUMERIC``."""
     schema = b'{"type":"struct","fields":[{"type":"bytes","field":"a","name":"%s","parameters":{"scale":"9"},"default":%s}]}'
     kind = f"{CONNECT}Decimal".encode()
     for written in (b"12345678901234567890.123456789", b"1.000000001E+19", b"-0.000000001"):

@@ -1,4 +1,4 @@
-"""What a JSON record means: the table in the docstring of Json, line by line, by both ways of decoding."""
+"""The meaning of JSON records: each line of the table in the docstring of Json, decoded both ways."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def decode(schema: str, *values: bytes) -> tuple[list[dict[str, Any]], dict[int,
 
 
 def value(data_type: str, text: str) -> Any:
-    """What a value becomes; it stands between two others, so that none of them can lean on another."""
+    """Return the decoded value; it stands between two others, so that they cannot influence each other unnoticed."""
     rows, bad = decode(f"a {data_type}", b"{}", f'{{"a":{text}}}'.encode("utf-8", "surrogatepass"), b'{"a":null}')
     assert bad == {}
     assert [rows[0], rows[2]] == [{"a": None}] * 2

@@ -26,7 +26,7 @@ ORDERS = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
 
 
 def disagreement(schema: str, values: Sequence[bytes | None]) -> str:
-    """What the two say differently about these values; empty when they agree. Even the smallest batch goes to Arrow first."""
+    """Return the differences of both ways for these values. Even the smallest batch goes to Arrow first."""
     decoder = JsonDecoder(parse_ddl(schema), few=0)
     fast, reference = decoder.decode(values), decoder.decode_row_wise(values)
     try:

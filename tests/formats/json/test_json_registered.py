@@ -56,7 +56,7 @@ def framed(*, checks: bool = False, known: tuple[int, ...] = (1, 2)) -> Register
 
 
 def written(format: JsonSchema, rows: list[dict[str, Any]], ddl: str) -> list[bytes]:
-    """What tasks write of rows with these columns."""
+    """Return the values that tasks write for rows with these columns."""
     from airflow_kafka_spark.formats.types import arrow_schema
 
     columns = parse_ddl(ddl)

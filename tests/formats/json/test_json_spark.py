@@ -23,7 +23,7 @@ DIFFERENT = {
     # The same number; Spark reads it as an integer first.
     ("double", "-0"): 0.0,
 }
-"""What Spark says, where Json says something else on purpose."""
+"""Spark's results for cases in which Json differs on purpose."""
 
 SILENT = [
     ("decimal(5,2)", "1.235", "1.24"),
@@ -34,7 +34,7 @@ SILENT = [
     ("int NOT NULL", "null", "None"),
     ("decimal(38,10)", '"1,5"', "15.0000000000"),
 ]
-"""Where Spark turns a value silently into another one, and Json refuses it."""
+"""Cases in which Spark silently changes a value, and Json refuses it."""
 
 SCHEMAS = [
     "id bigint NOT NULL COMMENT 'x', customer STRING, amount Decimal(12,2)",

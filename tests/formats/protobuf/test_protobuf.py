@@ -76,7 +76,7 @@ def decoded(format: Protobuf, *values: bytes | None) -> tuple[list[dict[str, Any
 
 
 def written(format: Protobuf, rows: list[dict[str, Any]], schema: pa.Schema | None = None) -> list[bytes]:
-    """What tasks write of rows whose columns are those that the format reads, or others."""
+    """Return the values that tasks write for rows; the columns are those that the format reads, or given ones."""
     batch = pa.RecordBatch.from_pylist(rows, schema or format.arrow_schema())
     columns = parse_ddl(ddl_of(batch.schema))
     return format.struct_encoder(columns).encode(dict(zip(batch.schema.names, batch.columns, strict=True))).to_pylist()

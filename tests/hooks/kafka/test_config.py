@@ -357,7 +357,7 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def warnings_of(capfd):
-    """What librdkafka says about the settings of a client it makes."""
+    """Return the log lines of librdkafka about the settings of a new client."""
 
     def make(kind, config):
         handler = Lines()

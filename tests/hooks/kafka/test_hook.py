@@ -286,7 +286,7 @@ def test_committed_offsets_with_their_texts_and_none_where_there_are_none(hook, 
 
 
 def unless_silent(ask, *about):
-    """What is answered; None when nobody answers in the hook's time."""
+    """Return the answer; None if no broker answers within the hook's timeout."""
     with suppress(KafkaUnavailable):
         return ask(*about)
 

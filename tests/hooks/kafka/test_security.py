@@ -72,7 +72,7 @@ def spark(tmp_path_factory):
 
 
 def read(spark, options):
-    """What Spark's Kafka source reads with these settings of the Java client."""
+    """Return the records that Spark's Kafka source reads with these settings of the Java client."""
     reader = (
         spark.read.format("kafka").option("subscribe", "t").option("startingOffsets", "earliest").option("failOnDataLoss", "true")
     )

@@ -1,4 +1,4 @@
-"""What OpenLineage is told, by the names of its specification; `test_visible.py` reads what a real DAG run emits."""
+"""OpenLineage events, by the names of its specification; `test_visible.py` reads those of a real DAG run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where links lead."""
+"""The URLs of links."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def seen(kafka, postgres, tmp_path_factory):
-    """What was found of the two runs, the pipeline, and OpenLineage's events."""
+    """The state of two runs, of the pipeline, and OpenLineage's events."""
     directory = tmp_path_factory.mktemp("visible")
     numbers = itertools.count()
     with pipeline(

@@ -1,4 +1,4 @@
-"""What is told of a window's progress, and to a store that does not want to know."""
+"""A window's progress, also with a store that refuses it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RANGES = tuple(OffsetRange("t", p, 100, 200 if p else 100) for p in range(5))
 
 
 class Store:
-    """What is told, in order; refuses all there is while it is ``down``."""
+    """Keeps the stored values in order; refuses all values while it is ``down``."""
 
     def __init__(self):
         self.told, self.down, self.asked = [], False, 0

@@ -88,7 +88,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Table]:
 
 @pytest.fixture(scope="module")
 def by_spark(tables: dict[str, Table], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one Spark session reads of all tables."""
+    """Return the rows of all tables that one Spark session reads."""
 
     def request(name: str, table: Table) -> spark_reader.Request:
         format = table.sink.format
@@ -131,7 +131,7 @@ ELSEWHERE = "America/New_York"
 
 @pytest.fixture(scope="module")
 def by_spark_elsewhere(tables: dict[str, Table], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a Spark in another time zone reads of a table of each format: id and instant."""
+    """Return ids and instants that a Spark in another time zone reads from a table of each format."""
     formats = ("parquet", "json", "csv", "orc")
     ddl = {name: "id bigint, placed_at timestamp" for name in formats}
     ddl["csv"] = ", ".join(f"{n} {DDL[n]}" for n in tables["csv"].schema.names)
@@ -148,7 +148,7 @@ def test_instants_do_not_depend_on_the_time_zone_of_spark(tables, by_spark_elsew
 
 
 def test_orc_instants_are_read_as_wall_clocks_of_the_time_zone_of_spark(tables, by_spark_elsewhere):
-    """As Spark reads its own ORC files that were written elsewhere: why docs/sinks.md says that Spark's zone has to be UTC."""
+    """Spark reads its own ORC files of another time zone like this, so docs/sinks.md asks for UTC in Spark."""
     found = [(r["id"], r["placed_at"]) for r in by_spark_elsewhere["orc"]]
     expected = [(line["id"], line["placed_at"] and line["placed_at"].replace(tzinfo=None)) for line in tables["orc"].expected]
     assert Counter(found) == Counter(expected)

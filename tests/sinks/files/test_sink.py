@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files.directory import RECORD, Staging, escape, partition_directory, pipeline_slug, slug
+from airflow_kafka_spark.sinks.files.directory import RECORD, Staging, escape, partition_directory, pipeline_slug, to_safe_name
 from airflow_kafka_spark.sinks.files.sink import FilesSink
 from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
 from airflow_kafka_spark.sinks.tasks.buffered_files import partition_values
@@ -65,7 +65,7 @@ def test_the_layout_is_the_documented_one(path):
     feed = Feed()
     apply(FilesSink(str(path)), feed.next())
     apply(FilesSink(str(path)), feed.next(1, 0, 0))
-    returns = slug("_returns", 99)
+    returns = to_safe_name("_returns", 99)
     assert returns.startswith("returns~")
     assert names(path.parent) == sorted(
         [
@@ -107,7 +107,7 @@ def test_names_are_a_function_of_the_window_and_its_offsets_only(tmp_path, optio
 @settings(max_examples=300)
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_different_names_have_different_slugs_that_are_safe_and_seen(one, other):
-    a, b = slug(one, 140), slug(other, 140)
+    a, b = to_safe_name(one, 140), to_safe_name(other, 140)
     assert (a == b) == (one == other)
     assert len(a) <= 153 and "/" not in a and a.isascii() and a[0] not in "._"
     assert a == one or "~" in a
@@ -116,7 +116,7 @@ def test_different_names_have_different_slugs_that_are_safe_and_seen(one, other)
 def test_names_stay_legible_where_they_are_safe():
     assert pipeline_slug("dag.task") == "dag.task"
     assert pipeline_slug("a b") != pipeline_slug("a_b") == "a_b"
-    assert slug("x" * 141, 140) != slug("x" * 142, 140)
+    assert to_safe_name("x" * 141, 140) != to_safe_name("x" * 142, 140)
 
 
 def test_the_longest_topic_kafka_allows_fits_into_a_file_name(path):

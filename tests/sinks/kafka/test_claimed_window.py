@@ -210,7 +210,7 @@ def _entry(number: int, token: str, state: State = State.PLANNED) -> WindowEntry
 
 
 def _says(memory: Memory, place: LedgerClaim, split: int) -> object:
-    """What a task makes of it: it is a zombie, or its split has this marker, or none."""
+    """Return a task's conclusion: it is a zombie, or its split has this marker, or no marker."""
     mine = memory.owned(place.number, place.token)
     return memory.markers.get((place.number, split)) if mine and mine.state is State.PLANNED else "fenced"
 

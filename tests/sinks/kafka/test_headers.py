@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extended, pairs_of
+from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extend_headers, pairs_of
 from airflow_kafka_spark.sinks.tasks.dead_letters import EXCEPTION, PREFIX, SCHEMA, Envelope, routed_records
 
 TEXT = st.text(max_size=5)
@@ -28,7 +28,7 @@ def test_facts_stand_behind_the_headers_of_their_own_record(rows, skipped: int, 
     }
     if together:
         facts["same"] = 7
-    made = extended(own, facts)
+    made = extend_headers(own, facts)
     made.validate(full=True)
     last = [("same", b"7")] if together else []
     expected = [[*(pairs or ()), ("text", text.encode()), ("number", b"%d" % number), *last] for pairs, text, number in rows]

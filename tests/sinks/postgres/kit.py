@@ -1,4 +1,4 @@
-"""What the tests of the PostgreSQL sink have in common: a schema of their own, and windows made row by row."""
+"""Helpers for tests of the PostgreSQL sink: a schema for each test, and windows made row by row."""
 
 from __future__ import annotations
 

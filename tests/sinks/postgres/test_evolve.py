@@ -35,7 +35,7 @@ def columns(place: Place, table: str = "t") -> list[tuple[str, str]]:
 
 
 def evolved(pipeline: Pipeline, schema: pa.Schema) -> Pipeline:
-    """The same pipeline, whose rows have other columns from now on."""
+    """Return the pipeline with other columns from now on."""
     pipeline.shape = Shape(pipeline.shape.pipeline, schema)
     return pipeline
 

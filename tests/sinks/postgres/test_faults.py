@@ -1,4 +1,4 @@
-"""What the PostgreSQL sink survives beyond the contract: lost answers, a crashed server, zombies, hostile settings."""
+"""Faults of the PostgreSQL sink beyond the contract: lost answers, a crashed server, zombies, hostile settings."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_tasks_of_an_attempt_that_was_overtaken_are_fenced(place: Place, options
 
 
 def fake_results(job: Job) -> list[SplitResult]:
-    """As if its tasks had come through."""
+    """Imitate an attempt whose tasks have succeeded."""
     counts = {s.index: sum(r.batch.num_rows for r in job.rows[s.index]) for s in job.splits}
     return [SplitResult(index, records=n, token={"rows": n}) for index, n in counts.items()]
 

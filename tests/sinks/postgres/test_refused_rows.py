@@ -33,7 +33,7 @@ def take(sink: PostgresSink, pipeline: Pipeline, *partitions: Sequence[Mapping[s
 
 
 def finish(writer: WindowWriter, job: Job, results: list[SplitResult]) -> tuple[Applied, list[BadRecord]]:
-    """What an operator does once its Spark job is over."""
+    """Do the work of an operator after its Spark job."""
     again = {s.index: write_split(travelled(writer.split_writer()), s, job.rows[s.index]) for s in writer.deferred(results)}
     results = [again.get(result.index, result) for result in results]
     bad = list(writer.refused_records(results))

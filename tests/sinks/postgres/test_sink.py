@@ -1,4 +1,4 @@
-"""What the PostgreSQL sink writes: values, names, modes. The promises it shares with other sinks are in contract.py."""
+"""Values, names and modes of the PostgreSQL sink. Guarantees that all sinks share are tested in contract.py."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_releases_of_adbc_that_write_wrong_values_are_not_used(
 
 @pytest.mark.parametrize("scale", [2, 9])
 def test_decimals_with_any_groups_of_zeros_arrive_as_they_are(place: Place, driver: str, scale: int):
-    """What ADBC 1.11 got wrong: digits come in groups of four, and groups of zeros are left out."""
+    """ADBC 1.11 read these wrong: digits come in groups of four, and groups of zeros are left out."""
     groups = [
         f"{a}{b}{c}{d}" for a in ("1", "10000") for b in ("0000", "7000") for c in ("0000", "0001") for d in ("0000", "0100")
     ]
@@ -262,7 +262,7 @@ def test_any_values_arrive_as_they_are(postgres: EmbeddedPostgres, unique: Calla
 
 
 def test_the_oracle_is_red_on_one_lost_one_doubled_and_one_swapped_row(place: Place):
-    """What the tests above rely on, shown on a real table."""
+    """Check an assumption of the tests above on a real table."""
     schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
     expected = [{"id": i, "name": f"name {i}"} for i in range(50)]
     write(place.sink(auto_create=True), Pipeline(schema), expected)

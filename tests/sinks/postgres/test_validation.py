@@ -276,7 +276,7 @@ def test_offset_columns_are_demanded_where_asked_for(place: Place):
 
 @pytest.fixture
 def role(place: Place, unique: Callable[[str], str]) -> Iterator[str]:
-    """Somebody who may use the schema, and no more."""
+    """A role that may only use the schema."""
     name = unique("role")
     place.execute(f"CREATE ROLE \"{name}\" LOGIN PASSWORD 'secret'")
     place.execute(f'GRANT USAGE ON SCHEMA {place.quoted} TO "{name}"')
@@ -381,7 +381,7 @@ def test_a_table_that_changed_after_validation_fails_the_window_clearly(place: P
 
 
 def test_no_password_in_the_environment_of_the_server(place: Place):
-    """What other sessions can see of ours."""
+    """Return what other sessions can see of this one."""
     place.execute("CREATE TABLE t (id bigint, v text)")
     with psycopg.connect(place.server.dsn) as watcher:
         job = Pipeline(KEYED).job([{"id": 1}])

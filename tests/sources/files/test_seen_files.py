@@ -1,4 +1,4 @@
-"""What is remembered of the files that were read: pure functions, and properties of them."""
+"""The record of files that were read: pure functions, and properties of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How files are split: pure functions, and properties of them."""
+"""The splits of files: pure functions, and properties of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a files source makes of an object store's answers, as far as no store is needed (``s3_cases.py`` has one)."""
+"""Answers of an object store as a files source reads them, without a store (``s3_cases.py`` has one)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a files source takes into a window and what it refuses, as far as no Spark is needed."""
+"""The files that a files source takes into a window, and those that it refuses, without Spark."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def source_of(place: Place, table: str = "t", **options: Any) -> JdbcSource:
 
 
 def through_json(frozen: FrozenWindow) -> FrozenWindow:
-    """As it comes back from the ledger."""
+    """Return it as it is read from the ledger."""
     position, splits = json.loads(json.dumps([dict(frozen.position), [dict(split) for split in frozen.splits]]))
     return FrozenWindow(tuple(splits), position, frozen.rows, frozen.remaining)
 
@@ -129,7 +129,7 @@ def type_names(types: Types) -> list[str]:
 
 
 def depth(types: Types) -> int:
-    """How many rows it takes to hold all values; one more holds nothing but NULL."""
+    """Return the number of rows that hold all values; one further row holds only NULL."""
     return max(len(values) for _, _, values in types)
 
 

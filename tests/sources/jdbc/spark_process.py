@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a read.
+    """The result of a read.
 
     :param types: name and type of each column.
     :param parts: the rows of each partition.

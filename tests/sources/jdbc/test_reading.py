@@ -1,4 +1,4 @@
-"""What Spark reads: each split a partition, every type by its value, and nothing secret on the way."""
+"""Reading with Spark: each split is a partition, values of all types are equal, and no secret is visible."""
 
 from __future__ import annotations
 

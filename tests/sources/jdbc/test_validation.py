@@ -1,4 +1,4 @@
-"""What is wrong with a table, a query or their options is told before anything starts, all of it at once."""
+"""All problems of a table, a query or their options are reported in one error before anything starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def place(postgres: EmbeddedPostgres, unique: Callable[[str], str]) -> Iterator[
 
 
 def told(source: JdbcSource) -> dict[str, str]:
-    """Where, and what with its remedy; each place once."""
+    """Return the problems with their remedies by argument; each argument has one."""
     problems = [problem for problem in source.validate() if not isinstance(problem, Unchecked)]
     assert len(names(problems)) == len(problems), problems
     assert all(where.startswith("source") for where in names(problems))

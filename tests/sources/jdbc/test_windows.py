@@ -90,7 +90,7 @@ def test_splits_tile_the_table(
 
 @pytest.mark.parametrize("max_records", [None, 7])
 def test_skewed_keys_give_splits_of_the_same_size(place: Place, max_records: int | None) -> None:
-    """Where min/max arithmetic would put all rows but one into one split."""
+    """A table for which arithmetic on min and max would put all rows but one into one split."""
     fill(place, "id bigint PRIMARY KEY", [(n,) for n in range(100)] + [(10**18,)])
     source = source_of(place, split_records=7, max_records=max_records)
     sizes = [len(part) for frozen in windows(source) for part in read(source, frozen.splits)]
@@ -99,7 +99,7 @@ def test_skewed_keys_give_splits_of_the_same_size(place: Place, max_records: int
 
 @pytest.mark.parametrize("index", ["", "INDEX", "UNIQUE INDEX"])
 def test_cuts_are_the_same_with_and_without_an_index(place: Place, index: str) -> None:
-    """Where there is one that tells rows apart, it is walked along; else rows are sorted and numbered."""
+    """Splits follow a unique index if there is one; else rows are sorted and numbered."""
     fill(place, "a int NOT NULL, b text NOT NULL", [(n % 7, f"{n:03}") for n in range(100)])
     if index:
         place.execute(f"CREATE {index} ON t (a, b)")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 
 from airflow_kafka_spark.errors import SourceOwned
+from airflow_kafka_spark.faults import CAPTURING, PUBLISHING
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.operators.visibility.metrics import collect_metrics
 from tests.sources.postgres_cdc.shop import captured
 from tests.support.control import forget
 from tests.support.waiting import settled
 
-IN_A_TASK = ("publish.mid", "publish.flushed", "publish.marked", "publish.committed")
+IN_A_TASK = ("publish.begin", "publish.mid", "publish.flushed", "publish.marked", "publish.committed")
 POINTS = ("planned", "publish.flushed", "publish.committed", "job.done", "close.in_transaction", "cdc.advance")
+ON_THE_LOG = ("publish.committed", "close.in_transaction")
 
 
 @pytest.mark.faults
@@ -68,29 +71,30 @@ def test_a_copy_of_a_table_equals_it_after_every_drain_whatever_is_killed(kafka,
 @pytest.mark.faults
 @pytest.mark.flaky(reruns=0)
 def test_a_copy_of_a_table_that_was_read_while_it_changed_equals_it_whatever_is_killed(kafka, postgres, unique, tmp_path):
-    """Chunks of a snapshot and windows of the log take turns; each dies at each point, and is read again in another snapshot."""
-    options = {"snapshot": "initial", "snapshot_chunk_rows": 3, "snapshot_chunks_per_window": 2}
+    """Windows of chunks and of the log take turns; an attempt at chunks dies at each point, and its retry has other snapshots."""
+    options = {"snapshot": "initial", "snapshot_chunk_rows": 2, "snapshot_chunks_per_window": 2}
     with captured(kafka, postgres, unique, tmp_path, 7, **options) as shop, postgres.connect() as long:
-        chunks = 0
-        for number, point in enumerate((*POINTS, None, *POINTS)):
-            shop.change(5)
-            if number in (1, 7):  # open while chunks are read that do not include it
+        for number, point in enumerate((*PUBLISHING[1:], *CAPTURING)):
+            if number in (1, 5):  # open while chunks are read that do not include it
                 rows = f"SELECT n, 'long' FROM generate_series({1000 * number}, {1000 * number + 5}) n"
                 long.execute(f"INSERT INTO {shop.table('kept')} (id, note) {rows}".encode())
-            if point is not None:
-                victim = shop.victim(f"run{number}", fault=point)
-                code = victim.wait()
-                assert victim.fired, victim.tail()
-                assert code == (1 if point in IN_A_TASK else -9), victim.tail()
-            shop.change(5)
-            chunks += shop.run(f"run{number}")["source_remaining"]
-            if number in (4, 10):
+            for kind, fault in (("chunks", point), ("log", point if point in ON_THE_LOG else None)):
+                shop.change(5)
+                if fault is not None:
+                    victim = shop.victim(f"{kind}{number}", fault=fault)
+                    code = victim.wait()
+                    assert victim.fired, victim.tail()
+                    assert code == (1 if fault in IN_A_TASK else -9), victim.tail()
+                shop.change(5)
+                report = shop.run(f"{kind}{number}")
+                assert report["source_remaining"], "the snapshot ended before all points were reached"
+            if number in (3, 8):
                 long.commit()
         shop.drain("drain")
         settled(shop.topic("cut"), shop.topic("kept"))
         assert shop.compare() > 0
-        assert chunks == 13, "the snapshot ended before all points were reached"
         assert {op for op, _, _ in shop.events("kept")} >= {"r", "u", "d"}
         shop.change(60)
         shop.drain("drain of the log")
         assert shop.compare() > 0
+        assert collect_metrics(shop.run("end"))["source_bytes_behind"] == 0

@@ -14,7 +14,7 @@ from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sinks import KafkaSink
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import parse_lsn
-from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import VisibleTransactions, _fields
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import VisibleTransactions, _behind, _fields
 from airflow_kafka_spark.transforms import RegexRouter
 from tests.sources.postgres_cdc.kit import Log, Windows, changes, log_of
 from tests.support.waiting import eventually
@@ -44,6 +44,14 @@ class Copy:
                 del table[key]
             else:
                 table[key] = after
+
+    def compare(self, place: Any) -> None:
+        """Compare the copies with the tables."""
+        for name in (*Traffic.KEYS, "loose", "named"):
+            columns = ("a", "b", "note") if name == "two" else ("id", "note")
+            rows = place.rows(f'SELECT {"::text, ".join(columns)} FROM {place.quoted}."{name}"')
+            found = [tuple(str(after[column]) for column in columns) for after in self.tables.get(name, {}).values()]
+            assert sorted(tuple(map(str, row)) for row in rows) == sorted(found), name
 
 
 class Traffic:
@@ -81,10 +89,12 @@ class Traffic:
     def change(self, count: int, truncates: bool) -> None:
         for _ in range(count):
             pick = self.random.random()
-            if pick < 0.05 and truncates and not self.open:
+            if pick < 0.03 and truncates:
+                self.end_all()  # it waits for them
                 self.statement(self.random.choice(list(self.KEYS)), "TRUNCATE {}")
-            elif pick < 0.2 and len(self.open) < 3:
+            elif pick < 0.2 and len(self.open) < 5:
                 self.open.append(self.place.server.connect())
+                self.open[-1].execute("SELECT 1")  # begins: blocks of transactions are savepoints from here on
                 self.some(self.open[-1])
             elif pick < 0.35 and self.open:
                 self.end(self.open.pop(self.random.randrange(len(self.open))))
@@ -102,8 +112,8 @@ class Traffic:
     def some(self, session: Any) -> None:
         connection = session or self.place.connection
         with connection.transaction():
-            connection.execute("SET LOCAL lock_timeout = '100ms'")
-            for _ in range(self.random.randint(1, 4)):
+            connection.execute("SET LOCAL lock_timeout = '20ms'")
+            for _ in range(self.random.randint(1, 6)):
                 try:
                     with connection.transaction():
                         self.one(connection)
@@ -165,7 +175,9 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
         )
         assert source.validate() == []
         windows, copy, kinds, behind = Windows(source), Copy(), [], 0
+        windows.freeze()  # creates the slot, which waits for transactions that are open
         for _ in range(200):
+            traffic.change(traffic.random.randint(0, 8), truncates)
             window = windows.freeze()
             kinds.append("none" if not window.splits else "chunks" if "table" in window.splits[0] else "log")
             published: dict[int, list[dict[str, Any]]] = {}
@@ -188,11 +200,7 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
         traffic.end_all()
         for _ in range(20):
             copy.apply(windows.next())
-        for name in (*Traffic.KEYS, "loose", "named"):
-            columns = ("a", "b", "note") if name == "two" else ("id", "note")
-            rows = place.rows(f'SELECT {"::text, ".join(columns)} FROM {place.quoted}."{name}"')
-            found = [tuple(str(after[column]) for column in columns) for after in copy.tables.get(name, {}).values()]
-            assert sorted(tuple(map(str, row)) for row in rows) == sorted(found), name
+        copy.compare(place)
     assert copy.count["r"] > 150 and copy.count["u"] > 20, copy.count
     assert kinds.count("chunks") > 5
 
@@ -207,6 +215,11 @@ def test_a_snapshot_includes_what_was_committed_before_it_also_where_ids_wrap_ar
 def test_values_of_copy_are_those_that_the_log_has():
     assert _fields(b"1\t\\N\t\n") == [b"1", None, b""]
     assert _fields(b"a\\tb\\\\\\\\c\\nd\\\\N\t\\\\x00\\b\\\\\n") == [b"a\tb\\\\c\nd\\N", b"\\x00\b\\"]
+
+
+def test_the_place_behind_a_snapshot_is_one_that_the_log_reaches_without_another_record():
+    page = 8192 * 70
+    assert [_behind(page + into, 8192) - page for into in (0, 24, 40, 41, 8191)] == [0, 0, 0, 41, 8191]
 
 
 def started(log: Log, **options: Any) -> Windows:

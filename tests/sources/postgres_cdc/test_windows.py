@@ -105,7 +105,7 @@ def test_a_transaction_that_is_open_at_the_end_of_a_window_comes_later_and_compl
 
 
 def test_every_byte_of_the_log_is_a_clean_cut(orders):
-    """Wherever a window ends, each transaction is in it or in the next one, whole."""
+    """At each end of a window, a transaction is wholly in this window or in the next one."""
     windows, place = started(orders), orders.place
     for id in range(4):
         place.execute(f"INSERT INTO orders VALUES ({10 * id}, 'a'), ({10 * id + 1}, 'b')")

@@ -47,7 +47,7 @@ class Debezium(Format):
     ``ExtractNewRecordState`` flattens it; options have its names.
 
     ======  ===================  ===========================================================================================
-    ``op``  the event            what it becomes
+    ``op`` the event what it becomes
     ======  ===================  ===========================================================================================
     c, u    insert, update       a row of ``after``
     r       read of a snapshot   a row of ``after``
@@ -138,7 +138,7 @@ class Debezium(Format):
         return problems or self._column_problems(where)
 
     def _field_problems(self, where: str) -> list[Problem]:
-        if isinstance(self.add_fields, str) or not all(isinstance(f, str) for f in self.add_fields):
+        if not isinstance(self.add_fields, (list, tuple)) or not all(isinstance(f, str) for f in self.add_fields):
             return [Problem(f"{where}.add_fields", f"found {self.add_fields!r}; expected names", 'Write ("op", "source.ts_ms")')]
         known = ("", "source", "transaction")
         action = 'Write for instance "op", "table" or "source.ts_ms"'

@@ -1,8 +1,8 @@
-"""Decoding of whole batches, with a row-wise decoder for everything that the batch reader does not read identically.
+"""Decode whole batches, with a row-wise decoder for the records that the batch reader would decode differently.
 
-A subclass reads a batch with Arrow, polars or protobuf. If that raises :class:`NeedsRowWise`, the batch is divided until the
-records in question are nearly alone, and those are read row by row. The row-wise reader defines what a record means; both ways
-give the same results.
+A subclass reads a batch with Arrow or protobuf. If that raises :class:`NeedsRowWise`, the batch is divided into smaller parts,
+and the parts that still fail are read row by row. The row-wise reader defines the meaning of a record, and both ways return equal
+results.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class BatchDecoder(Decoder):
         type)`` takes; raises :class:`.BadValue`.
     :param few: up to this many records (and 64 KiB) are read row by row, which is faster than starting the batch reader.
     :param row_wise_only: True if the batch reader cannot read this schema.
-    :param suspect_finders: look for bad records in a part that the batch reader refused; the one that found some last is asked
-        first.
+    :param suspect_finders: look for bad records in a part that the batch reader refused. The finder that was successful last is
+        called first.
     """
 
     def __init__(

@@ -103,7 +103,7 @@ def map_items(found: Mapping[Any, Any] | Sequence[tuple[Any, Any]]) -> Iterable[
 
 
 def unscaled_integer(value: decimal.Decimal, wanted: Decimal) -> int:
-    """Return a decimal as an integer in units of the last digit of its type.
+    """Return a decimal as an integer, in units of the last digit of its type.
 
     :raises ValueError: the type cannot hold it exactly.
     """

@@ -7,7 +7,7 @@ Two groups of callers share the writers:
 * :func:`json_lines`, :func:`csv_lines`, :func:`json_values` and :func:`rows_as_json` write columns of any Arrow type to files,
   JSON columns of a table and dead letters.
 
-They differ in these points, since the first group has to repeat Spark and the second one gets types that the first never sees:
+They differ in these points, because the first group has to write what Spark writes, and the second group gets more types:
 
 ========================  ================================================  ================================================
 point                     columns of a kind                                 columns of any type
@@ -192,7 +192,7 @@ def rows_as_json(columns: Sequence[tuple[str, pa.Array]]) -> list[bytes]:
     """Return one JSON object per row, for people. Never raises, also for rows that no format can write.
 
     The objects are those of :func:`json_lines`, with three differences: nulls are written, a text that is not UTF-8 gets
-    replacement characters, and a value of a type that JSON has nothing for is shown as its text.
+    replacement characters, and a value of a type without a form in JSON is shown as its text.
 
     :param columns: names and values, all of one length.
     """
@@ -225,7 +225,7 @@ def _texts(array: pa.Array, shown: bool = False) -> ValueTexts:
     try:
         found = _scalars(array, json=True)
     except pa.ArrowInvalid:
-        # A timestamp in seconds that microseconds have no room for.
+        # A timestamp in seconds that does not fit into 64 bits of microseconds.
         if not shown:
             raise
         found = None
@@ -295,7 +295,7 @@ def _objects(members: Sequence[tuple[str, ValueTexts]], rows: int, nulls: bool =
     :param members: names, in quotes, and values.
     :param rows: the number of rows, for objects without members.
     :param nulls: True if members that are null are written, False if they are left out.
-    :param end: what ends each object.
+    :param end: the text after each object.
     """
     if not members:
         return pa.array(["{" + end] * rows, pa.string())
@@ -368,7 +368,7 @@ def _join(*parts: pa.Array | str) -> pa.Array:
 
 
 def concatenate(texts: pa.Array) -> pa.Buffer:
-    """Return the bytes of all texts of a column, one after the other, without a copy. What a null hides is among them."""
+    """Return the bytes of all texts of a column, one after the other, without a copy. They include the bytes of null values."""
     offsets, data = texts.buffers()[1:]
     if data is None or not len(texts):
         return pa.py_buffer(b"")
@@ -427,7 +427,7 @@ def _with_exponents(texts: pa.Array) -> pa.Array:
 def _floats(array: pa.Array, quote: str) -> pa.Array:
     """Return numbers; NaN and the infinities as Spark names them.
 
-    :param quote: what is put around NaN and the infinities.
+    :param quote: the text around NaN and the infinities.
     """
     texts = (array.cast(pa.float32()) if pa.types.is_float16(array.type) else array).cast(pa.string())
     # 1 becomes 1.0, so that readers that infer types see a floating point column.
@@ -442,7 +442,7 @@ def _floats(array: pa.Array, quote: str) -> pa.Array:
 def _dates(column: pa.Array, sign: str = "+") -> pa.Array:
     """Return dates as ``yyyy-MM-dd``.
 
-    :param sign: what is put before a year after 9999.
+    :param sign: the text before a year after 9999.
     """
     plain = column.cast(pa.int32())
     if _within(plain, _FIRST, _LAST):

@@ -184,7 +184,7 @@ class KafkaCalls:
         coordinator: bool = False,
         rights: Sequence[Right] = (),
     ) -> V:
-        """Return the answer to one request. Parameters and errors are those of :meth:`each`."""
+        """Return the answer to one request. Parameters and errors are those of :meth:`request_each`."""
         answers, _ = self.request_each(
             doing,
             [""],

@@ -120,7 +120,7 @@ def pipeline_page(kafka_conn_id: str, ledger_topic: str, pipeline: str, window: 
 
 def topic_page(kafka_conn_id: str, topic: str) -> str | None:
     """Return the address of a topic by ``[kafka_spark] topic_url``; None if that is not set."""
-    return filled("topic_url", {"topic": topic, "connection": kafka_conn_id})
+    return fill_placeholders("topic_url", {"topic": topic, "connection": kafka_conn_id})
 
 
 def table_page(uri: str) -> str | None:
@@ -130,7 +130,7 @@ def table_page(uri: str) -> str | None:
     """
     parts = urllib.parse.urlsplit(uri)
     path = urllib.parse.unquote(parts.path)
-    return filled(
+    return fill_placeholders(
         "table_url",
         {
             "uri": uri,
@@ -155,7 +155,7 @@ def spark_page(session: SparkSession) -> str | None:
     return context.uiWebUrl
 
 
-def filled(option: str, values: Mapping[str, str]) -> str | None:
+def fill_placeholders(option: str, values: Mapping[str, str]) -> str | None:
     """Return an option of the configuration with its ``{placeholders}`` filled in, quoted for a URL; None if it is not set."""
     url = str(conf.get(SECTION, option, fallback="") or "")
     for name, value in values.items():

@@ -107,9 +107,9 @@ class ReadTask(CheckedOnExecutors):
 
     def read_from_spark(self, batches: Iterator[pa.RecordBatch]) -> SplitRows | None:
         """Return the rows of the split that Spark's Kafka source has read; None if it has no records."""
-        from airflow_kafka_spark.sources.kafka.tasks.read import from_spark
+        from airflow_kafka_spark.sources.kafka.tasks.read import records_from_spark
 
-        records = from_spark(batches)
+        records = records_from_spark(batches)
         first = next(records, None)
         if first is None:
             return None

@@ -1,5 +1,5 @@
 """The directory of a files sink: the names in it, the steps on disk that have to be atomic or durable, the staging directories of
-attempts, and the record that each window holds of itself.
+attempts, and the sink's record in each window's directory.
 
 ::
 
@@ -58,11 +58,11 @@ PUBLISH = "publish"
 _ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
 
 
-def slug(name: str, longest: int) -> str:
+def to_safe_name(name: str, longest: int) -> str:
     """Return ``name`` if it is a safe file name, else a safe one with a hash. Different names have different slugs.
 
     :param name: the name of a pipeline or a topic.
-    :param longest: how many characters of a name are kept.
+    :param longest: maximum number of characters that are kept of a name.
     """
     # A leading underscore or dot would hide the file from Spark and Arrow: `_orders` is a legal topic.
     if len(name) <= longest and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
@@ -73,7 +73,7 @@ def slug(name: str, longest: int) -> str:
 
 
 def pipeline_slug(pipeline: str) -> str:
-    return slug(pipeline, 120)
+    return to_safe_name(pipeline, 120)
 
 
 def window_directory(column: str, window: Window) -> str:
@@ -83,7 +83,7 @@ def window_directory(column: str, window: Window) -> str:
 
 def file_stem(split: OffsetRange, part: int = 0) -> str:
     """Return a file's name without its suffix: topic, partition and offsets, and a number from the second part on."""
-    stem = f"{slug(split.topic, 140)}-{split.partition}-{split.start:020d}-{split.end:020d}"
+    stem = f"{to_safe_name(split.topic, 140)}-{split.partition}-{split.start:020d}-{split.end:020d}"
     return f"{stem}-part{part:05d}" if part else stem
 
 
@@ -130,9 +130,10 @@ _RENAME_EXCHANGE = 2
 def why_not_exchanged(directory: Path) -> str | None:
     """Return why directories beside this one cannot be exchanged in one step, or None if they can.
 
-    Tries it with two empty directories, which are hidden from readers and removed again: file systems have no flag that says it.
+    Tries it with two empty directories, which are hidden from readers and removed again, because file systems have no flag for
+    it.
 
-    :param directory: need not exist; its file system is then that of the nearest parent that does.
+    :param directory: need not exist; the nearest existing parent is then used.
     """
     place = next((parent for parent in directory.parents if parent.is_dir()), directory.parent)
     try:
@@ -166,7 +167,8 @@ _REMOVED = ".removed"
 
 
 class AttemptLock:
-    """A lock on an attempt. Its driver holds it from beginning to end, and a process that removes the attempt while it does so.
+    """A lock on an attempt. The attempt's driver holds it from beginning to end, and another process holds it while it removes
+    the attempt.
 
     The lock is released when the process that holds it ends in any way (``flock(2)``, on NFS too).
 
@@ -241,9 +243,9 @@ class Staging:
     def sweep_abandoned(self) -> None:
         """Remove up to :data:`SWEPT_AT_ONCE` abandoned attempts, whose pipelines no longer run and so do not remove them.
 
-        Guarantee: nothing that a live attempt needs is removed. Only attempts count that began more than :data:`.ABANDONED_DAYS`
-        days ago and whose lock is free: an attempt holds it for as long as it lives, on any machine. On a file system without
-        locks nothing is removed. Never raises.
+        Guarantee: nothing that a live attempt needs is removed. An attempt is abandoned if it began more than
+        :data:`.ABANDONED_DAYS` days ago and its lock is free; a live attempt holds its lock, on any machine. On a file system
+        without locks nothing is removed. Never raises.
         """
         named = re.compile(r".+-\d{10,}-[0-9a-f]{32}(?:\.removed)?", re.DOTALL)
         oldest = time.time() - ABANDONED_DAYS * 86400
@@ -316,7 +318,7 @@ class WindowRecord:
 
     @classmethod
     def load(cls, text: str) -> WindowRecord:
-        """Return the record that a JSON text holds.
+        """Return the record from JSON.
 
         :raises ValueError: the text is not the record of a window.
         """
@@ -399,7 +401,7 @@ class FilesTable:
         except OSError as error:
             raise SinkUnavailable(self.directory.as_uri(), "looking for the last window", str(error)) from error
         for _, path in reversed(found):
-            # Skip what is no window of this sink, or is just being replaced.
+            # Skip directories that are no window of this sink, or are being replaced.
             with suppress(OSError, ValueError):
                 record = WindowRecord.load((Path(path) / RECORD).read_text(encoding="utf-8"))
                 if parse_ledger_name(record.applied.pipeline)[0] == family:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_kafka_spark.errors.arguments import names_of
 from airflow_kafka_spark.sinks.files.directory import FilesTable
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ class FilesSinkOptions:
     auto_evolve: bool = False
 
     def __post_init__(self) -> None:
-        names = self.partition_by
-        object.__setattr__(self, "partition_by", (names,) if isinstance(names, str) else tuple(names))
+        object.__setattr__(self, "partition_by", names_of(self.partition_by))
 
     @property
     def uri(self) -> str:

@@ -239,7 +239,7 @@ class FilesWindowWriter(WindowWriter):
         self.sink.table.flush()
 
     def _after(self, error: OSError) -> Applied:
-        """Return the window's record if another attempt has published it, else raise what the failed step means."""
+        """Return the window's record if another attempt has published it, else raise the error for the failed step."""
         if (done := self.sink.applied(self.window)) is not None:
             return done
         if isinstance(error, FileNotFoundError) and not self.attempt.exists():

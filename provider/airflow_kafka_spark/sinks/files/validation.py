@@ -1,4 +1,4 @@
-"""Validation of a files sink: everything that would keep a window from being written, found before anything runs."""
+"""Validation of a files sink: find all problems that would prevent writing a window, before anything runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import column_types, escape
@@ -30,7 +30,8 @@ def files_sink_problems(sink: FilesSinkOptions, shape: Shape) -> list[Problem]:
 
 
 def target_problems(sink: FilesSinkOptions) -> list[Problem]:
-    """Return the problems of the directory and of the options, whatever the rows are. See :meth:`.FilesSink.target_problems`."""
+    """Return the problems of the directory and of the options, independent of the rows. See
+    :meth:`.FilesSink.target_problems`."""
     import pyarrow as pa
 
     options = list(_files(sink, pa.schema([])))
@@ -181,6 +182,8 @@ def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
 def _files(sink: FilesSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
     if sink.format not in FORMATS:
         yield Problem("sink.format", f"`{sink.format}` is not known; expected one of {', '.join(FORMATS)}")
+        given = {"sink.compression": sink.compression, "sink.options": sink.options}
+        yield from (Unchecked(where, "sink.format") for where, value in given.items() if value)
         return
     spec = sink.spec
     codecs = spec.writer.codecs
@@ -231,7 +234,7 @@ def _types(spec: FileSpec, schema: pa.Schema, in_path: set[str]) -> Iterator[Pro
 
 
 def changed_column_problems(sink: FilesSinkOptions, before: Mapping[str, str], schema: pa.Schema) -> Iterator[Problem]:
-    """Yield a problem for each column that readers could not combine with the windows that are there.
+    """Yield a problem for each column that readers could not combine with the existing windows.
 
     :param before: the columns of these windows; empty if they are not known.
     """

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
+from airflow_kafka_spark.hooks.connections import require_connection
 from airflow_kafka_spark.sinks.lake.place import TablePlace, TableStore
 
 if TYPE_CHECKING:
@@ -76,8 +77,11 @@ def catalog_access(conn_id: str) -> CatalogAccess:
     from airflow.providers.common.compat.sdk import BaseHook
 
     try:
-        found = BaseHook.get_connection(conn_id)
+        with require_connection(conn_id, "`iceberg`", option="conn_id"):
+            found = BaseHook.get_connection(conn_id)
         extra = dict(found.extra_dejson)
+    except ConnectionInvalid:
+        raise
     except Exception as error:  # Airflow's own errors, and those of a secrets backend
         raise ConnectionInvalid(conn_id, f"{type(error).__name__}: {error}", "Define it, of type `iceberg`") from error
     name = str(extra.pop("name", conn_id))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.formats.base import Format, Kind, StructEncoder, spark_column
 from airflow_kafka_spark.formats.types import columns_of
 from airflow_kafka_spark.sinks.base import Guarantee
@@ -166,7 +166,7 @@ class KafkaSink:
                 problems.append(Problem("sink.topic", f"topic `{self.topic}` does not exist", action))
             longest = hook.broker_config().get("transaction.max.timeout.ms")
         except KafkaSparkError as error:
-            return [Problem("kafka_conn_id", error.found, error.action)]
+            return [Problem("kafka_conn_id", error.found, error.action), Unchecked("sink.topic", "kafka_conn_id")]
         if longest and self.transaction_timeout * 1000 > int(longest):
             seconds = int(longest) / 1000
             found = f"{self.transaction_timeout:g} s is more than the brokers allow, {seconds:g} s (transaction.max.timeout.ms)"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors.arguments import names_of
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.keyed import MODES, OFFSET_COLUMNS, key_problems
@@ -38,9 +39,8 @@ class LakeSinkOptions:
     table_properties: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for option in ("partition_by", "key"):
-            names = getattr(self, option)
-            object.__setattr__(self, option, (names,) if isinstance(names, str) else tuple(names))
+        object.__setattr__(self, "partition_by", names_of(self.partition_by))
+        object.__setattr__(self, "key", names_of(self.key))
 
     @property
     def upserts(self) -> bool:

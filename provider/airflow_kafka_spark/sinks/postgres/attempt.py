@@ -50,7 +50,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class WindowAttempt:
-    """One attempt at a window: its tables, and how rows get into the target.
+    """One attempt at a window: its tables, and the statements that move rows into the target.
 
     :param server: the server, with the password.
     :param target: the table.
@@ -63,7 +63,7 @@ class WindowAttempt:
     :param merge: the statements that move rows into the target.
     :param direct: True if COPY may write into the target itself.
     :param tolerates: True if rows that the target refuses are left out and reported.
-    :param keep_windows: how many rows of the pipeline the sink's record keeps.
+    :param keep_windows: number of rows of the pipeline that the sink's record keeps.
     """
 
     server: SinkServer
@@ -168,12 +168,12 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
         clear_abandoned(connection, stage_schema)
         _create_missing(connection, sink, name, windows, markers, shape)
         if sink.auto_evolve:
-            # Before anything is staged, and never undone: the next attempt finds the columns of one that was killed.
+            # Before anything is staged, and never undone: if this attempt is killed, the next one finds the columns.
             evolve(connection, sink, name, shape)
         token = uuid4().hex[:8]
         if recorded(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
-            # First take over, then compare: from here on no task of an earlier attempt can add a marker to those compared.
+            # Take over before comparing, so that no task of an earlier attempt can add a marker afterwards.
             _take_over(connection, sink, markers, window, key, int(token, 16), server.lock_timeout)
             if not window.replay:
                 _refuse_open_markers(connection, windows, markers, window, splits)
@@ -195,7 +195,7 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
 
 
 def _clear(connection: psycopg.Connection, key: str, schema: str, patience: float) -> None:
-    """End the sessions of earlier attempts, whatever they are doing, and drop their tables.
+    """End the sessions of earlier attempts in any state, and drop their tables.
 
     A paused attempt that wakes up finds its session closed; a task of it that opens a new one finds its registry gone.
     """
@@ -237,9 +237,9 @@ def _with_short_locks(
 def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
     """Drop up to 50 tables of abandoned attempts, whose pipelines no longer run and so do not remove them.
 
-    Guarantee: nothing that a live attempt needs is dropped. Only attempts count that began more than :data:`.ABANDONED_DAYS` days
-    ago and whose pipeline has no session on the server: an attempt has one for as long as it lives. Never waits for a lock, and
-    never fails an attempt.
+    Guarantee: nothing that a live attempt needs is dropped. An attempt is abandoned if it began more than :data:`.ABANDONED_DAYS`
+    days ago and its pipeline has no session on the server; a live attempt has one. Never waits for a lock, and never fails an
+    attempt.
     """
     from psycopg import Error
 
@@ -289,7 +289,8 @@ def _take_over(
     """Make this attempt the only one whose tasks may commit splits of the pipeline one by one. With ``atomic="window"`` no task
     may.
 
-    A task locks the owner's row from its check until it commits. So a split that it commits is there before this returns.
+    A task locks the owner's row from its check until it commits, so a split that it commits is visible before this function
+    returns.
     """
     if not exists(connection, markers):
         return
@@ -368,8 +369,8 @@ def _plan(sink: PostgresSinkOptions, target: Table, shape: Shape, window: Window
 def _refuse_open_markers(
     connection: psycopg.Connection, windows: Name, markers: Name, window: Window, splits: Sequence[Split]
 ) -> None:
-    """Refuse a window if splits of another incomplete window with some of its offsets are in the table already, as happens with a
-    second ledger that numbers windows differently.
+    """Refuse a window if the table has splits of another incomplete window with some of its offsets. This happens with a second
+    ledger that numbers windows differently.
 
     :raises WindowConflict: there are such splits, and the pipeline was not moved back on purpose.
     """
@@ -392,7 +393,7 @@ def _compare_markers(
     *,
     tolerates: bool,
 ) -> None:
-    """Compare this attempt with the splits of the window that earlier attempts have committed, if any: they have to be cut alike.
+    """Compare this attempt with the splits of the window that earlier attempts have committed: they must have equal ranges.
 
     Splits that an earlier attempt has deferred are not written. Their markers are deleted if this attempt handles them otherwise.
 

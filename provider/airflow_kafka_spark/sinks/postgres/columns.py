@@ -41,7 +41,7 @@ class StageColumn:
     :param arrow: the Arrow type that is sent. Values are cast to it or, for ``json``, written as JSON text.
     :param sql: the PostgreSQL type that ADBC's binary COPY writes for it. The column must have exactly this type: nothing checks
         it, and the bytes would be read as something else.
-    :param holds: what the column holds: ``value``, ``array``, ``json`` (as text) or ``nothing`` (Arrow's null type).
+    :param holds: the kind of its values: ``value``, ``array``, ``json`` (as text) or ``nothing`` (Arrow's null type).
     """
 
     name: str
@@ -234,7 +234,7 @@ def _fits(stage: str, base: str, category: str, scale: int | None) -> bool:
             return own == 0
         return base == "numeric" and (scale is None or own is not None and scale >= own)
     if kind == "text":
-        # Text is parsed into any other type: uuid, jsonb, inet, an enum. Not into `name`, which cuts long values.
+        # Text is parsed into any other type: uuid, jsonb, inet, an enum; but not into `name`, which cuts long values.
         return _is_string(base, category) or category not in ("A", "S", "Z") and base not in _TYPED
     return base in _WIDENS[kind]
 
@@ -260,7 +260,8 @@ def _say(found: str, expected: str) -> str:
 
 
 def merge_column(column: StageColumn, target: TargetColumn) -> MergeColumn:
-    """Return how a stage's column is converted to the target's. By assignment if possible: a cast to varchar(5) cuts silently."""
+    """Return the conversion of a stage's column to the target's. It is an assignment if possible, because a cast to varchar(5)
+    cuts silently."""
     before, after = "", ""
     if column.holds == "nothing":
         after = f"::{target.base}"
@@ -319,7 +320,7 @@ def evolve(connection: psycopg.Connection, sink: PostgresSinkOptions, name: Name
     """
     columns = [stage_column(f.name, f.type) for f in shape.schema]
     with connection.transaction():
-        # The attempt that comes second finds the columns of the first. Their types are compared afterwards (refuse_misfits).
+        # A second attempt finds the columns of the first one. Their types are compared afterwards (refuse_misfits).
         run(connection, sql.lock(lock_key("evolve", str(name))))
         table = read_table(connection, name)
         added = missing_columns(sink, columns, table) if table is not None else []

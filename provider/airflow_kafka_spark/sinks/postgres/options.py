@@ -1,4 +1,4 @@
-"""The options of a PostgreSQL sink. They validate themselves as far as that needs no server."""
+"""The options of a PostgreSQL sink, and the checks of them that need no server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors.arguments import names_of
 from airflow_kafka_spark.hooks.postgres import NAME_BYTES, parse_name
 from airflow_kafka_spark.sinks.keyed import MODES, key_problems
 
@@ -38,7 +39,7 @@ class PostgresSinkOptions:
     keep_windows: int = 1000
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", (self.key,) if isinstance(self.key, str) else tuple(self.key))
+        object.__setattr__(self, "key", names_of(self.key))
 
     def server(self) -> SinkServer:
         """Return the server that the connection leads to.
@@ -50,7 +51,7 @@ class PostgresSinkOptions:
         return read_connection(self.conn_id, self.lock_timeout)
 
     def problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with the options, each by itself and in combination."""
+        """Yield the problems of the options, each alone and in combination."""
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 said = " or ".join(f'"{choice}"' for choice in choices)
@@ -71,5 +72,5 @@ class PostgresSinkOptions:
 
 
 def is_name(name: str) -> bool:
-    """Return True if PostgreSQL takes it as a name without cutting it."""
+    """Return True if PostgreSQL accepts a text as a name without cutting it."""
     return 0 < len(name.encode()) <= NAME_BYTES and "\x00" not in name

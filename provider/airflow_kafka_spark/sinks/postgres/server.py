@@ -46,7 +46,7 @@ class SinkServer(PostgresServer):
     def session(self, doing: str, window: str) -> Iterator[psycopg.Connection]:
         """Open a session whose errors are raised as errors of this package.
 
-        :param doing: what the session is for, in messages.
+        :param doing: the purpose of the session, for messages.
         :param window: the window, or the pipeline, in messages.
         :raises SinkUnavailable: the server cannot be reached, or the connection broke.
         :raises SinkRejected: the server refused a statement.
@@ -113,7 +113,7 @@ def message_of(error: BaseException) -> str:
     """Return the server's message in one line."""
     diagnosis = getattr(error, "diag", None)
     if diagnosis is None or not diagnosis.message_primary:
-        # ADBC puts the server's message between its own words and the statement.
+        # ADBC puts the server's message between its own text and the statement.
         text = " ".join(str(error).split())
         said = re.search(r"(?:ERROR|FATAL): (.*?)(?: (?:LINE \d+: .*?)?\^? ?Query was: .*| ?[.] SQLSTATE: \w+)?$", text)
         return said[1] if said else text

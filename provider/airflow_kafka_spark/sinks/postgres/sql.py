@@ -24,7 +24,8 @@ def jsonb(value: object) -> str:
 
 
 def session_settings(lock_timeout: float, *, durable: bool = True, application_name: str = "") -> str:
-    """Set a session's parameters, so that it behaves alike whatever server, database and role set, and detects a lost client.
+    """Set a session's parameters, so that its behaviour does not depend on settings of server, database and role, and so that it
+    detects a lost client.
 
     :param lock_timeout: seconds to wait for another session's lock.
     :param durable: False if a commit may be lost in a crash of the server, because that is detected and repaired.
@@ -39,7 +40,7 @@ def session_settings(lock_timeout: float, *, durable: bool = True, application_n
         # A policy that hides rows would make counts and deletes silently wrong. With this it is an error.
         "row_security": "off",
         "lock_timeout": str(round(lock_timeout * 1000)),
-        # The statements are simple but long: compiling them costs more than it saves.
+        # The statements are simple but long, so that compiling them costs more time than it saves.
         "jit": "off",
         "statement_timeout": "0",
         "transaction_timeout": "0",
@@ -117,7 +118,7 @@ def add_replay(windows: Name) -> str:
 
 
 def claim_window(windows: Name, facts: Mapping[str, Any], target: str) -> str:
-    """Insert the window's row, or for a replay update the row of the run before. Waits for a transaction that is about to do so.
+    """Insert the window's row, or for a replay update the row of the previous run. Waits for a transaction that is doing so.
 
     Returns True if the row is new, False if it was updated, and no row if another attempt has applied the window.
     """
@@ -189,12 +190,12 @@ OWNER = "number = 0"
 attempt whose tasks may commit splits of the pipeline's windows."""
 
 DEFERRED = -1
-"""Stands in place of the number of rows of a split that is left to the driver. No task may commit it any more."""
+"""Used instead of the number of rows of a split that is left to the driver. No task may commit this split any more."""
 
 
 class SplitRow(NamedTuple):
-    """A split's row in the splits table (its marker). It is there if, and only if, the split's rows are in the target, or the
-    split is deferred."""
+    """A split's row in the splits table (its marker). It exists if, and only if, the split's rows are in the target, or the split
+    is deferred."""
 
     topic: str
     partition: int
@@ -245,8 +246,8 @@ def select_open_splits(splits: Name, windows: Name, pipeline: str, number: int) 
 
 
 def set_owner(splits: Name, pipeline: str, owner: int) -> str:
-    """Make an attempt the owner, whose tasks alone may commit splits of a pipeline. Waits for tasks of the owner before it that
-    are about to commit."""
+    """Make an attempt the owner: only its tasks may commit splits of a pipeline. Waits for tasks of the previous owner that are
+    committing."""
     values = ", ".join(literal(value) for value in (pipeline, 0, "", 0, 0, owner))
     return (
         f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values}) "
@@ -255,7 +256,7 @@ def set_owner(splits: Name, pipeline: str, owner: int) -> str:
 
 
 def remove_owner(splits: Name, pipeline: str, owner: int | None = None) -> str:
-    """Remove the owner, so that no task may commit splits of a pipeline. Waits for tasks that are about to commit.
+    """Remove the owner, so that no task may commit splits of a pipeline. Waits for tasks that are committing.
 
     :param owner: remove it only if it is this attempt.
     """
@@ -264,7 +265,7 @@ def remove_owner(splits: Name, pipeline: str, owner: int | None = None) -> str:
 
 
 def lock_owner(splits: Name, pipeline: str) -> str:
-    """Select the attempt whose tasks may commit splits. It stays the owner until the transaction that runs this has ended."""
+    """Select the attempt whose tasks may commit splits. It stays the owner until this transaction ends."""
     return f"SELECT end_offset FROM {splits} WHERE pipeline = {literal(pipeline)} AND {OWNER} FOR SHARE"
 
 
@@ -312,7 +313,7 @@ def abandoned_tables(schema: str, prefix: str, application: str, days: float, mo
 
     :param prefix: the beginning of the names of all stages; the pipeline's key of 12 digits follows.
     :param application: the beginning of the names of all sessions; a blank and the key follow.
-    :param most: how many tables at most.
+    :param most: maximum number of tables.
     """
     key = f"substr(c.relname, {len(prefix) + 1}, 12)"
     attempt = f"substring(c.relname FROM {literal('^' + prefix + '[0-9a-f]{12}_[0-9a-f]+_[0-9a-f]{8}_')})"
@@ -343,7 +344,7 @@ def select_stages(registry: Name, split: int | None = None) -> str:
 
 
 def create_stage(columns: Iterable[tuple[str, str]], stage: Name) -> str:
-    # Without autovacuum, since dropping the table would wait for it.
+    # Without autovacuum, because dropping the table would wait for it.
     return (
         f"CREATE UNLOGGED TABLE {stage} ({_definitions(columns)}) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off)"
     )
@@ -390,7 +391,7 @@ def create_target(target: Name, columns: Sequence[tuple[str, str]], key: Sequenc
 def add_columns(target: Name, columns: Iterable[tuple[str, str]], where: str = "") -> str:
     """Add nullable columns.
 
-    :param where: ``IF NOT EXISTS`` leaves columns that are there as they are.
+    :param where: ``IF NOT EXISTS`` leaves existing columns unchanged.
     """
     add = f"ADD COLUMN {where}".strip()
     return f"ALTER TABLE {target} " + ", ".join(f"{add} {quote(name)} {kind}" for name, kind in columns)
@@ -410,8 +411,8 @@ class MergeColumn:
     :param name: its name in stage and target.
     :param before: SQL in front of a reference to the stage's column; empty if assignment converts the value.
     :param after: SQL behind the reference.
-    :param key_after: SQL behind the reference where it is compared as a key: keys that the target's index finds equal have to be
-        equal here.
+    :param key_after: SQL after a reference that is compared as a key: keys that are equal for the target's index have to be equal
+        here.
     """
 
     name: str
@@ -455,7 +456,7 @@ class Merge:
     :param tombstone: the stage's hidden column that marks deletes, if it has one.
     :param filled: the :data:`OFFSET_COLUMNS` that the sink fills.
     :param guarded: True if the target has all of them, so that an older offset never overwrites a newer one.
-    :param again: True if rows of the same offsets may be there already and are written again, as in a replay.
+    :param again: True if the target may have rows of equal offsets, which are written again, as in a replay.
     :param window: a column and its value in every row, the window's name.
     """
 
@@ -483,7 +484,7 @@ class Merge:
         return f"{self._put(f'({self._last(stages)}) AS last')}"
 
     def upsert_and_delete(self, stages: Sequence[StagedSplit]) -> str:
-        """Upsert, where the last event of a key may be its deletion. Selects how many rows were written and how many deleted.
+        """Upsert with deletes: the last event of a key may be its deletion. Selects the numbers of written and of deleted rows.
 
         Both halves are one statement. Their keys differ, so that neither changes a row of the other.
         """
@@ -503,7 +504,7 @@ class Merge:
         return [*(c.value for c in self.columns), *(f"s.{quote(name)}" for name in self.filled), *named]
 
     def _rows(self, stages: Sequence[StagedSplit]) -> str:
-        """Return a subquery ``s`` of the rows of all stages, with the columns that say where they came from."""
+        """Return a subquery ``s`` of the rows of all stages, with columns for the place of each row."""
         parts = []
         for stage in stages:
             offset = f"r.{quote(self.offset)}" if self.offset else "NULL::bigint"

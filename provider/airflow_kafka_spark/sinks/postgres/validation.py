@@ -1,4 +1,4 @@
-"""Validation of a PostgreSQL sink: everything that would keep a window from being written, found before anything runs."""
+"""Validation of a PostgreSQL sink: find all problems that would prevent writing a window, before anything runs."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class _TargetValidation:
         return found + [problem for check in checks for problem in check(target)]
 
     def _waiting(self) -> Iterator[Unchecked]:
-        """Yield the checks that need the table, which is missing or none."""
+        """Yield the checks that need the table, if it is missing or is no table."""
         if self.columns is not None:
             yield Unchecked("sink.table columns", "sink.table")
         if self.sink.key:

@@ -65,7 +65,7 @@ def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Windo
 
 
 def count_written_before(connection: psycopg.Connection, windows: Name, window: Window) -> int:
-    """Return how many rows the window wrote when it was applied before."""
+    """Return the number of rows that the window has written when it was applied before."""
     found = rows(connection, sql.select_window(windows, window.pipeline, window.number))
     return int(found[0][2]) if found else 0
 
@@ -75,8 +75,8 @@ def complete_window(
 ) -> Applied:
     """Set the counts of the row in the transaction that claimed it, and remove old rows.
 
-    The newest rows stay, and they are all that is needed: an open window follows the newest one, and a late attempt or task is
-    refused because of a newer row as it would be because of its own.
+    Only the newest rows are needed: an open window follows the newest one, and a late attempt or task is refused because of any
+    newer row.
     """
     run(connection, sql.delete_old_windows(windows, window.pipeline, window.number, keep))
     run(connection, sql.count_window(windows, window.pipeline, window.number, written, deleted))

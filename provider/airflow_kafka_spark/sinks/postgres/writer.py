@@ -120,7 +120,7 @@ class Transaction:
             return self.finder.append(split, stage)
         return run(self.session, self.attempt.merge.insert(stage))
 
-    def settle(self) -> None:
+    def retry_refused_rows(self) -> None:
         """Try refused rows again, now that all others are there. Those that still fail stay refused."""
         if self.finder is not None:
             for split, taken in self.finder.retry_refused().items():
@@ -147,7 +147,7 @@ class Transaction:
         if self.attempt.merge.key:
             return self.upsert()
         self.append_new()
-        self.settle()
+        self.retry_refused_rows()
         return sum(self.merged.values()), 0
 
     def drop_stages(self) -> None:
@@ -567,7 +567,7 @@ class StagedWindowWriter(DriverWriter):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.overlap:
-            self.overlap.abandon()
+            self.overlap.cancel()
         super().__exit__(kind, error, trace)
 
 
@@ -600,7 +600,7 @@ class _MergeThread(threading.Thread):
             raise self._error
         return self._claimed
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """Cancel the current statement and stop. Never raises."""
         self._done.set()
         while self.is_alive():

@@ -1,4 +1,4 @@
-"""Buffering rows in a Spark task for files that are open at the same time, one for each combination of partition values."""
+"""Buffer rows in a Spark task for several open files, one for each combination of partition values."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class FilesTargetLike(Protocol):
 
 
 class BufferedFile:
-    """A file that is being written, and the rows that are buffered for it.
+    """An open file and the rows that are buffered for it.
 
-    :param stream: where its bytes go.
-    :param spec: how it is written.
+    :param stream: the stream of its bytes.
+    :param spec: its format.
     :param schema: its columns.
     """
 
@@ -70,7 +70,7 @@ class BufferedFile:
             self._clear()
 
     def finish(self) -> None:
-        """Write what is buffered and the end of the file."""
+        """Write the buffered rows and the end of the file."""
         self.write()
         self.writer.close()
         self.stream.close()
@@ -114,7 +114,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
 
     @abstractmethod
     def finish_file(self, file: FileT, key: PartitionKey) -> Mapping[str, Any]:
-        """Make a file durable, and return what the driver has to know of it."""
+        """Make a file durable, and return the facts about it that the driver needs."""
 
     @abstractmethod
     def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[Any], np.ndarray]:
@@ -125,7 +125,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
         """Return the error to raise for an error of the file system."""
 
     def misplaced(self, key: PartitionKey) -> str:
-        """Return why there can be no file of this key; "" if there can."""
+        """Return why no file can have this key; "" if a file can."""
         return ""
 
     def write(self, rows: Rows) -> None:

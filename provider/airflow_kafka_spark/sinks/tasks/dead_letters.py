@@ -1,4 +1,4 @@
-"""The format of dead letters and routed records: what tasks keep of them, and the records that are sent."""
+"""Dead letters and routed records: the form in which tasks keep them, and the records that are sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted
-from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extended
+from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extend_headers
 from airflow_kafka_spark.windows.dead_letters import Runs, runs_of
 from airflow_kafka_spark.windows.model import OUTPUT, BadRecord, TopicPartition
 
@@ -27,13 +27,13 @@ SCHEMA = pa.schema(
         ("reason", pa.string()),
     ]
 )
-"""A bad record as it was read, and why it is bad. ``timestamp`` is in milliseconds since the epoch, -1 for none."""
+"""A bad record as it was read, and the reason. ``timestamp`` is in milliseconds since the epoch, -1 for none."""
 
 ROUTED = SCHEMA.append(pa.field("to", pa.string()))
 """A record that is routed to another topic instead of the sink, and the topic."""
 
 LIMIT_BYTES = 64 << 20
-"""Maximum size of a window's dead letters, and of its routed records, since they pass through the driver."""
+"""Maximum size of a window's dead letters, and of its routed records, because they pass through the driver."""
 
 PREFIX = "__connect.errors."
 ROUTED_PREFIX = "__kafka_spark.routed."
@@ -46,7 +46,7 @@ LONGEST_REASON = 2000
 def dead_letters(bad: Sequence[BadRecord], record: Mapping[str, pa.Array]) -> pa.RecordBatch:
     """Return the dead letters of bad records, with the columns of :data:`SCHEMA`.
 
-    :param bad: where each of them was read, and why it is bad.
+    :param bad: the place and the reason of each bad record.
     :param record: ``key``, ``value``, ``headers`` (null without headers) and ``timestamp`` (milliseconds, -1 for none, or a
         timestamp) of each as it was read.
     """
@@ -221,9 +221,9 @@ def row_place(source: str, window: str, row: Mapping[str, Any]) -> dict[str, Any
 def routed_records(
     routed: pa.Table, pipeline: str, place: Callable[[Mapping[str, Any]], dict[str, Any]] = place_of
 ) -> pa.RecordBatch:
-    """Return the records to send to other topics: as they were read, followed by headers that say why they are there.
+    """Return the records to send to other topics: unchanged, with further headers that have the reason.
 
-    :param place: returns the facts that say where records come from, given the columns of a batch.
+    :param place: returns the place from which records come, as headers, for the columns of a batch.
     """
 
     def context(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def _records(letters: pa.Table, context: Callable[[Mapping[str, Any]], Mapping[s
     batch = letters.combine_chunks().to_batches()[0]
     headers = batch.column("headers")
     if context is not None:
-        headers = extended(headers, context(dict(zip(batch.schema.names, batch.columns, strict=True))))
+        headers = extend_headers(headers, context(dict(zip(batch.schema.names, batch.columns, strict=True))))
     stamps = pc.if_else(pc.less(batch.column("timestamp"), 0), pa.scalar(None, pa.int64()), batch.column("timestamp"))
     return pa.RecordBatch.from_arrays(
         [batch.column("key"), batch.column("value"), stamps, headers], ["key", "value", "timestamp", "headers"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from airflow_kafka_spark.errors import Problem, SchemaInvalid
+from airflow_kafka_spark.errors import Problem, SchemaInvalid, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text, parse_ddl
 from airflow_kafka_spark.sources.files.store import open_store
@@ -109,15 +109,16 @@ class FilesSourceOptions:
         """Return all that is wrong with the options, including a directory that cannot be listed."""
         columns: tuple[Column, ...] = ()
         found = [*self._path_problems(), *self._number_problems(), *self._choice_problems()]
-        if self.format in FORMATS:
-            try:
-                columns = parse_ddl(self.schema) if self.schema is not None else ()
-            except SchemaInvalid as error:
-                found.append(Problem("source.schema", str(error)))
-            else:
-                found += self._schema_problems(columns)
-            found += self._reader_option_problems(columns)
-        return found
+        is_known = self.format in FORMATS
+        try:
+            columns = parse_ddl(self.schema) if self.schema is not None else ()
+        except SchemaInvalid as error:
+            found.append(Problem("source.schema", str(error)))
+        else:
+            found += self._schema_problems(columns) if is_known else ()
+        if is_known:
+            return [*found, *self._reader_option_problems(columns)]
+        return [*found, *([Unchecked("source.options", "source.format")] if self.options else [])]
 
     def _path_problems(self) -> Iterator[Problem]:
         try:

@@ -130,7 +130,7 @@ class SqlDialect(ABC):
         """Return the condition for rows behind these values. ``names`` are expressions that are never NULL."""
 
     @abstractmethod
-    def upto(self, names: Sequence[str], literals: Sequence[str]) -> str:
+    def up_to(self, names: Sequence[str], literals: Sequence[str]) -> str:
         """Return the condition for rows at or before these values."""
 
     @abstractmethod

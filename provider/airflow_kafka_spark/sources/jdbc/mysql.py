@@ -80,7 +80,7 @@ class MysqlDialect(SqlDialect):
     def after(self, names: Sequence[str], literals: Sequence[str]) -> str:
         return _compare(names, literals, ">", ">")
 
-    def upto(self, names: Sequence[str], literals: Sequence[str]) -> str:
+    def up_to(self, names: Sequence[str], literals: Sequence[str]) -> str:
         return _compare(names, literals, "<", "<=")
 
     def clock(self, column: SourceColumn, instant: datetime) -> str:

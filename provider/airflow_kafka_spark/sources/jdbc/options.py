@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from zoneinfo import ZoneInfo
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors.arguments import names_of
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.postgres import parse_name
 
@@ -39,9 +40,7 @@ class JdbcSourceOptions:
 
     def __post_init__(self) -> None:
         for name in ("key", "include_columns"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+            object.__setattr__(self, name, names_of(getattr(self, name)))
 
     # --- derived values ---
 

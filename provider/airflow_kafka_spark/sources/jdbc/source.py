@@ -155,13 +155,13 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, connection, server, table, columns and their types, cursor, key and rights."""
-        from airflow_kafka_spark.sources.jdbc.validation import ServerValidation
+        from airflow_kafka_spark.sources.jdbc.validation import ServerValidation, waiting
 
         found = self.option_problems()
         try:
             database = self.database()
         except ConnectionInvalid as error:
-            return [*found, Problem("source.conn_id", error.found, error.action)]
+            return [*found, Problem("source.conn_id", error.found, error.action), *waiting(self, "source.conn_id")]
         except ImportError as error:
             return [*found, missing_driver(error)]
         found += database.problems()

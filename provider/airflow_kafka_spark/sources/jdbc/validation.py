@@ -35,30 +35,20 @@ class ServerValidation:
         where = "source.query" if self.options.query is not None else "source.table"
         found, failed = self._ask("source.conn_id", "connecting", lambda session: list(session.server_problems()))
         if failed or found:
-            return [*failed, *(found or []), Unchecked(where, "source.conn_id"), *self._waiting("source.conn_id")]
+            return [*failed, *(found or []), *waiting(self.options, "source.conn_id")]
         if list(self.options.relation_problems()):
-            return self._waiting(where)
+            return waiting(self.options, where)
         relation, failed = self._ask(where, "looking for the table", lambda session: look_up_relation(self.options, session))
         if relation is None:
-            return [*failed, *self._waiting(where)]
+            return [*failed, *waiting(self.options, where)]
         if isinstance(relation, MissingRelation):
             what, action = f"there is no table {relation.name}{relation.hint}", "Create it, or correct its name"
-            return [Problem(where, what, action), *self._waiting(where)]
+            return [Problem(where, what, action), *waiting(self.options, where)]
         found = [*self._column_problems(relation), *self._case_problems(relation), *self._cursor_problems(relation)]
         found += self._key_problems(relation)
         if not found and self.options_valid:
             _, found = self._ask(where, "trying to read it", lambda session: self._try_statement(session, relation))
         return found
-
-    def _waiting(self, cause: str) -> list[Problem]:
-        """Return the checks that need the table."""
-        options = self.options
-        given = {
-            "source.include_columns": options.include_columns,
-            **{f"source.{option}": name for _, option, name in options.cursor_options},
-            "source.key": options.key,
-        }
-        return [Unchecked(where, cause) for where, value in given.items() if value]
 
     def _ask(self, where: str, doing: str, question: Callable[[DatabaseSession], T]) -> tuple[T | None, list[Problem]]:
         """Return the answer; or None and a problem if the server gave none."""
@@ -159,3 +149,17 @@ def _missing_column(where: str, relation: Relation, name: str) -> Problem:
 def _unreadable_column(relation: Relation, column: SourceColumn) -> Problem:
     what = f"the connection's role may not read it in {relation.name}"
     return Problem(f"source column `{column.name}`", what, f"GRANT SELECT ON {relation.name} TO ...")
+
+
+def waiting(options: JdbcSourceOptions, cause: str) -> list[Problem]:
+    """Return the arguments that cannot be compared with the database because of a problem of another one.
+
+    :param cause: the argument that has the problem: the connection, the table or the query.
+    """
+    given = {
+        "source.query" if options.query is not None else "source.table": options.query or options.table,
+        "source.include_columns": options.include_columns,
+        **{f"source.{option}": name for _, option, name in options.cursor_options},
+        "source.key": options.key,
+    }
+    return [Unchecked(where, cause) for where, value in given.items() if value and where != cause]

@@ -140,8 +140,8 @@ class SplitOrder:
     def after(self, values: Sequence[str]) -> str:
         return self.session.dialect.after(self.names, self._literals(values))
 
-    def upto(self, values: Sequence[str]) -> str:
-        return self.session.dialect.upto(self.names, self._literals(values))
+    def up_to(self, values: Sequence[str]) -> str:
+        return self.session.dialect.up_to(self.names, self._literals(values))
 
     def _literals(self, values: Sequence[str]) -> list[str]:
         return [self.session.dialect.literal(column, value) for column, value in zip(self.columns, values, strict=True)]
@@ -153,7 +153,7 @@ class SplitOrder:
         conditions = self.not_null()
         if split.get("after") is not None:
             conditions.append(self.after(split["after"]))
-        conditions.append(self.upto(split["to"]))
+        conditions.append(self.up_to(split["to"]))
         return " AND ".join(f"({condition})" for condition in conditions)
 
 
@@ -293,7 +293,7 @@ def _split_window(
         if rest:
             splits.append(_split(start, last, end))
             last = end
-    remaining = not (whole and rows < limit) and ranges.any(last, end)
+    remaining = not (whole and rows < limit) and ranges.has_rows(last, end)
     if last is not None and not unique:
         # Rows of equal split columns are all taken if a bound falls between them.
         rows, rest = (ranges.count(start.after, last) if splits else 0), 0
@@ -348,12 +348,12 @@ class _RangeQueries:
         found: int = self.order.session.rows(f"SELECT count(*) FROM {self._between(after, upto)}")[0][0]
         return found
 
-    def any(self, after: SplitKey | None, upto: SplitKey) -> bool:
+    def has_rows(self, after: SplitKey | None, upto: SplitKey) -> bool:
         return bool(self.order.session.rows(f"SELECT 1 FROM {self._between(after, upto)} LIMIT 1"))
 
     def _between(self, after: SplitKey | None, upto: SplitKey) -> str:
         lower = [self.order.after(after)] if after is not None else []
-        return f"{self.relation.sql}{_where([*self.order.not_null(), *lower, self.order.upto(upto)])}"
+        return f"{self.relation.sql}{_where([*self.order.not_null(), *lower, self.order.up_to(upto)])}"
 
 
 def _splits_between(

@@ -1,4 +1,4 @@
-"""Kafka as a source: what a subscription means now, and what its log looks like."""
+"""Kafka as a source: the topics that a subscription includes now, and which of them are compacted."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Subscription:
         given: list[object] = (
             [topics] if isinstance(topics, str) or not isinstance(topics or (), Iterable) else list(topics or ())
         )
-        # What is no text becomes one that is no topic's name, so that `validate` reports it.
+        # A value that is no text becomes a text that is no topic's name, so that `validate` reports it.
         names = [item if isinstance(item, str) else f"{item!r} ({type(item).__name__})" for item in given]
-        # A comma separated list is what Connect's `topics` takes.
+        # Connect's `topics` is a comma separated list.
         return cls(tuple(name.strip() for item in names for name in item.split(",") if name.strip()), pattern or None)
 
     def validate(self) -> list[Problem]:
-        """Return the problems that show without asking Kafka."""
+        """Return the problems that can be found without asking Kafka."""
         if self.topics and self.pattern:
             return [Problem("topics", "both `topics` and `topics_pattern` are given", "Give exactly one of them")]
         if not self.topics and not self.pattern:

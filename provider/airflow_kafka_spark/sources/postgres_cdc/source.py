@@ -128,18 +128,18 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, connection, server, slot, publication, tables and their keys."""
+        from airflow_kafka_spark.sources.postgres_cdc.validation import WAITING, CdcServerValidation
+
         found = list(self.option_problems())
         try:
             server = self.server()
         except ConnectionInvalid as error:
-            return [*found, Problem("source.conn_id", error.found, error.action)]
+            return [*found, Problem("source.conn_id", error.found, error.action), *WAITING]
         except ImportError as error:
             action = "Install it with `pip install 'airflow-provider-kafka-spark[postgres]'`"
             return [*found, Problem("source", f"the package `{error.name or error}` is not installed", action)]
         if {"source.slot", "source.publication", "source.tables", "source.message_key_columns"} & {p.where for p in found}:
             return found
-        from airflow_kafka_spark.sources.postgres_cdc.validation import CdcServerValidation
-
         return [*found, *CdcServerValidation(self, server).problems()]
 
     def columns(self) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import psycopg
 
 OLDEST = 12
+WAITING = tuple(Unchecked(f"source.{name}", "source.conn_id") for name in ("slot", "publication", "tables"))
+"""What cannot be checked without the server."""
 
 _TABLES = (
     "SELECT n.nspname, c.relname, c.relkind::text, c.relreplident::text, "
@@ -56,7 +58,7 @@ class CdcServerValidation:
                 )
         except KafkaSparkError as error:
             problem = Problem("source.conn_id", error.found, "Correct the connection, or see to the server")
-            return [problem, *(Unchecked(f"source.{name}", "source.conn_id") for name in ("slot", "publication", "tables"))]
+            return [problem, *WAITING]
 
     def _server_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         version = connection.info.server_version // 10_000

@@ -1,10 +1,10 @@
 """CSV decoded in tasks: whole batches with Arrow, everything else row by row.
 
-Why a batch that Arrow reads holds one row per record: the records are joined by newlines, and the quotes are checked before
-Arrow reads. Counted from the beginning, every first quote of a pair stands at the beginning of a field or directly after the
-second quote of the pair before, every second one at the end of a field or directly before the next pair; between records no
-quote is open; and the only line breaks outside of quotes are those between records. That is the whole grammar, so no field,
-and no record, can end in another one.
+Arrow reads one row per record for these reasons. The records are joined by newlines, and their quotes are checked before Arrow
+reads. Counted from the beginning, every first quote of a pair stands at the beginning of a field or directly after the second
+quote of the previous pair, and every second one at the end of a field or directly before the next pair. No quote is open between
+records, and the only line breaks outside of quotes are those between records. This is the whole grammar, so no field and no
+record can extend into the next one.
 
 Arrow only splits records into fields: it would read ``0x1F`` as an integer and ``inf`` as a number. The fields are checked
 column by column; if a check fails, the batch is divided, see :mod:`.tasks.batch_decoder`.

@@ -27,7 +27,7 @@ from airflow_kafka_spark.formats.json.connect_schema import (
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 from airflow_kafka_spark.formats.json.tasks.row_wise import (
     MAX_NESTING,
-    after_space,
+    find_token,
     found_at,
     next_item,
     read_key,
@@ -231,7 +231,7 @@ def split_envelope(value: bytes) -> tuple[str, bytes, bytes | None]:
         raise BadValue(f"expected an object with `schema` and `payload`, found {found_at(text, i)}")
     found: dict[str, tuple[int, int]] = {}
     try:
-        i = after_space(text, i + 1)
+        i = find_token(text, i + 1)
         while text[i] != "}":
             name, start = read_key(text, i)
             if name not in ("schema", "payload") or name in found:

@@ -62,7 +62,7 @@ def too_deep(value: bytes) -> bool:
     return max(accumulate(map(_steps.__getitem__, brackets)), default=0) > MAX_NESTING
 
 
-def after_space(text: str, i: int) -> int:
+def find_token(text: str, i: int) -> int:
     """Return the index of the next character that is not white space."""
     return skip_space(text, i).end() if text[i] in _SPACE else i  # type: ignore[union-attr]
 
@@ -77,17 +77,17 @@ def read_key(text: str, i: int) -> tuple[str, int]:
     if text[i] != '"':
         raise not_json(text, i, "a name in double quotes")
     name, i = read_string(text, i)
-    i = after_space(text, i)
+    i = find_token(text, i)
     if text[i] != ":":
         raise not_json(text, i, "`:`")
-    return name, after_space(text, i + 1)
+    return name, find_token(text, i + 1)
 
 
 def next_item(text: str, i: int, closing: str) -> int:
     """Return the index of the next value after an index, or of the closing bracket."""
-    i = after_space(text, i)
+    i = find_token(text, i)
     if text[i] == ",":
-        i = after_space(text, i + 1)
+        i = find_token(text, i + 1)
         if text[i] == closing:
             raise not_json(text, i, "another value after `,`")
     elif text[i] != closing:
@@ -341,7 +341,7 @@ class JsonRowReader:
             if text[i] != "{":
                 raise unexpected(text, i, "a JSON object")
             row: dict[str, Any] = {}
-            i = after_space(text, i + 1)
+            i = find_token(text, i + 1)
             while text[i] != "}":
                 name, i = read_key(text, i)
                 reader = readers.get(name)
@@ -369,7 +369,7 @@ class JsonRowReader:
             if text[i] != "[":
                 raise unexpected(text, i, str(data_type))
             items: list[Any] = []
-            i = after_space(text, i + 1)
+            i = find_token(text, i + 1)
             while text[i] != "]":
                 try:
                     item, i = read_element(text, i)
@@ -388,7 +388,7 @@ class JsonRowReader:
             if text[i] != "{":
                 raise unexpected(text, i, str(data_type))
             entries: dict[str, Any] = {}
-            i = after_space(text, i + 1)
+            i = find_token(text, i + 1)
             while text[i] != "}":
                 name, i = read_key(text, i)
                 try:

@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from airflow_kafka_spark.formats.tasks.text import csv_header, csv_lines, json_lines
 
-# How much is buffered before it is written: a row group of Parquet and ORC; text is encoded in pieces that fit into the cache.
+# Size of the buffer: a row group of Parquet and ORC; text is encoded in pieces that fit into the cache.
 _GROUP_ROWS, _GROUP_BYTES = 500_000, 64 << 20
 _TEXT_ROWS, _TEXT_BYTES = 32_768, 8 << 20
 
@@ -115,8 +115,8 @@ _ORC_FIRST, _ORC_LAST = -9_214_560_000_000_000, 9_214_646_400_000_000
 
 
 def _outside_orc(instants: pa.Array) -> np.ndarray:
-    """Return which timestamps ORC cannot hold: Java's reader rejects a file with fractions before 1970, and Arrow's reader
-    overflows 64 bits of nanoseconds."""
+    """Return a boolean per timestamp: True if ORC cannot hold it. Java's reader rejects a file with fractions of a second before
+    1970, and Arrow's reader overflows 64 bits of nanoseconds."""
     micros = pc.fill_null(instants.cast(pa.timestamp("us", instants.type.tz)).cast(pa.int64()), 0).to_numpy()
     return ((micros < 0) & (micros % 1_000_000 != 0)) | (micros < _ORC_FIRST) | (micros > _ORC_LAST)
 
@@ -256,6 +256,6 @@ def try_writing(spec: FileSpec, schema: pa.Schema) -> str | None:
         if isinstance(writer, TextFile):
             writer.lines(pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema))
         writer.close()
-    except Exception as error:  # whatever pyarrow makes of a type or of the user's options
+    except Exception as error:  # pyarrow raises many kinds of errors for types and options
         return f"{type(error).__name__}: {error}"
     return None

@@ -2,8 +2,8 @@
 
 :class:`RecordEncoder` is for rows that a task has read by itself. Its records are those that
 :meth:`~airflow_kafka_spark.sinks.kafka.sink.KafkaSink.records` makes in Spark, byte for byte. :class:`KeyValueEncoder` is for
-rows that Spark hands over as structs. Headers of many records are Arrow arrays: a dead letter has ten headers, which is too
-slow one by one.
+rows that Spark passes as structs. Headers are handled as Arrow arrays for many records at once, because a dead letter has ten
+headers.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def extended(headers: pa.ListArray, facts: Mapping[str, Any]) -> pa.ListArray:
-    """Return headers with one more for each fact, behind those of each record.
+def extend_headers(headers: pa.ListArray, facts: Mapping[str, Any]) -> pa.ListArray:
+    """Return the headers of records, each followed by one header for each fact.
 
-    :param headers: an array of type :data:`HEADERS`; null where a record has none.
+    :param headers: an array of type :data:`HEADERS`; null for a record without headers.
     :param facts: header name -> an array with a value for each record, or one value for all of them.
     """
     count, width = len(headers), len(facts)
     own_names, own_values = headers.flatten().flatten()
     own = len(own_names)
-    # The position where each record's facts begin: behind its own headers and everything before them.
+    # The position at which each record's facts begin: after its own headers and everything before them.
     ends = np.cumsum(_lengths(headers)) + np.arange(count) * width
     places = ends[:, None] + np.arange(width)
     names = np.empty(own + count * width, np.int64)
@@ -51,9 +51,9 @@ def extended(headers: pa.ListArray, facts: Mapping[str, Any]) -> pa.ListArray:
 
 
 def pairs_of(headers: pa.ListArray) -> list[list[tuple[str, bytes | None]]]:
-    """Return the headers of each record as the client takes them.
+    """Return the headers of each record in the client's form.
 
-    :param headers: lists of structs with a ``key`` and a ``value``; null where a record has none.
+    :param headers: lists of structs with a ``key`` and a ``value``; null for a record without headers.
     """
     each = headers.flatten()
     pairs = list(zip(*(pc.struct_field(each, name).to_pylist() for name in ("key", "value")), strict=True))
@@ -135,15 +135,15 @@ def _milliseconds(column: pa.Array) -> pa.Array:
 class KeyValueEncoder:
     """Encodes keys and values that arrive as structs.
 
-    :param encoders: of ``key`` and ``value``, where these arrive as structs. The other columns stay as they are.
+    :param encoders: the encoders of ``key`` and ``value``, if these arrive as structs. Other columns stay unchanged.
     """
 
     encoders: Mapping[str, StructEncoder]
 
     def encode(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, BadRows]:
-        """Return the batch with keys and values in binary, and the rows that cannot be encoded: they are null in the batch."""
+        """Return the batch with keys and values in binary, and the rows that cannot be encoded, which are null in the batch."""
         found: dict[int, tuple[str, str]] = {}
-        # The key first, as Connect does it: of a row whose key and value both fail, the key is reported.
+        # The key first, as in Connect: if key and value of a row both fail, the key is reported.
         for part, stage, called in (("key", KEY_CONVERTER, "key: "), ("value", VALUE_CONVERTER, "")):
             if part not in self.encoders:
                 continue

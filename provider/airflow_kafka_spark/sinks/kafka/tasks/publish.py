@@ -1,13 +1,13 @@
 """Publishing one split in one Kafka transaction.
 
-The order of the three steps is what makes it exactly-once:
+The order of three steps makes it exactly-once:
 
-1. **fence**: ``init_transactions()`` on the split's own transactional id. A task that published this split before has finished,
+1. **fence**: ``init_transactions()`` on the split's own transactional id. An earlier task that publishes this split has finished,
    or is refused from here on.
-2. **read** the ledger for the split's marker. If it is there, so are the records. :class:`ClaimedWindow` keeps what a process
-   has read of the window for the looks that follow.
-3. **write**: one transaction of all records, of the dead letters, of the consumed offsets where they were read from Kafka, and,
-   last, the marker.
+2. **read** the ledger for the split's marker. If it exists, the records are published. :class:`ClaimedWindow` keeps the records
+   that a process has read, so that the next split reads only newer ones.
+3. **write**: one transaction with all records, the dead letters, the consumed offsets if the split was read from Kafka, and the
+   marker as its last record.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ KEPT = 4
 """Maximum number of claims whose records a process keeps: several pipelines may share Spark's workers."""
 
 ReadFrom = Callable[[int], Iterator[LedgerRecord]]
-"""Reads the committed records of the ledger's partition from an offset on."""
+"""Returns the committed records of the ledger's partition from an offset on."""
 
 
 class ClaimedWindow:
@@ -77,15 +77,15 @@ class ClaimedWindow:
         self._last: LedgerRecord | None = None
 
     def read_on(self, read: ReadFrom, end: int) -> None:
-        """Read the records since the last time. Begin again at the claim if the log is no longer the one that was read then.
+        """Read the records since the last call. Begin again at the claim if the log has changed.
 
-        Reading goes on with the last record of this window, which has to be there as it was, leader epoch included. It is not
+        Reading continues at the last known record of this window, which has to be unchanged, leader epoch included. It is not
 
-        - in a log that has lost its end, whatever was written to it since, and in a ledger that was created anew;
-        - after the window was closed or given up, once compaction has removed something of that: markers get their tombstones in
-          the transaction that ends their window, so that they are removed before any of these tombstones is.
+        - in a log that has lost its end, even if it has grown again, and in a ledger that was created anew;
+        - after the window was closed or given up, if compaction has removed a record of that transaction: it has the tombstones
+          of all markers, and compaction removes the markers before it removes their tombstones.
 
-        Everything before a record that a read_committed reader has seen is decided: what a transaction hides lies behind it.
+        All transactions before a record that a read_committed reader has seen are decided; hidden records come after it.
 
         :param end: the partition's high watermark.
         """
@@ -104,7 +104,7 @@ class ClaimedWindow:
                 self._newest[record.key] = self._last = record
 
     def memory(self, split: int) -> Memory:
-        """Return what these records say of the window and of one of its splits."""
+        """Return the state of the window and of one of its splits, folded from these records."""
         claim = self._claim
         keys = (window_key(claim.pipeline, claim.number), marker_key(claim.pipeline, claim.number, split))
         return fold_records(claim.pipeline, [self._newest[key] for key in keys if key in self._newest])
@@ -114,12 +114,12 @@ _kept: OrderedDict[LedgerClaim, ClaimedWindow] = OrderedDict()
 
 
 def read_claimed_window(claim: LedgerClaim, split: int, read: ReadFrom, end: int) -> Memory:
-    """Return what the ledger says of a claimed window and of one of its splits.
+    """Return the state of a claimed window and of one of its splits in the ledger.
 
     :param claim: the claim of the window. Its token is unique.
-    :param end: the partition's high watermark: everything committed before it is seen.
+    :param end: the partition's high watermark. All records that are committed before it are read.
     """
-    # Removed while it reads: another thread begins at the claim, and so does the next task after an error.
+    # Removed from the cache while it reads, so that another thread, or the next task after an error, begins at the claim.
     window = _kept.pop(claim, None) or ClaimedWindow(claim)
     window.read_on(read, end)
     _kept[claim] = window
@@ -129,7 +129,8 @@ def read_claimed_window(claim: LedgerClaim, split: int, read: ReadFrom, end: int
 
 
 class Rejected(Exception):
-    """The split holds bad records and must not be published. Reported as a result, so that the driver counts those of all splits.
+    """Raised when a split has bad records and must not be published. It travels as a result, so that the driver counts the bad
+    records of all splits.
 
     :param result: the account of the split, with samples of its bad records.
     """
@@ -143,9 +144,9 @@ class Rejected(Exception):
 class RecordBatches:
     """The batches of records that a task is to publish.
 
-    :param batches: of records; where they were read from Kafka, with the column :data:`END`.
-    :param from_spark: True where Spark hands them over. All of them then have to be taken, and their end is checked.
-    :param result: the account of what was read, once all batches are through; None if no account is kept.
+    :param batches: the records; with the column :data:`END` if they were read from Kafka.
+    :param from_spark: True if Spark passes them. Then all of them have to be taken, and their end is checked.
+    :param result: the account of the split after the last batch; None if no account is kept.
     """
 
     batches: Iterator[pa.RecordBatch]
@@ -179,10 +180,10 @@ class RecordBatches:
             raise RowsCutOff
 
     def timed_result(self, seconds: float, sending: float) -> SplitResult | None:
-        """Return the account of what was read, with the seconds that the task took; None if no account is kept.
+        """Return the account of the split, with the seconds that the task took; None if no account is kept.
 
         :param seconds: seconds of the task until now.
-        :param sending: those in which it has sent records.
+        :param sending: seconds of these that were spent on sending.
         """
         if self.result is None:
             return None
@@ -191,7 +192,7 @@ class RecordBatches:
         return replace(self.result, seconds=parts)
 
     def drain(self) -> None:
-        """Take the batches that are left and drop them. Spark requires a task to take all of its input."""
+        """Take the remaining batches and drop them, because Spark requires a task to take all of its input."""
         if self.from_spark:
             for _ in self.batches:
                 pass
@@ -205,7 +206,7 @@ PRODUCER: Mapping[str, Any] = {
     "queue.buffering.max.messages": 500_000,
     "queue.buffering.max.kbytes": 131_072,
     "allow.auto.create.topics": False,
-    # As the Java client places keys, so that other producers' records of a key lie in the same partition.
+    # The Java client's partitioner, so that records of a key from other producers are in the same partition.
     "partitioner": "murmur2_random",
 }
 """Defaults of the producer, measured in benchmarks/. The settings of the connection take precedence."""
@@ -231,11 +232,12 @@ class ConsumedOffsets:
 class BadRecordPolicy:
     """Handling of bad records that are tolerated. Their dead letters are sent in the transaction of their split.
 
-    :param topic: the dead letter topic; None: bad records are only counted. A letter is the record as it was read, or JSON where
-        a row never became a record.
-    :param partitions: how many partitions that topic has.
+    :param topic: the dead letter topic; None: bad records are only counted. A letter is the record as it was read, or JSON for a
+        row that never became a record.
+    :param partitions: the number of partitions of that topic.
     :param envelope: adds the headers of the letters.
-    :param counted: split index -> its bad records, where they were counted beforehand: a split with more is not published.
+    :param counted: split index -> number of its bad records, if they were counted before; a split with more of them is not
+        published.
     """
 
     topic: str | None = None
@@ -255,8 +257,8 @@ class Publisher:
     :param topic: the topic of records that do not name their own.
     :param partitions: the number of partitions of each known topic, which decides where keys go.
     :param transaction_timeout: seconds after which the broker aborts a transaction.
-    :param consumed: the offsets to commit, where splits were read from Kafka.
-    :param bad_record_policy: how bad records are handled; None: a split that holds one is not published.
+    :param consumed: the offsets to commit, if splits were read from Kafka.
+    :param bad_record_policy: handling of bad records; None: a split with a bad record is not published.
     :param conn_id: the connection, for messages.
     :param routes: topics that only transforms route records to. Their records are counted apart.
     """
@@ -278,9 +280,9 @@ class Publisher:
 
         :raises Rejected: the split holds bad records; nothing is published.
         :raises Fenced: a newer attempt owns the window, or another task works on this split.
-        :raises TransactionTimedOut: it took longer than ``transaction_timeout``.
-        :raises KafkaRefused: the brokers do not accept a record; nothing is published.
-        :raises KafkaUnavailable: the brokers do not answer; the split is not published, or its marker says that it is.
+        :raises TransactionTimedOut: the split took longer than ``transaction_timeout``.
+        :raises KafkaRefused: the brokers refuse a record; nothing is published.
+        :raises KafkaUnavailable: the brokers do not answer; the marker shows whether the split is published.
         """
         events, began = ClientEvents(), time.monotonic()
         try:
@@ -324,7 +326,7 @@ class Publisher:
             raise self._unavailable(error, f"looking into {tp}") from None
         finally:
             consumer.close()
-        # Only these keys, not the markers of other splits: a task that died with its marker sent would hold up all the others.
+        # Wait for these keys only: the marker of a dead task, in its open transaction, would otherwise delay all other splits.
         mine = (
             window_key(self.ledger.pipeline, self.ledger.number),
             marker_key(self.ledger.pipeline, self.ledger.number, split),
@@ -369,7 +371,7 @@ class Publisher:
         return marker
 
     def _writing(self, split: int, topics: Sequence[str], events: ClientEvents) -> AbstractContextManager[None]:
-        """Name the topics that are written in here if the brokers refuse to take records."""
+        """Add the topics that are written in this block to an error by which the brokers refuse records."""
         right = Right("topic", "Write", "`, `".join(topics))
         return named_rights(self.config, self._doing(split), right, conn_id=self.conn_id, events=events)
 
@@ -424,9 +426,8 @@ class Publisher:
             )
 
     def _resolve(self, error: Exception, events: ClientEvents, split: int, seconds: float) -> Marker:
-        """Return the outcome of the split, as the ledger has it. An exception does not say it.
-
-        The outcome is unknown, or another task has taken over.
+        """Return the outcome of the split from the ledger, because the client's exception does not tell it. Either the outcome
+        is unknown, or another task has taken over.
 
         :return: its marker, if it is published.
         """
@@ -441,12 +442,12 @@ class Publisher:
             marker = self._wait_for_other(split)
             failure = Fenced(self.ledger.pipeline, self._doing(split))
         elif is_fatal(error):
-            # Most likely a fence that the client reports under another name. Fencing in return would end the task that took over.
+            # Probably a fence that the client reports as another error. Fencing again would end the task that has taken over.
             marker = self._wait_for_other(split)
             failure = self._unavailable(error, self._doing(split))
         else:
             failure = self._failure(error, self._doing(split))
-            # Fencing this task's own id ends the transaction in doubt: it is published by then, or never will be.
+            # Fencing this task's own id ends the transaction in doubt: afterwards it is either committed or aborted.
             try:
                 self._fence(split, ClientEvents())
             except KafkaException:
@@ -466,8 +467,8 @@ class Publisher:
         return f"publishing split {split} of window {self.ledger.number}"
 
     def _failure(self, error: Exception, doing: str) -> KafkaSparkError:
-        """Return the error to raise: :class:`KafkaRefused` if the brokers refused a record, which only the transaction reports if
-        no callback watched its batch."""
+        """Return the error to raise: :class:`KafkaRefused` if the brokers refused a record. Only the transaction reports this if
+        no callback watched the batch."""
         said = error.args[0] if isinstance(error, KafkaException) else None
         # Records that are sent are watched; the marker is not.
         marker = [Right("topic", "Write", self.ledger.topic)]

@@ -43,9 +43,9 @@ class _SentRecords:
 class Sender:
     """Sends batches and counts the records of each partition.
 
-    The partition of every record is decided here, as the Java client does. So records are counted without a callback for each,
-    and the callbacks of the first and last record of a partition are enough to know its offsets, since a producer keeps the
-    order.
+    It computes the partition of every record as the Java client does. Records can therefore be counted without a callback for
+    each of them. The callbacks of the first and the last record of a partition are enough to know the offsets, because a producer
+    keeps the order.
 
     :param producer: a producer whose transaction has begun.
     :param topic: the topic of records that do not name their own.
@@ -111,7 +111,7 @@ class Sender:
         self.turn += 1
         if "partition" in columns:
             places = self._own_partitions(topic, columns["partition"], places, count, rows)
-        # Sorted by partition, because the client has a queue for each: this keeps the memory of a request together.
+        # Sorted by partition, because the client has a queue for each partition: the memory of a request is then contiguous.
         order = np.argsort(places, kind="stable")
         in_order = {name: columns[name].take(pa.array(order)) for name in _SENT if name in columns}
         lists = {name: pairs_of(column) if name == "headers" else column.to_pylist() for name, column in in_order.items()}
@@ -147,17 +147,18 @@ class Sender:
         while columns[0]:
             left = [iter(column) for column in columns]
             try:
-                # map() runs no Python code per record but the call. produce_batch() is slower: it needs a dictionary per record.
+                # map() runs no Python code per record except the call. produce_batch() is slower, because it needs a dictionary
+                # per record.
                 deque(map(produce, repeat(topic), *left), maxlen=0)
                 return
             except (BufferError, KafkaException) as error:
                 at = len(columns[0]) - length_hint(left[0]) - 1
                 if isinstance(error, KafkaException):
-                    # Why the transaction was refused is in the client's log, which is read by a poll.
+                    # The reason why the transaction was refused is in the client's log, which poll() reads.
                     self.producer.poll(_ROOM_SECONDS)
                     raise self._rejected(error.args[0], row_of(first + at)) from None
                 self._make_room(deadline)
-                # Continue with the record that found no room.
+                # Continue with the record for which the queue had no room.
                 columns, first = [column[at:] for column in columns], first + at
 
     def _produce_dated(
@@ -195,7 +196,7 @@ class Sender:
         return self.partitions[topic]
 
     def _own_partitions(self, topic: str, column: pa.Array, places: np.ndarray, count: int, rows: Sequence[int]) -> np.ndarray:
-        """Return the partitions that the rows name, and those of their keys where they name none."""
+        """Return the partitions that the rows name, or those of their keys for rows that name none."""
         wrong = pc.indices_nonzero(pc.fill_null(pc.or_(pc.less(column, 0), pc.greater_equal(column, count)), False))
         if len(wrong):
             at = wrong[0].as_py()
@@ -247,7 +248,7 @@ REMEDIES = {
     "MSG_SIZE_TOO_LARGE": "Raise `max.message.bytes` of {topic}",
     "INVALID_TIMESTAMP": _VALIDATES,
     "INVALID_RECORD": _VALIDATES,
-    # The others of a batch with such a record.
+    # The other records of a batch that has such a record.
     "_INVALID_DIFFERENT_RECORD": _VALIDATES,
     "POLICY_VIOLATION": _VALIDATES,
 }

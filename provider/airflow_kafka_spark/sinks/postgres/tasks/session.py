@@ -213,7 +213,7 @@ class Abandoned(Exception):
 class Stream:
     """A COPY in a thread of its own, which gets its batches one by one. The task reads and decodes the next ones meanwhile.
 
-    :param session: must not be used elsewhere until :meth:`finish` or :meth:`abandon` has returned.
+    :param session: must not be used elsewhere until :meth:`finish` or :meth:`cancel` has returned.
     """
 
     def __init__(self, session: LoadSession, table: Name | str, schema: pa.Schema, types: Sequence[str]) -> None:
@@ -241,7 +241,7 @@ class Stream:
         self._raise()
         return self._loaded
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """Make the COPY fail, and wait for that. Never raises."""
         with suppress(BaseException):
             self._put(Abandoned("the split is given up"))

@@ -245,7 +245,7 @@ class CopyWriter(SplitWriter):
     def abort(self) -> None:
         if self._open_split is not None:
             if self._open_split.stream is not None:
-                self._open_split.stream.abandon()
+                self._open_split.stream.cancel()
             self._open_split.session.close()
             self._open_split = None
 
@@ -550,7 +550,7 @@ class SplitAtomicWriter(CopyWriter):
         this marker or with the split. Returns the token."""
         if self.open_split.stream is not None:
             # First end the thread of the COPY: to close a session that it uses would crash the process.
-            self.open_split.stream.abandon()
+            self.open_split.stream.cancel()
             self.open_split.stream = None
         self.open_split.session.close()
         session = self.open_split.session = self._open_session()

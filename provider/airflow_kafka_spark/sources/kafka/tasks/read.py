@@ -94,15 +94,15 @@ class KafkaRecords:
 class KafkaSplitReader:
     """Reads exactly the committed records of ``[start, end)``, in offset order.
 
-    Done when a record or the end of the partition is seen at or past ``end``: the last offsets of a range may be control records,
-    which no consumer is ever handed.
+    Reading is done when a record or the end of the partition is seen at or past ``end``, because the last offsets of a range may
+    be control records, which consumers do not get.
 
-    Guarantee: no record is handed out that was written in place of one that was planned. All records below a frozen end have the
-    leader epoch of that moment or an earlier one; whatever is written after an election, in place of records that an unclean one
-    has cut off, has a later one. So a record's own epoch shows that it was planned, at whatever moment the log was cut.
-    librdkafka compares the epoch of its position only, when it is assigned and after an election: with an epoch for the start it
-    would not see a cut behind that, and would ask the broker once per split. Records that are missing, with none in their place,
-    are the driver's affair, which compares the end of the range before the window is committed.
+    Guarantee: no record is returned that was written in place of a planned one. All records below a frozen end have the leader
+    epoch of the plan or an earlier one. Records that are written after an unclean election, in place of records that it has cut
+    off, have a later epoch. A record's own epoch therefore shows that it was planned, independent of the time at which the log
+    was cut. librdkafka compares only the epoch of its position, when the partition is assigned and after an election. With an
+    epoch for the start it would not detect a cut after the start, and would ask the broker once per split. Missing records
+    without others in their place are found by the driver, which compares the end of the range before the window is committed.
 
     :param config: a consumer configuration (:func:`airflow_kafka_spark.hooks.kafka.config.consumer_config`).
     :param range: the offsets to read.
@@ -110,7 +110,7 @@ class KafkaSplitReader:
     :param with_headers: True if headers are wanted.
     :param with_keys: True if keys are wanted.
     :param with_messages: True if the records themselves are kept, for :meth:`KafkaRecords.originals`.
-    :param patience: seconds without any progress after which the broker is given up.
+    :param patience: seconds without any progress after which reading fails.
     :param epoch: the leader epoch of the partition when the range was planned; -1 (not known) compares nothing.
     """
 
@@ -154,7 +154,7 @@ class KafkaSplitReader:
                     )  # fmt: skip
                 continue
             deadline = time.monotonic() + self.patience
-            # Per record only what is needed: at a million records a second each call in here counts.
+            # As few calls per record as possible: at a million records per second each of them counts.
             if any(map(_ERROR, messages)):
                 messages = drop_group_refusals(messages, self.config, f"reading {self.range}")
                 position, done = self._handle_events(consumer, messages, position)
@@ -227,7 +227,7 @@ class KafkaSplitReader:
         if high < end:
             raise OffsetsWentBack(topic, partition, end, high)
         if low <= position:
-            # The broker has it after all (a stale leader answered), or a record of a later epoch in its place: ask again.
+            # The broker has the record (a stale leader had answered), or one of a later epoch in its place: ask again.
             consumer.assign([KafkaTopicPartition(topic, partition, position)])
             return position
         if not self.skip_lost:
@@ -265,7 +265,7 @@ def _size(values: Iterable[bytes | None]) -> int:
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
     """Let the garbage collector run rarely. Messages come by the thousand and are freed without it; its runs took an eighth of
-    all time.
+    the time.
     """
     threshold = gc.get_threshold()
     gc.set_threshold(1_000_000, *threshold[1:])
@@ -288,7 +288,7 @@ _FATAL = frozenset(
 
 
 class _Events:
-    """Keeps the last thing librdkafka complained of, for the error message; nothing goes to stderr."""
+    """Keeps the last error of librdkafka for the error message. Nothing is written to stderr."""
 
     def __init__(self) -> None:
         self.last = "librdkafka reports nothing"
@@ -297,10 +297,10 @@ class _Events:
         self.last = error.str()
 
     def log(self, level: int, message: str, *args: Any) -> None:
-        """Ignore a log line: librdkafka's lines are about its own retries."""
+        """Ignore a log line, because librdkafka logs its own retries."""
 
 
-def from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[KafkaRecords]:
+def records_from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[KafkaRecords]:
     """Yield the rows of Spark's own Kafka source, one task's partition, as :class:`KafkaRecords`.
 
     :raises RowsCutOff: the source has failed in the middle.

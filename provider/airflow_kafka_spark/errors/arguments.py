@@ -1,0 +1,213 @@
+"""Types of arguments: which values do not have the declared type, and a copy that has sound values in their place.
+
+A wrong type must neither raise where the value is used nor hide other mistakes. Specifications (sinks, sources, groups of
+options) are frozen dataclasses, so their annotations say what is expected. A class may have two class variables: ``ARGUMENTS``,
+the names by which users know attributes, and ``CHECKED``, arguments whose own checks take values of any type.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from functools import lru_cache
+from inspect import signature
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from airflow_kafka_spark.errors.setup import Problem
+
+T = TypeVar("T")
+
+_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "True or False", bytes: "bytes", NoneType: "None"}
+_SHOWN = 60
+_PACKAGE = __name__.partition(".")[0] + "."
+
+
+def names_of(value: Any) -> Any:
+    """Return a text as a tuple of itself, and a list as a tuple; anything else unchanged, for the validation to name."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)) else value
+
+
+def type_problems(spec: object, prefix: str = "") -> list[Problem]:
+    """Return a problem for each field of a dataclass whose value does not have the declared type; none for other objects.
+
+    :param prefix: the argument that the dataclass is, with a dot (``sink.``). Default: its fields are arguments themselves.
+    """
+    return [problem for _, problem in _wrong_fields(spec, prefix)]
+
+
+def with_sound_types(spec: T, prefix: str = "") -> tuple[T, list[Problem]]:
+    """Return a dataclass with sound values where the given ones do not have the declared type, and the problems of these.
+
+    A sound value is the text of the value where a text is expected, and else the default. A value without either stays: its check
+    has to expect it. What other checks say of an argument with a sound value means nothing.
+
+    :param prefix: as for :func:`type_problems`.
+    """
+    wrong = _wrong_fields(spec, prefix)
+    if not wrong:
+        return spec, []
+    kind: Any = type(spec)
+    known, changes = _declared(kind), {}
+    for found, _ in wrong:
+        if str in _members(known[found.name]):
+            changes[found.name] = str(getattr(spec, found.name))
+        elif found.default is not MISSING:
+            changes[found.name] = found.default
+        elif found.default_factory is not MISSING:
+            changes[found.name] = found.default_factory()
+    return replace(spec, **changes), [problem for _, problem in wrong]  # type: ignore[type-var]
+
+
+def with_sound_arguments(owner: T) -> tuple[T, list[Problem]]:
+    """Return an object with sound values where arguments of its constructor do not have the declared type, and the problems of
+    these.
+
+    Arguments that are attributes of the same name are compared, and those that ``ARGUMENTS`` names. Without problems it is the
+    object itself, otherwise a shallow copy.
+    """
+    # A user's subclass may annotate its own arguments as it likes.
+    own: Any = next(base for base in type(owner).__mro__ if base.__module__.startswith(_PACKAGE))
+    scope = vars(sys.modules[own.__module__])
+    attributes = {argument: name for name, argument in getattr(owner, "ARGUMENTS", {}).items()}
+    checked: frozenset[str] = getattr(owner, "CHECKED", frozenset())
+    found, sound = [], {}
+    for argument, parameter in signature(own.__init__).parameters.items():
+        name = attributes.get(argument, argument)
+        if name not in vars(owner) or argument in checked:
+            continue
+        default = MISSING if parameter.default is parameter.empty else parameter.default
+        if problem := argument_problem(argument, vars(owner)[name], _evaluate(parameter.annotation, scope), default):
+            found.append(problem)
+            sound[name] = str(vars(owner)[name]) if default is MISSING else default
+    if not found:
+        return owner, []
+    made = copy(owner)
+    for name, value in sound.items():
+        setattr(made, name, value)
+    return made, found
+
+
+def argument_problem(where: str, value: object, declared: Any, default: object = MISSING) -> Problem | None:
+    """Return the problem of one argument; None if its value has the declared type.
+
+    :param declared: its type.
+    :param default: what it is if it is left out, for the message. Default: it has to be given.
+    """
+    if has_type(value, declared):
+        return None
+    action = "Correct it" if default is MISSING else f"Correct it, or leave it out (default {default!r})"
+    return Problem(where, f"{_found(value, declared)}; expected {_described(declared)}", action)
+
+
+def has_type(value: object, declared: Any) -> bool:
+    """Return True if a value has the declared type, as far as it is known at run time. Values of a ``Literal`` may be any of
+    its type: their own checks list the choices."""
+    return any(_has(value, member) for member in _members(declared))
+
+
+def _has(value: object, member: Any) -> bool:
+    origin, inner = get_origin(member), get_args(member)
+    if member is Any:
+        return True
+    if member is bool or member is NoneType:
+        return isinstance(value, member)
+    if member in (int, float):
+        return isinstance(value, (int, member)) and not isinstance(value, bool)
+    if origin is Sequence:
+        return _is_list(value) and all(has_type(item, inner[0]) for item in value)  # type: ignore[attr-defined]
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(has_type(k, inner[0]) and has_type(v, inner[1]) for k, v in value.items())
+    if origin is Callable:
+        return callable(value)
+    if origin is Literal:
+        return isinstance(value, tuple(map(type, inner)))
+    return isinstance(value, member) if isinstance(member, type) and origin is None else True
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+
+
+def _wrong_fields(spec: object, prefix: str) -> list[tuple[Field[Any], Problem]]:
+    if not is_dataclass(spec) or isinstance(spec, type):
+        return []
+    known, found = _declared(type(spec)), []
+    names: Mapping[str, str] = getattr(spec, "ARGUMENTS", {})
+    checked: frozenset[str] = getattr(spec, "CHECKED", frozenset())
+    for each in fields(spec):
+        if each.name in checked:
+            continue
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        where = prefix + names.get(each.name, each.name)
+        if problem := argument_problem(where, getattr(spec, each.name), known[each.name], default):
+            found.append((each, problem))
+    return found
+
+
+@lru_cache(maxsize=256)
+def _declared(cls: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields; ``Any`` for those whose names are imported for type checkers only, and for those
+    of users' classes."""
+    types: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        scope = vars(sys.modules[base.__module__])
+        is_ours = base.__module__.startswith(_PACKAGE)
+        declared = base.__dict__.get("__annotations__", {})
+        types |= {name: _evaluate(kind, scope) if is_ours else Any for name, kind in declared.items()}
+    return types
+
+
+def _evaluate(annotation: Any, scope: Mapping[str, Any]) -> Any:
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, dict(scope))
+    except Exception:
+        return Any
+
+
+def _members(declared: Any) -> tuple[Any, ...]:
+    """Return the members of a union; the type itself if it is none."""
+    return get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
+
+
+def _described(declared: Any) -> str:
+    return " or ".join(_described_member(member) for member in _members(declared))
+
+
+def _described_member(member: Any) -> str:
+    origin, inner = get_origin(member), get_args(member)
+    if origin is Sequence:
+        return "a list of " + ("texts" if inner[0] is str else _described(inner[0]))
+    if origin is Mapping:
+        parts = [f"{_described(kind)} as {what}" for what, kind in zip(("key", "value"), inner, strict=True) if kind is not Any]
+        return "a mapping (dict)" + (f" with {' and '.join(parts)}" if parts else "")
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin is Callable or not isinstance(member, type):
+        return "a function" if origin is Callable else str(member)
+    return _NAMES.get(member, f"a {member.__name__}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return f"`{text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}`"
+
+
+def _found(value: object, declared: Any) -> str:
+    """Return what was found in place of the declared type. Values of mappings are not shown: they may be passwords."""
+    mappings = [get_args(member) for member in _members(declared) if get_origin(member) is Mapping]
+    if not mappings:
+        return f"it is {_short(value)} ({type(value).__name__})"
+    if not isinstance(value, Mapping):
+        return f"it is of type {type(value).__name__}"
+    (keys, values), *_ = mappings
+    name = next(key for key, item in value.items() if not (has_type(key, keys) and has_type(item, values)))
+    if not has_type(name, keys):
+        return f"its key {_short(name)} is of type {type(name).__name__}"
+    return f"its value for {_short(name)} is of type {type(value[name]).__name__}"

@@ -1,0 +1,206 @@
+"""Arguments of wrong types: each is named by the validation, none raises another error, and none hides other mistakes.
+
+No server: no connection is defined, so that checks of servers end with the look-up.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from airflow_kafka_spark import formats, sinks, sources, transforms
+from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.errors.arguments import type_problems, with_sound_arguments, with_sound_types
+from airflow_kafka_spark.formats import Debezium, Json
+from airflow_kafka_spark.operators import (
+    KafkaToKafkaOperator,
+    KafkaToSinkOperator,
+    PipelineOffsetsOperator,
+    SourceToKafkaOperator,
+)
+from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
+from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
+from airflow_kafka_spark.sources import JdbcSource
+from airflow_kafka_spark.transforms import Condition, Filter, Predicate, Transform
+from tests.support.runs import context
+
+SCHEMA = "id bigint, customer string"
+NOWHERE = {"task_id": "task", "kafka_conn_id": "nowhere", "spark_conn_id": "nowhere"}
+WRONG: tuple[Any, ...] = (object(), 5, [None], {5: None})
+
+
+def to_sink(**options: Any) -> KafkaToSinkOperator:
+    given = {"topics": "orders", "group_id": "group", "value": Json(schema=SCHEMA), "sink": FilesSink("/table")}
+    return KafkaToSinkOperator(**{**NOWHERE, **given, **options})
+
+
+def to_kafka(**options: Any) -> KafkaToKafkaOperator:
+    return KafkaToKafkaOperator(**{**NOWHERE, "topics": "a", "group_id": "group", "sink": KafkaSink(topic="b"), **options})
+
+
+def from_source(**options: Any) -> SourceToKafkaOperator:
+    source = JdbcSource(conn_id="nowhere", table="orders", cursor="id")
+    return SourceToKafkaOperator(**{**NOWHERE, "source": source, "sink": KafkaSink(topic="b"), **options})
+
+
+def complaints(operator: Any) -> list[Problem]:
+    """Return what a run complains of; a run without a complaint would need the connections."""
+    with pytest.raises(ValidationError) as caught:
+        operator.execute(context("run"))
+    assert str(caught.value)
+    return list(caught.value.problems)
+
+
+def arguments(cls: type) -> Iterator[str]:
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if parameter.kind is not parameter.VAR_KEYWORD and name != "task_id":
+            yield name
+
+
+def refused(make: Callable[..., Any], cls: type, given: dict[str, Any], expected: str) -> None:
+    """Each argument of a class with each wrong value is a problem with its name, or none of it; and nothing else is raised.
+
+    :param make: returns the operator with an instance of the class.
+    :param expected: what the name of an argument is put into.
+    """
+    for name in arguments(cls):
+        for value in WRONG:
+            found = complaints(make(cls(**{**given, name: value})))
+            if value is WRONG[0] and not issubclass(cls, Transform | formats.Format):
+                assert any(expected.format(name) in p.where for p in found), (cls.__name__, name, found)
+
+
+@pytest.mark.parametrize("make", [to_sink, to_kafka, from_source])
+def test_of_an_operator(make):
+    for name in arguments(type(make())):
+        for value in WRONG:
+            found = complaints(make(**{name: value}))
+            if value is WRONG[0]:
+                assert any(name in p.where for p in found), (name, found)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("PostgresSink", {"conn_id": "nowhere", "table": "orders"}),
+        ("FilesSink", {"path": "/table"}),
+        ("DeltaSink", {"path": "/table"}),
+        ("IcebergSink", {"table": "shop.orders"}),
+    ],
+)
+def test_of_a_sink_and_of_one_that_a_filter_names(name, given):
+    refused(lambda sink: to_sink(sink=sink), getattr(sinks, name), given, "sink.{}")
+    refused(
+        lambda sink: to_sink(transforms=[Filter(predicate=Condition("id > 1"), to=sink)]),
+        getattr(sinks, name),
+        given,
+        "Filter.to.{}",
+    )
+
+
+@pytest.mark.parametrize("make", [to_kafka, from_source])
+def test_of_a_topic(make):
+    refused(lambda sink: make(sink=sink), KafkaSink, {"topic": "b"}, "sink.{}")
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("JdbcSource", {"conn_id": "nowhere", "table": "orders", "cursor": "id"}),
+        ("FilesSource", {"path": "/files", "format": "json", "schema": SCHEMA}),
+        ("PostgresCdcSource", {"conn_id": "nowhere", "publication": "shop", "slot": "shop", "topic_prefix": "shop"}),
+    ],
+)
+def test_of_a_source(name, given):
+    refused(lambda source: from_source(source=source), getattr(sources, name), given, "source.{}")
+
+
+def test_of_formats_and_transforms():
+    for name in set(formats.__all__) - {"Format"}:
+        given = {"value": Json(schema=SCHEMA)} if name == "Debezium" else {}
+        refused(lambda value: to_sink(value=value), getattr(formats, name), given, "value")
+    for name in transforms.__all__:
+        cls = getattr(transforms, name)
+        if not inspect.isclass(cls) or inspect.isabstract(cls) or not issubclass(cls, Transform | Predicate):
+            continue
+        required = {n: "x" for n, p in inspect.signature(cls).parameters.items() if p.default is p.empty}
+        if issubclass(cls, Transform):
+            refused(lambda transform: to_sink(transforms=[transform]), cls, required, "transforms")
+
+
+@pytest.mark.parametrize(
+    ("cls", "given"),
+    [
+        (KafkaLagSensor, {"group_id": "group", "topics": "orders", "at_most_records": 1}),
+        (KafkaIntervalSensor, {"topics": "orders", "end": "2026-01-01T00:00:00Z"}),
+        (KafkaWindowSensor, {"pipeline": "orders", "after": 1}),
+    ],
+)
+def test_of_a_sensor(cls, given):
+    for name in arguments(cls):
+        for value in (object(), [None]):
+            for deferrable in (False, True):
+                sensor = cls(**{"task_id": "task", "deferrable": deferrable, **given, name: value})
+                assert any(name in p.where for p in complaints(sensor)), name
+    wrong = {"retry_timeout": "long", "wait_for_topic": 1, "ledger_topic" if "pipeline" in given else "topics": 5}
+    assert {p.where for p in complaints(cls(**{"task_id": "task", **given, **wrong}))} == set(wrong)
+
+
+@pytest.mark.parametrize("action", ["show", "plan", "reset", "replay", "rename"])
+def test_of_the_operator_of_offsets(action):
+    given = {"pipeline": "orders", "why": "a test", "action": action, "new_name": "new"}
+    given |= {"reset": {"to": "earliest"}, "replay": {"window": 1}}.get(action, {})
+    only = {"to": ("reset",), "starting_offsets": ("plan",), "ending_offsets": ("plan",)}
+    for name in arguments(PipelineOffsetsOperator):
+        if action in only.get(name, (action,)):
+            operator = PipelineOffsetsOperator(**{"task_id": "task", **given, name: object()})
+            assert any(p.where == name for p in complaints(operator)), name
+
+
+def test_other_mistakes_are_named_beside_wrong_types_and_nothing_is_made_up():
+    sink = PostgresSink(conn_id="nowhere", table=5, mode="upsertt", lock_timeout="long", delete_enabled="yes", keep_windows=0)
+    wrong = {"topics": 5, "group_id": ["a"], "data_loss": "maybe", "spark_conf": "x", "keep_windows": "all", "max_errors": 0.5}
+    found = complaints(to_sink(sink=sink, **wrong, value=Json(schema="id bigintt"), errors_skip="no"))
+    assert {p.where for p in found} == {
+        *wrong, "value.schema", "errors_skip", "kafka_conn_id", "spark_conn_id", "sink.conn_id",
+        *(f"sink.{name}" for name in ("table", "mode", "lock_timeout", "delete_enabled", "keep_windows")),
+    }  # fmt: skip
+    assert "spark_conf: it is of type str; expected a mapping (dict) with a text as key and a text as value or None." in map(
+        lambda p: str(p).partition(" Correct")[0], found
+    )
+    found = complaints(from_source(sink="topic", transforms=["x"], errors_tolerance="some", read_with=5))
+    assert {p.where.partition(" ")[0] for p in found} >= {"sink", "transforms[0]", "errors_tolerance", "read_with"}
+    found = complaints(to_kafka(sink="topic", value=Debezium("json"), filter=5, max_records="many"))
+    assert {p.where for p in found} >= {"sink", "value.value", "filter", "max_records"}
+
+
+def test_an_entry_of_a_mapping_is_named_and_templates_and_subclasses_are_taken():
+    (problem,) = type_problems(KafkaSink(topic="b", topic_config={"a": "1", "retention.ms": 5}))  # type: ignore[dict-item]
+    expected = "its value for `'retention.ms'` is of type int; expected a mapping (dict) with a text as key and a text as value"
+    assert problem.what == expected
+
+    class Text(str):
+        """As rendered templates are."""
+
+    assert type_problems(PostgresSink(Text("a"), Text("b"), mode=Text("append"), key=[Text("c")])) == []  # type: ignore[arg-type]
+
+    class Own(KafkaToSinkOperator):
+        def __init__(self, *, pool: int = 0, **options: Any) -> None:
+            super().__init__(**options)
+
+    assert (
+        with_sound_arguments(Own(task_id="task", topics="a", group_id="g", value=Json("id int"), sink=FilesSink("/x")))[1] == []
+    )
+
+
+def test_a_mapping_is_not_shown_and_lists_become_tuples():
+    settings = KafkaSink(topic="b", producer_config=["sasl.password=secret-word"], key=["id"])  # type: ignore[arg-type]
+    (problem,) = type_problems(settings, "sink.")
+    assert problem.where == "sink.producer_config" and "secret-word" not in str(problem)
+    sound, found = with_sound_types(settings, "sink.")
+    assert found == [problem] and sound.producer_config == {} and sound.key == ["id"]
+    assert JdbcSource(conn_id="a", table="b", key="id").key == ("id",)
+    assert JdbcSource(conn_id="a", table="b", key=["id", "line"]).key == ("id", "line")
