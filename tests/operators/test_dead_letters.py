@@ -355,7 +355,7 @@ def test_options_that_contradict_each_other_texts_for_switches_and_topics_that_w
     given = {"errors_deadletterqueue_context_headers_enable": "false", "errors_skip": "no"}
     found = problems(**tolerant("", **given))
     assert {name: found[name] for name in given} == {
-        name: f"`{value!r}` is neither True nor False" for name, value in given.items()
+        name: f"it is `{value!r}` (str); expected True or False" for name, value in given.items()
     }
     files.kafka.create_topic(f"compacted-{files.topic}", 1, config={"cleanup.policy": "compact"})
     for topic, why in ((files.topic, "is read"), (f"ledger-{files.name}", "ledger"), (f"compacted-{files.topic}", "compacted")):

@@ -51,6 +51,7 @@ class ErrorOptions:
         "skip": "errors_skip",
         "most": "max_errors",
     }
+    CHECKED: ClassVar[frozenset[str]] = frozenset({"most"})
 
     tolerance: Literal["none", "all"] = "none"
     topic: str | None = None
@@ -78,18 +79,13 @@ class ErrorOptions:
             given = {"errors_deadletterqueue_topic_name": self.topic, "errors_skip": self.skip or None, "max_errors": self.most}
             found = "no bad record is tolerated (`errors_tolerance` is `none`)"
             return [Problem(n, found, 'Set `errors_tolerance="all"`') for n, v in given.items() if v is not None]
-        return [*self._switch_problems(), *self._topic_problems(), *self._limit_problems()]
+        return [*self._topic_problems(), *self._limit_problems()]
 
     def too_many(self, count: int, records: int) -> bool:
         """Return True if a window has more bad records than ``most``. A share is exact: 29 of 100 are not more than 0.29."""
         if self.most is None:
             return False
         return count > (self.most if isinstance(self.most, int) else Decimal(repr(float(self.most))) * records)
-
-    def _switch_problems(self) -> list[Problem]:
-        """Return problems of switches that are not booleans, because a text would always count as True."""
-        given = {"errors_deadletterqueue_context_headers_enable": self.context_headers, "errors_skip": self.skip}
-        return [Problem(n, f"`{v!r}` is neither True nor False") for n, v in given.items() if not isinstance(v, bool)]
 
     def _topic_problems(self) -> list[Problem]:
         where = "errors_deadletterqueue_topic_name"

@@ -504,5 +504,5 @@ def _send_package(session: SparkSession) -> None:
     session.sparkContext.addPyFile(shutil.make_archive(str(target), "zip", package.parent, package.name))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

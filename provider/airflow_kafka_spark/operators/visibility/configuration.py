@@ -54,7 +54,7 @@ def arguments_of(operator: BaseOperator) -> Mapping[str, Any]:
     return found
 
 
-def described(value: Any, name: str = "") -> Any:
+def described(value: object, name: str = "") -> Any:
     """Return a value as JSON, without secrets.
 
     An object of options, as a sink or a format, becomes ``{"class": name, "arguments": {...}}`` with the arguments that differ
@@ -111,7 +111,7 @@ def _is_default(option: Any, value: Any) -> bool:
     return option.default_factory is not MISSING and _same(value, option.default_factory())
 
 
-def _same(value: Any, other: Any) -> bool:
+def _same(value: object, other: object) -> bool:
     try:
         return type(value) is type(other) and bool(value == other)
     except Exception:
@@ -119,7 +119,7 @@ def _same(value: Any, other: Any) -> bool:
         return False
 
 
-def _connections(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def _connections(value: object, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the connections that a described value names, by argument."""
     if isinstance(value, Mapping):
         inner = value["arguments"] if value.keys() == {"class", "arguments"} else value

@@ -76,7 +76,7 @@ class Links:
     :param ti: the task instance, which pushes XComs; None without one.
     """
 
-    def __init__(self, ti: Any = None) -> None:
+    def __init__(self, ti: object = None) -> None:
         self._push = getattr(ti, "xcom_push", None)
         self.known: dict[str, str] = {}
 

@@ -148,11 +148,11 @@ class VisibleOperator(BaseOperator):
         """Return the lineage before the window is planned: inputs and outputs."""
         return self.openlineage()
 
-    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:
+    def get_openlineage_facets_on_complete(self, task_instance: object) -> OperatorLineage:
         """Return the lineage of a complete window, with its offsets and counts."""
         return self.openlineage(window=self.window_now, report=self.reported, with_schema=True)
 
-    def get_openlineage_facets_on_failure(self, task_instance: Any) -> OperatorLineage:
+    def get_openlineage_facets_on_failure(self, task_instance: object) -> OperatorLineage:
         """Return the lineage of a window that failed, with the offsets that were planned, if it came so far."""
         return self.openlineage(window=self.window_now)
 

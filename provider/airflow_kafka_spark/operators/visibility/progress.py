@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.move_time import parts_of_move
@@ -36,6 +36,13 @@ PAUSE_SECONDS = 30.0
 Step = Literal["plan", "move", "commit", "close"]
 
 
+class TaskStateStore(Protocol):
+    """Airflow's store of the state of a task instance."""
+
+    def set(self, key: str, value: Any) -> None:
+        """Store a JSON value under a key."""
+
+
 class Progress:
     """Publishes the progress of a window in the task state store of Airflow 3.3 and later: at each step, and about every two
     seconds while its Spark job runs. An older Airflow has no store, and nothing is published.
@@ -49,7 +56,7 @@ class Progress:
     :param on_session: called with the session of the job before that starts.
     """
 
-    def __init__(self, store: Any = None, on_session: Callable[[SparkSession], None] | None = None) -> None:
+    def __init__(self, store: TaskStateStore | None = None, on_session: Callable[[SparkSession], None] | None = None) -> None:
         self._store = store
         self._on_session = on_session
         self._window: Window | None = None
@@ -174,7 +181,7 @@ def window_name(window: Window) -> str:
     return Interval.of_ms(*window.interval).name if window.interval else str(window.number)
 
 
-def store_of(context: Mapping[str, Any]) -> Any:
+def store_of(context: Mapping[str, Any]) -> TaskStateStore | None:
     """Return the task state store; None if Airflow has none (before 3.3)."""
     try:
         return context.get("task_state_store")

@@ -162,7 +162,7 @@ def join_parts(parts: Sequence[BytesPart], rows: int) -> pa.Array:
 
 
 def value_parts(schema: AvroSchema, column: DataType) -> WriteParts:
-    """Return the function that writes a column as a type that accepts it, see :func:`.avro.compatibility.column_mismatches`."""
+    """Return the function that writes a column as a type that accepts it, see :func:`.avro.schema.column_mismatches`."""
     if isinstance(schema, AvroUnion):
         return _union(schema, column)
     if isinstance(schema, AvroRecord):

@@ -57,7 +57,7 @@ _SHOWN = 60
 
 
 def value_writer(schema: AvroSchema, column: DataType) -> WriteValue:
-    """Return the function that writes a column as a type that accepts it, see :func:`.avro.compatibility.column_mismatches`."""
+    """Return the function that writes a column as a type that accepts it, see :func:`.avro.schema.column_mismatches`."""
     if isinstance(schema, AvroUnion):
         return _union(schema, column)
     if isinstance(schema, AvroRecord):
