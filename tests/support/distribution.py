@@ -67,6 +67,7 @@ WITHOUT_BROKER = (
     "tests/formats/",
     "tests/sources/jdbc/test_windows.py",
     "tests/sources/jdbc/test_validation.py",
+    "tests/sinks/lake/test_lake.py",
     "tests/sinks/delta/test_sink.py",
     "tests/sinks/iceberg/test_sink.py",
     "tests/sources/postgres_cdc/test_events.py",

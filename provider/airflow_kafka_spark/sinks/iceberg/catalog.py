@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
 from airflow_kafka_spark.hooks.connections import require_connection
-from airflow_kafka_spark.sinks.delta.place import TablePlace, TableStore
+from airflow_kafka_spark.sinks.lake.place import TablePlace, TableStore
 
 if TYPE_CHECKING:
     import pyarrow.fs

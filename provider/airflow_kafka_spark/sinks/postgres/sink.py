@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.postgres import Name, parse_name, resolve, system_identifier
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
+from airflow_kafka_spark.sinks.keyed import guard_problems
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 from airflow_kafka_spark.windows.model import Applied, Split, Window
@@ -160,21 +161,11 @@ class PostgresSink(PostgresSinkOptions, Sink):
             wrong.append(('`atomic="split"` shows a window in pieces, and would replace it in pieces', 'Use `atomic="window"`'))
         if self.mode == "append" and not self.window_column:
             wrong.append(("appended rows do not say which window they are of", 'Set `window_column="..."` on the sink'))
-        return [*(Problem(where, *why) for why in wrong), *self._guard_problems(where, "a window that is moved again")]
+        return [*(Problem(where, *why) for why in wrong), *guard_problems(self, where, "a window that is moved again")]
 
     def unordered_problems(self) -> list[Problem]:
         """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
-        return self._guard_problems("window", "an interval that is moved after a later one")
-
-    def _guard_problems(self, where: str, what: str) -> list[Problem]:
-        if self.mode != "upsert":
-            return []
-        wrong = []
-        if not self.offset_columns:
-            wrong.append((f"{what} would overwrite newer rows", "Set `offset_columns=True` on the sink: older offsets then lose"))
-        if self.delete_enabled:
-            wrong.append((f"{what} would bring back rows that were deleted since", "Leave `delete_enabled` out"))
-        return [Problem(where, *why) for why in wrong]
+        return guard_problems(self, "window", "an interval that is moved after a later one")
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the row of ``airflow_windows`` with the pipeline's highest number.

@@ -1,16 +1,4 @@
-"""The place of a Delta table, and the store that holds its files: a mounted file system, or S3.
-
-::
-
-    <table>/_delta_log/<version>.json                            Delta's log
-    <table>/airflow-<attempt>/*.parquet                          data files of an attempt; of the window once it is committed
-    <table>/_airflow/windows/<pipeline>/<number>/<replay>.json   the sink's record of a window
-    <table>/_airflow/attempts/<attempt>/attempt.json             an attempt has begun, and has not been cleaned up after
-    <table>/_airflow/attempts/<attempt>/record.json              the record of its window, written before the commit
-    <table>/_airflow/attempts/<attempt>/lock                     local tables: locked for as long as the attempt's driver lives
-
-Delta's readers go by the log, and VACUUM passes over directories whose names begin with an underscore.
-"""
+"""The place of a lake table, and the store that holds its files: a mounted file system, or an object store."""
 
 from __future__ import annotations
 
@@ -38,10 +26,6 @@ log = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _S3_SCHEMES = ("s3", "s3a", "s3n")
-
-ATTEMPTS = "_airflow/attempts"
-WINDOWS = "_airflow/windows"
-BEGUN, RECORD = "attempt.json", "record.json"
 
 
 def plain(name: str) -> str:
