@@ -1,0 +1,324 @@
+"""The place of a lake table, and the store that holds its files: a mounted file system, or an object store."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+import urllib.parse
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.hooks.s3 import S3Access, s3_access
+from airflow_kafka_spark.sinks.files.directory import flush
+
+if TYPE_CHECKING:
+    import obstore.store
+    import pyarrow as pa
+    import pyarrow.fs
+
+log = logging.getLogger(__name__)
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_S3_SCHEMES = ("s3", "s3a", "s3n")
+
+
+def plain(name: str) -> str:
+    """Return the name of a data file or its directory without ``~``, which delta-rs escapes in one place and not in another: its
+    OPTIMIZE would not find the file."""
+    return name.replace("~", "__")
+
+
+@dataclass(frozen=True)
+class TablePlace:
+    """The place of a table.
+
+    :param scheme: ``file`` or ``s3``.
+    :param path: an absolute path, or ``bucket/prefix``.
+    """
+
+    scheme: str
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> TablePlace:
+        """Return the place that a path or URI names.
+
+        :raises ValueError: it is neither an absolute local path, a ``file://`` nor an ``s3://`` URI.
+        """
+        found = _SCHEME.match(text)
+        scheme = found[1].lower() if found else "file"
+        if scheme in _S3_SCHEMES:
+            parts = urllib.parse.urlsplit(text)
+            if not parts.netloc or not parts.path.strip("/") or "@" in parts.netloc:
+                raise ValueError(f"`{text}` is not of the form s3://bucket/prefix")
+            return cls("s3", f"{parts.netloc}/{parts.path.strip('/')}")
+        if scheme != "file":
+            raise ValueError(f"`{text}` is in a store that is not supported: {scheme}")
+        if found:
+            parts = urllib.parse.urlsplit(text)
+            if parts.netloc not in ("", "localhost"):
+                raise ValueError(f"`{text}` names the host {parts.netloc}")
+            text = urllib.parse.unquote(parts.path)
+        if not os.path.isabs(text):
+            raise ValueError(f"`{text}` is not an absolute path")
+        path = os.path.normpath(text)
+        if path == os.path.dirname(path):
+            raise ValueError("the root directory cannot be a table")
+        return cls("file", path)
+
+    @property
+    def is_local(self) -> bool:
+        """True for a mounted file system."""
+        return self.scheme == "file"
+
+    @property
+    def uri(self) -> str:
+        """The place as a URI without credentials."""
+        return Path(self.path).as_uri() if self.is_local else f"{self.scheme}://{self.path}"
+
+    @property
+    def location(self) -> str:
+        """The place as deltalake names it."""
+        return self.path if self.is_local else f"{self.scheme}://{self.path}"
+
+
+@dataclass(frozen=True)
+class TableStore:
+    """The files of a table. Paths are relative to it.
+
+    :param place: where the table is.
+    :param access: how S3 is reached; None for a local table.
+    """
+
+    place: TablePlace
+    access: S3Access | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"place": self.place, "access": self.access}
+
+    @cached_property
+    def filesystem(self) -> pyarrow.fs.FileSystem:
+        """The file system of Arrow that holds the table."""
+        import pyarrow.fs
+
+        return self.access.filesystem() if self.access else pyarrow.fs.LocalFileSystem()
+
+    @property
+    def storage_options(self) -> Mapping[str, str]:
+        """The options of deltalake."""
+        return self.access.storage_options if self.access else {}
+
+    def full(self, path: str) -> str:
+        """Return a path as :attr:`filesystem` names it."""
+        return f"{self.place.path}/{path}"
+
+    def put(self, path: str, content: str) -> None:
+        """Write a small file in one step, durably. A file of this name is replaced.
+
+        :raises OSError: the store refused it.
+        """
+        if not self.place.is_local:
+            with self.filesystem.open_output_stream(self.full(path)) as stream:
+                stream.write(content.encode())
+            return
+        target = Path(self.full(path))
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            temporary.write_text(content, encoding="utf-8")
+            flush(temporary)
+            os.rename(temporary, target)
+            flush(target.parent)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def create(self, path: str, content: str) -> bool:
+        """Write a small file in one step, durably, unless there is one of this name (``If-None-Match: *``, ``link(2)``).
+
+        :return: False if there is one. In S3 it may be this one, written by a request whose answer was lost.
+        :raises OSError: the store refused it, or it is not known whether it was written.
+        """
+        if not self.place.is_local:
+            return self._create_object(path, content)
+        target = Path(self.full(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            temporary.write_text(content, encoding="utf-8")
+            flush(temporary)
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        flush(target.parent)
+        return True
+
+    def _create_object(self, path: str, content: str) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, BaseError
+
+        try:
+            obstore.put(self._objects, self._key(path), content.encode(), mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        except BaseError as error:
+            raise OSError(str(error)) from error
+        return True
+
+    @cached_property
+    def _objects(self) -> obstore.store.S3Store:
+        """The bucket, by a client that writes on conditions. Arrow's has none."""
+        assert self.access is not None
+        return self.access.object_store(self.place.path.partition("/")[0])
+
+    def _key(self, path: str) -> str:
+        return f"{self.place.path.partition('/')[2]}/{path}"
+
+    def names_after(self, directory: str, name: str) -> list[str]:
+        """Return the names of files directly in a directory that come behind a name, in their order.
+
+        In S3 the names before it are not listed.
+
+        :raises OSError: the store did not answer.
+        """
+        if self.place.is_local:
+            with suppress(FileNotFoundError):
+                return sorted(found for found in os.listdir(self.full(directory)) if found > name and not found.startswith("."))
+            return []
+        import obstore
+        from obstore.exceptions import BaseError
+
+        begin = f"{self._key(directory)}/"
+        try:
+            pages = obstore.list(self._objects, begin, offset=f"{begin}{name}" if name else None)
+            return [found["path"].removeprefix(begin) for page in pages for found in page]
+        except BaseError as error:
+            raise OSError(str(error)) from error
+
+    def files_below(self, directory: str) -> list[str]:
+        """Return the paths of all files in a directory and in those within it.
+
+        :raises OSError: the store did not answer.
+        """
+        import pyarrow.fs
+
+        selector = pyarrow.fs.FileSelector(self.full(directory), allow_not_found=True, recursive=True)
+        found = self.filesystem.get_file_info(selector)
+        return [info.path.removeprefix(self.full("")) for info in found if info.type == pyarrow.fs.FileType.File]
+
+    def get(self, path: str) -> str | None:
+        """Return the content of a small file, or None if it does not exist.
+
+        :raises OSError: the store did not answer.
+        """
+        try:
+            with self.filesystem.open_input_stream(self.full(path)) as stream:
+                return stream.read().decode()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def make(self, path: str) -> None:
+        """Create a directory. S3 has none, and needs none.
+
+        :raises OSError: it cannot be created.
+        """
+        if self.place.is_local:
+            os.makedirs(self.full(path), exist_ok=True)
+
+    def children(self, path: str) -> list[pyarrow.fs.FileInfo]:
+        """Return what there is directly in a directory, none if that does not exist.
+
+        :raises OSError: the store did not answer.
+        """
+        import pyarrow.fs
+
+        return list(self.filesystem.get_file_info(pyarrow.fs.FileSelector(self.full(path), allow_not_found=True)))
+
+    def exists(self, path: str) -> bool:
+        """Return True if there is a file or directory of this name.
+
+        :raises OSError: the store did not answer.
+        """
+        import pyarrow.fs
+
+        return self.filesystem.get_file_info(self.full(path)).type != pyarrow.fs.FileType.NotFound
+
+    def modified(self, path: str) -> float | None:
+        """Return when a file was written, in seconds since 1970, or None if it does not exist.
+
+        :raises OSError: the store did not answer.
+        """
+        mtime = self.filesystem.get_file_info(self.full(path)).mtime_ns
+        return None if mtime is None else mtime / 1e9
+
+    def remove(self, path: str) -> None:
+        """Remove a file. Never raises."""
+        with suppress(OSError):
+            self.filesystem.delete_file(self.full(path))
+
+    def remove_all(self, path: str) -> None:
+        """Remove a directory and what is in it. Never raises; what cannot be removed is found by the next attempt."""
+        try:
+            self.filesystem.delete_dir(self.full(path))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("%s, which an earlier attempt has left, cannot be removed: %s", self.full(path), error)
+
+    def remove_empty(self, directory: str) -> None:
+        """Remove a directory, and those within it, as far as they hold no file. S3 has none. Never raises."""
+        if self.place.is_local:
+            for path, _, _ in os.walk(self.full(directory), topdown=False):
+                with suppress(OSError):
+                    os.rmdir(path)
+
+    def flush_entry(self, version: int) -> None:
+        """Make an entry of Delta's log durable. On S3 it is when it is written.
+
+        :raises OSError: it cannot be flushed.
+        """
+        if self.place.is_local:
+            directory = Path(self.full("_delta_log"))
+            flush(directory / f"{version:020d}.json")
+            flush(directory)
+
+    def flush_log(self) -> None:
+        """Make all entries of Delta's log durable that were written in the last hour: one of them is of an attempt that died.
+
+        :raises OSError: they cannot be flushed.
+        """
+        if self.place.is_local:
+            directory, oldest = Path(self.full("_delta_log")), time.time() - 3600
+            with os.scandir(directory) as entries:
+                recent = [e.path for e in entries if e.name.endswith(".json") and e.stat().st_mtime > oldest]
+            for path in (*recent, str(directory)):
+                flush(path)
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open a new file for writing.
+
+        :raises OSError: it cannot be written.
+        """
+        import pyarrow as pa
+
+        if self.place.is_local:
+            return pa.OSFile(self.full(path), "wb")
+        return self.filesystem.open_output_stream(self.full(path))
+
+
+def open_store(place: TablePlace, conn_id: str | None) -> TableStore:
+    """Return the files of a table, with the credentials of an Airflow connection.
+
+    :param place: where the table is.
+    :param conn_id: a connection of type ``aws``; None for the credentials of the environment. Not used for a local table.
+    :raises Exception: the connection does not exist, or gives no credentials.
+    """
+    return TableStore(place) if place.is_local else TableStore(place, s3_access(conn_id))

@@ -1,0 +1,194 @@
+"""Writing one split in a Spark task, into Parquet files below a lake table that no commit names yet."""
+
+from __future__ import annotations
+
+import uuid
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_kafka_spark.errors import Fenced, SinkUnavailable
+from airflow_kafka_spark.sinks.base import Rows
+from airflow_kafka_spark.sinks.files.directory import file_stem, flush
+from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
+from airflow_kafka_spark.sinks.keyed import OFFSET_COLUMNS
+from airflow_kafka_spark.sinks.lake.attempts import ATTEMPTS, BEGUN
+from airflow_kafka_spark.sinks.lake.place import TableStore, plain
+from airflow_kafka_spark.sinks.tasks.buffered_files import BufferedFile, BufferedFilesWriter, PartitionKey
+from airflow_kafka_spark.windows.model import Split
+
+
+@dataclass(frozen=True, kw_only=True)
+class LakeTarget:
+    """The part of an attempt that tasks need.
+
+    :param uri: the sink's URI, for messages.
+    :param store: where data files lie.
+    :param home: the table's location, below which attempts are noted.
+    :param attempt: the name of the attempt's directory of data files.
+    :param marker: the name of the attempt below ``_airflow/attempts``. It is removed when the attempt has ended.
+    :param pipeline: the pipeline's name.
+    :param window: the window, for messages.
+    :param file_schema: the files' columns.
+    :param spec: how files are written.
+    :param offset_columns: True: rows get topic, partition and offset.
+    """
+
+    uri: str
+    store: TableStore
+    home: TableStore
+    attempt: str
+    marker: str
+    pipeline: str
+    window: str
+    file_schema: pa.Schema
+    spec: FileSpec
+    offset_columns: bool = False
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns whose values decide which file a row goes to."""
+        return ()
+
+
+class LakeFile(BufferedFile):
+    """A data file of the table.
+
+    :param target: where and how to write.
+    :param path: its path, below the place of data files.
+    """
+
+    def __init__(self, target: LakeTarget, path: str) -> None:
+        self.store, self.path = target.store, path
+        super().__init__(self.store.open(path), target.spec, target.file_schema)
+
+    def finish(self) -> None:
+        super().finish()
+        if self.store.place.is_local:
+            flush(self.store.full(self.path))
+
+    def drop(self) -> None:
+        super().drop()
+        self.store.remove(self.path)
+
+
+class LakeSplitWriter(BufferedFilesWriter):
+    """Writes one split into files of this task attempt alone. The driver commits the files of the task attempt whose result
+    Spark returns, and removes the others.
+
+    A subclass says what the commit has to know of a file.
+
+    :param target: where and how to write.
+    """
+
+    target: LakeTarget
+
+    def __init__(self, target: LakeTarget) -> None:
+        self.target = target
+        self.token = ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.target.window}, {self.target.store.place.uri}/{self.target.attempt})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"target": self.target, "token": ""}
+
+    @abstractmethod
+    def describe(self, file: Any, key: PartitionKey) -> Mapping[str, Any]:
+        """Return partition values and statistics of a file that is finished."""
+
+    def open(self, split: Split) -> None:
+        """Begin a split.
+
+        :raises Fenced: a newer attempt at the window has removed this attempt.
+        :raises SinkUnavailable: the table's location cannot be read on this machine.
+        """
+        self.begin_split(split)
+        self.token = uuid.uuid4().hex
+        self._refuse_ended()
+
+    def write(self, rows: Rows) -> None:
+        super().write(self._with_offsets(rows) if self.target.offset_columns else rows)
+
+    def _with_offsets(self, rows: Rows) -> Rows:
+        range, count = self.split.range, rows.batch.num_rows
+        origin = [
+            pa.repeat(pa.scalar(range.topic), count),
+            pa.repeat(pa.scalar(range.partition, pa.int32()), count),
+            rows.offsets,
+        ]
+        names = [*rows.batch.schema.names, *OFFSET_COLUMNS]
+        return replace(rows, batch=pa.RecordBatch.from_arrays([*rows.batch.columns, *origin], names=names))
+
+    def close(self) -> Mapping[str, Any]:
+        """Finish all files.
+
+        :return: ``rows``, and ``files``: path, rows, bytes, partition values and statistics of each.
+        :raises Fenced: a newer attempt at the window has removed this attempt.
+        """
+        try:
+            self.finish_all()
+            if self.target.store.place.is_local:
+                flush(self.target.store.full(self.target.attempt))
+        except OSError as error:
+            raise self.failed(error) from error
+        # A process that removes the attempt may have listed its files before this one was there.
+        self._refuse_ended()
+        self.token = ""
+        return {"rows": self.rows, "files": self.finished}
+
+    def abort(self) -> None:
+        if self.token:
+            self.drop_all()
+            for file in self.finished:
+                self.target.store.remove(file["path"])
+            self.token = ""
+
+    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+        """Parquet holds every value of the types that ``validate`` lets pass."""
+        return {}
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def open_file(self, key: PartitionKey, part: int) -> LakeFile:
+        # Partition values are in the metadata only. In a path they would have to be escaped twice.
+        number = len(self.finished) + len(self.files)
+        path = f"{self.target.attempt}/{plain(file_stem(self.split.range, number))}-{self.token}.parquet"
+        return self.new_file(path)
+
+    def new_file(self, path: str) -> LakeFile:
+        """Open the file of this path."""
+        return LakeFile(self.target, path)
+
+    def finish_file(self, file: Any, key: PartitionKey) -> Mapping[str, Any]:
+        file.finish()
+        size = self.target.store.filesystem.get_file_info(self.target.store.full(file.path)).size
+        return {"path": file.path, "rows": file.rows, "bytes": size, **self.describe(file, key)}
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    def failed(self, error: OSError) -> Exception:
+        if isinstance(error, FileNotFoundError):
+            self._refuse_ended()
+        return SinkUnavailable(self.target.uri, self._doing, str(error))
+
+    @property
+    def _doing(self) -> str:
+        return f"writing split {self.split.index} ({self.split.range})"
+
+    def _refuse_ended(self) -> None:
+        target = self.target
+        try:
+            if target.home.exists(f"{ATTEMPTS}/{target.marker}/{BEGUN}"):
+                return
+            there = target.home.exists(ATTEMPTS)
+        except OSError as error:
+            raise SinkUnavailable(target.uri, self._doing, str(error)) from error
+        # An object store has no directories: where nothing is noted any more, the attempt was removed.
+        if there or not target.home.place.is_local:
+            raise Fenced(target.pipeline, self._doing)
+        shared = "the Airflow worker and all of Spark's executors must share the file system"
+        raise SinkUnavailable(target.uri, self._doing, f"{target.home.place.uri} is not the table's location here; {shared}")
