@@ -44,7 +44,7 @@ class S3Access:
         """Return a bucket, by a client that writes on conditions."""
         import obstore.store
 
-        config = obstore.store.S3Config()
+        config: obstore.store.S3Config = {}
         if self.access_key:
             config.update({"access_key_id": self.access_key, "secret_access_key": self.secret_key})
         if self.session_token:
