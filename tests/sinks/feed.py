@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -138,6 +138,17 @@ def recut(job: Job, *cuts: float) -> Job:
             within = [rows.filter(_between(rows.offsets, start, end)) for rows in job.rows[split.index]]
             data[index] = [rows for rows in within if rows.batch.num_rows]
     return Job(job.window, tuple(splits), job.shape, data)
+
+
+def replayed(job: Job, replay: int = 1, first: int = 0) -> Job:
+    """A replay of a window, which finds fewer rows.
+
+    :param first: rows of each batch that it no longer finds.
+    """
+    data = {
+        n: [rows.filter(pa.array([i >= first for i in range(rows.batch.num_rows)])) for rows in b] for n, b in job.rows.items()
+    }
+    return replace(job, window=replace(job.window, replay=replay), rows=data)
 
 
 def _between(offsets: pa.Array, start: int, end: int) -> pa.Array:

@@ -60,6 +60,8 @@ def make_sink(kind: str, place: str) -> Any:
         return FilesSink(path=place)
     if kind == "delta":
         return DeltaSink(place)
+    if kind == "delta-upsert":
+        return DeltaSink(place, mode="upsert", key="id")
     if kind == "iceberg":
         return IcebergSink("shop.orders", "lake")
     from airflow_kafka_spark.sinks import PostgresSink
@@ -89,7 +91,7 @@ def row_of(value: bytes) -> tuple[int, str, str, int]:
 class Pipeline(Attempts):
     """One pipeline, from its topic to its sink.
 
-    :param kind: one of :data:`KINDS`, ``delta``, ``iceberg`` or ``postgres-upsert``.
+    :param kind: one of :data:`KINDS`, ``delta``, ``delta-upsert``, ``iceberg`` or ``postgres-upsert``.
     """
 
     make = staticmethod(make)
@@ -162,7 +164,7 @@ class Pipeline(Attempts):
         """What a reader of the sink sees."""
         if self.kind == "files":
             return files_rows(self.place)
-        if self.kind == "delta":
+        if self.kind.startswith("delta"):
             return delta_rows(self.place)
         if self.kind == "iceberg":
             return iceberg_rows()
@@ -267,7 +269,7 @@ def pipeline(
     if kind == "iceberg":
         extra = {"type": "sql", "uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"file://{directory}/warehouse"}
         os.environ["AIRFLOW_CONN_LAKE"] = json.dumps({"conn_type": "iceberg", "extra": extra})
-    elif kind not in ("files", "delta"):
+    elif kind not in ("files", "delta", "delta-upsert"):
         server, place = postgres(), unique("orders")
         os.environ["AIRFLOW_CONN_WAREHOUSE"] = server.connection_uri()
         key = ", PRIMARY KEY (id)" if kind == "postgres-upsert" else ""

@@ -220,7 +220,7 @@ class SparkHook(BaseHook):
 
         early = self._take_early()
         warm.detach_if_ended()
-        if not self.is_connect and (reason := discard_ended()):
+        if not self.is_connect and (reason := _discard_ended()):
             log.warning("The Spark session of an earlier window cannot be used: %s. A new one is started", reason)
         active = SparkSession.getActiveSession() if early is None else None
         if active is not None:
@@ -243,7 +243,7 @@ class SparkHook(BaseHook):
         try:
             yield
         except Exception as error:
-            if not self.is_connect and (reason := discard_ended()):
+            if not self.is_connect and (reason := _discard_ended()):
                 raise SparkUnavailable(self.spark_conn_id, self.master, reason) from error
             raise
 
@@ -433,6 +433,18 @@ class EarlyStart:
             self._session = self._start()
         except BaseException as error:
             self._error = error
+
+
+def _discard_ended() -> str:
+    """Discard the session of this process if it no longer works, also that of a warm process.
+
+    :return: the reason, as the end of a sentence; "" if it works.
+    """
+    reason = discard_ended()
+    # The server of a warm process closes the connection only after it has noticed the end of its JVM.
+    if reason and (warm_log := warm.detach()):
+        return f"{reason}; {warm_log} may tell why"
+    return reason
 
 
 @contextmanager

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from airflow_kafka_spark.sinks.base import Shape, Sink
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
@@ -35,6 +37,23 @@ class DeltaCase(Case):
         columns = [name for name in only or self.schema.names if name in found.schema.names]
         return found.to_table(columns=columns).cast(pa.schema([self.schema.field(n) for n in columns])).to_pylist()
 
+    def of_others(self, *ids: int) -> None:
+        """Another writer appends rows."""
+        write_deltalake(self.path, pa.table({"id": pa.array(ids, pa.int64())}), mode="append", schema_mode="merge")
+
+    def compact(self) -> None:
+        """OPTIMIZE: others write all rows into other files."""
+        DeltaTable(self.path).optimize.compact()
+
+    def maintain(self) -> None:
+        """OPTIMIZE, and VACUUM of all that the log does not name."""
+        self.compact()
+        DeltaTable(self.path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
+
+    def commits(self) -> int:
+        """How often readers have got another version to see."""
+        return DeltaTable(self.path).version()
+
     def files(self) -> set[str]:
         """The files that the log names, below the table."""
         if not (self.path / "_delta_log").exists():
@@ -52,7 +71,9 @@ class DeltaCase(Case):
         return {name: digest for name, digest in tree(self.path).items() if name in named or name.startswith(seen)}
 
     def leftovers(self) -> list[str]:
-        named = self.files()
+        """What no entry of the log has named, too: files that were replaced stay until a VACUUM."""
+        entries = (json.loads(line) for path in self.path.glob("_delta_log/*.json") for line in path.read_text().splitlines())
+        named = {urllib.parse.unquote(entry["add"]["path"]) for entry in entries if "add" in entry}
         directories = {name.rpartition("/")[0] for name in named}
         known = {".", "_delta_log", "_airflow", "_airflow/windows", "_airflow/attempts"}
         return [
@@ -72,7 +93,7 @@ class DeltaCase(Case):
         file = self.path.parent / "a file"
         file.write_text("in the way")
         shape = Shape("broken", pa.schema([("id", pa.int64()), ("gap", pa.duration("us"))]))
-        options = {"compression": "rar", "mode": "upsert", "table_properties": {"delta.columnMapping.mode": "name"}}
+        options = {"compression": "rar", "mode": "merge", "table_properties": {"delta.columnMapping.mode": "name"}}
         sink = DeltaSink(str(file / "orders"), partition_by=("nobody", "gap"), **options)
         where = {"sink.path", "sink.path column `gap`", "sink.partition_by", "sink.compression", "sink.mode"}
         return sink, shape, where

@@ -12,18 +12,18 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, Schema, write_deltalake
+from deltalake import DeltaTable, Schema
 
-from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
+from airflow_kafka_spark.errors import SinkUnavailable
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import METADATA, PipelineVersion, app_id
-from airflow_kafka_spark.sinks.delta.place import TablePlace
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.sinks.delta.tasks.statistics import LONGEST_TEXT
+from airflow_kafka_spark.sinks.lake.place import TablePlace
 from airflow_kafka_spark.windows.codec import ranges_to_json
-from tests.sinks.attempt import Victim, apply, write_all
+from tests.sinks.attempt import apply, write_all
 from tests.sinks.delta.cases import DeltaCase
-from tests.sinks.feed import SCHEMA, Feed, Job, row
+from tests.sinks.feed import SCHEMA, Feed, row
 from tests.sinks.oracle import same_multiset
 
 SMALL = pa.schema([("id", pa.int64()), ("name", pa.string()), ("ratio", pa.float64())])
@@ -41,76 +41,7 @@ def feed() -> Feed:
     return Feed(SMALL)
 
 
-def of_others(lake: DeltaCase, *ids: int) -> None:
-    """Another writer appends."""
-    write_deltalake(lake.path, pa.table({"id": pa.array(ids, pa.int64())}), mode="append", schema_mode="merge")
-
-
-def maintain(lake: DeltaCase) -> None:
-    """OPTIMIZE, and VACUUM of all that the log does not name."""
-    DeltaTable(lake.path).optimize.compact()
-    DeltaTable(lake.path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
-
-
-def replayed(job: Job, replay: int = 1, first: int = 0) -> Job:
-    """A replay of a window: other rows of the same offsets."""
-    data = {
-        n: [replace(rows, batch=rows.batch.slice(0, max(rows.batch.num_rows - first, 0))) for rows in batches]
-        for n, batches in job.rows.items()
-    }
-    data = {n: [replace(r, offsets=r.offsets.slice(0, r.batch.num_rows)) for r in batches] for n, batches in data.items()}
-    return replace(job, window=replace(job.window, replay=replay), rows=data)
-
-
 # --- other writers --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.faults
-def test_an_append_of_others_between_look_and_commit_loses_and_doubles_nothing(lake, feed, tmp_path):
-    first, job = feed.next(), feed.next()
-    apply(lake.sink, first)
-    with Victim(lake.sink, job, "sink.in_transaction:stop", tmp_path / "victim") as attempt:
-        assert attempt.stopped()
-        of_others(lake, -1, -2)
-        of_others(lake, -3)
-        assert attempt.wake() == 0
-    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, -1, -2, -3])
-    assert lake.leftovers() == []
-    assert apply(lake.sink, job).number == 2
-
-
-@pytest.mark.faults
-def test_an_attempt_whose_files_were_removed_commits_nothing_though_nobody_else_has(lake, feed, tmp_path):
-    """The attempt that has removed them gave up, so that the window is still open when the zombie wakes."""
-    first, job = feed.next(), feed.next()
-    apply(lake.sink, first)
-    with Victim(lake.sink, job, "sink.in_transaction:stop", tmp_path / "victim") as zombie:
-        assert zombie.stopped()
-        with lake.sink.begin(job.window, job.splits, job.shape):
-            pass
-        assert zombie.wake() == 1
-        assert "Fenced" in zombie.log.read_text()
-    assert lake.sink.applied(job.window) is None
-    same_multiset(first.expected, lake.read())
-    apply(lake.sink, job)
-    same_multiset(first.expected + job.expected, lake.read())
-    assert lake.leftovers() == []
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("point", ["sink.staged", "sink.in_transaction", "sink.committed"])
-def test_optimize_vacuum_and_other_writers_between_two_attempts_lose_nothing(lake, feed, tmp_path, point):
-    first, job, third = feed.next(), feed.next(), feed.next()
-    apply(lake.sink, first)
-    with Victim(lake.sink, job, point, tmp_path / "victim") as victim:
-        assert victim.died()
-    of_others(lake, -1)
-    maintain(lake)
-    of_others(lake, -2)
-    for one in (job, third, job):
-        apply(lake.sink, one)
-    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1, -2])
-    assert pl.read_delta(str(lake.path)).height == len(lake.ids())
 
 
 def test_a_vacuum_that_takes_the_files_of_a_running_attempt_is_noticed_before_its_commit(lake, feed):
@@ -118,7 +49,7 @@ def test_a_vacuum_that_takes_the_files_of_a_running_attempt_is_noticed_before_it
     before, job = lake.ids(), feed.next()
     with lake.sink.begin(job.window, job.splits, job.shape) as writer:
         results = write_all(writer, job)
-        maintain(lake)
+        lake.maintain()
         with pytest.raises(SinkUnavailable, match="VACUUM"):
             writer.commit(results)
     assert sorted(lake.ids()) == sorted(before)
@@ -146,7 +77,7 @@ def test_windows_are_remembered_when_delta_has_removed_its_old_entries(tmp_path,
     jobs = [feed.next(2, 1, 0) for _ in range(7)]
     for job in jobs[:6]:
         apply(case.sink, job)
-    of_others(case, -1)
+    case.of_others(-1)
     DeltaTable(case.path).create_checkpoint()
     DeltaTable(case.path).cleanup_metadata()
     assert len(list(case.path.glob("_delta_log/*.json"))) < 3
@@ -181,57 +112,6 @@ def test_a_pipelines_version_grows_with_each_of_its_commits():
 # --- replays --------------------------------------------------------------------------------------------------------
 
 
-def test_a_replay_replaces_the_rows_of_its_window_in_one_commit(lake, feed):
-    jobs = [feed.next() for _ in range(3)]
-    for job in jobs:
-        apply(lake.sink, job)
-    of_others(lake, -1)
-    again = replayed(jobs[1], first=5)
-    assert 0 < len(again.ids) < len(jobs[1].ids)
-    assert lake.sink.applied(again.window) is None
-    version = DeltaTable(lake.path).version()
-    assert apply(lake.sink, again).replay == 1
-    assert DeltaTable(lake.path).version() == version + 1
-    assert Counter(lake.ids()) == Counter([*jobs[0].ids, *again.ids, *jobs[2].ids, -1])
-    assert lake.sink.last_applied(feed.pipeline).number == 3
-    twice = replayed(jobs[1], replay=2)
-    for one in (twice, again, twice):
-        apply(lake.sink, one)
-    assert Counter(lake.ids()) == Counter([*(i for job in jobs for i in job.ids), -1])
-    fourth = feed.next()
-    apply(lake.sink, fourth)
-    assert lake.sink.last_applied(feed.pipeline).number == 4
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
-def test_a_replay_that_dies_is_repeated_and_a_zombie_of_it_changes_nothing(lake, feed, tmp_path, point):
-    job, second = feed.next(), feed.next()
-    apply(lake.sink, job)
-    apply(lake.sink, second)
-    again = replayed(job, first=3)
-    with Victim(lake.sink, again, point, tmp_path / "victim") as victim:
-        assert victim.died()
-    with Victim(lake.sink, again, "sink.in_transaction:stop", tmp_path / "zombie") as zombie:
-        stopped = zombie.stopped()
-        assert stopped == (point == "sink.in_transaction")
-        apply(lake.sink, again)
-        if stopped:
-            zombie.wake()
-    assert Counter(lake.ids()) == Counter([*again.ids, *second.ids])
-    apply(lake.sink, feed.next())
-    assert not list(lake.path.glob("_airflow/attempts/*"))
-
-
-def test_a_replay_of_a_window_whose_files_were_rewritten_is_refused(lake, feed):
-    job = feed.next()
-    apply(lake.sink, job)
-    maintain(lake)
-    with pytest.raises(WindowConflict, match="OPTIMIZE"):
-        apply(lake.sink, replayed(job))
-    assert Counter(lake.ids()) == Counter(job.ids)
-
-
 def test_a_table_that_only_takes_appends_says_so_before_a_replay_is_planned(lake, feed):
     sink = replace(lake.sink, table_properties={"delta.appendOnly": "true"})
     job = feed.next()
@@ -242,22 +122,6 @@ def test_a_table_that_only_takes_appends_says_so_before_a_replay_is_planned(lake
 
 
 # --- columns --------------------------------------------------------------------------------------------------------
-
-
-def test_new_columns_are_added_to_the_table_and_older_rows_have_none(lake, feed):
-    apply(lake.sink, feed.next(3, 0, 0))
-    wider = replace(feed, schema=SCHEMA)
-    (*_, problem) = lake.sink.validate(wider.shape)
-    assert "it is new" in problem.what and "auto_evolve" in problem.action
-    sink = replace(lake.sink, auto_evolve=True)
-    assert sink.validate(wider.shape) == []
-    job = wider.next()
-    apply(sink, job)
-    apply(sink, replace(wider, schema=SMALL).next(1, 1, 1))
-    found = pl.read_delta(str(lake.path)).sort("id")
-    assert found["id"].to_list() == list(range(len(found))) and len(found) == 3 + len(job.ids) + 3
-    assert found["place"].null_count() >= 6
-    assert sink.validate(feed.shape) == [], "rows may lack columns of the table"
 
 
 def test_columns_of_another_type_or_spelling_are_refused(lake, feed):

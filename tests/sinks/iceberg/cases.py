@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import time
@@ -73,6 +74,35 @@ class IcebergCase(Case):
         found = table.scan(selected_fields=tuple(columns)).to_arrow().select(columns)
         return found.cast(pa.schema([self.schema.field(n) for n in columns])).to_pylist()
 
+    def of_others(self, *ids: int) -> None:
+        """Another writer appends rows."""
+        with self.catalog() as catalog:
+            table = catalog.load_table(NAME)
+            columns = {f.name: pa.nulls(len(ids), f.type) for f in table.schema().as_arrow()} | {"id": pa.array(ids, pa.int64())}
+            table.append(pa.table(columns, schema=table.schema().as_arrow()))
+
+    def compact(self) -> None:
+        """Others write all rows into other files."""
+        with self.catalog() as catalog:
+            table = catalog.load_table(NAME)
+            table.overwrite(table.scan().to_arrow())
+
+    def maintain(self) -> None:
+        """Others write all rows into other files, and all snapshots expire that neither a branch nor a tag names."""
+        self.compact()
+        self.expire()
+
+    def expire(self) -> None:
+        """All snapshots expire that neither a branch nor a tag names."""
+        with self.catalog() as catalog:
+            table = catalog.load_table(NAME)
+            table.maintenance.expire_snapshots().older_than(dt.datetime.now() + dt.timedelta(days=1)).commit()
+
+    def commits(self) -> int:
+        """How often readers have got another snapshot to see."""
+        table = self.table()
+        return len(table.history()) if table is not None else 0
+
     def files(self, every: bool = False) -> set[str]:
         """The data files that the table has, below the warehouse.
 
@@ -114,7 +144,7 @@ class IcebergCase(Case):
 
     def broken(self) -> tuple[Sink, Shape, set[str]]:
         shape = Shape("broken", pa.schema([("id", pa.int64()), ("gap", pa.duration("us"))]))
-        options = {"compression": "rar", "mode": "upsert", "table_properties": {"format-version": "3"}}
+        options = {"compression": "rar", "mode": "merge", "table_properties": {"format-version": "3"}}
         sink = IcebergSink("orders", self.conn_id, partition_by=("nobody", "gap", "log(id)"), **options)
         where = {"sink.table", "sink.table column `gap`", "sink.partition_by", "sink.compression", "sink.mode"}
         return sink, shape, where | {"sink.table_properties"}

@@ -46,11 +46,11 @@ from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.catalog import catalog_access
 from airflow_kafka_spark.sinks.iceberg.partitions import PartitionField
 from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
-from airflow_kafka_spark.sinks.iceberg.snapshots import FENCED, PIPELINE, WINDOW, tag_name
+from airflow_kafka_spark.sinks.iceberg.snapshots import PIPELINE, WINDOW, tag_name
 from airflow_kafka_spark.sinks.iceberg.tasks.transforms import transformed
 from airflow_kafka_spark.windows.codec import ranges_to_json
 from tests.sinks.attempt import Victim, apply, write_all
-from tests.sinks.feed import INSTANTS, SCHEMA, TEXTS, Feed, Job, row
+from tests.sinks.feed import INSTANTS, SCHEMA, TEXTS, Feed, replayed, row
 from tests.sinks.iceberg.cases import NAME, IcebergCase
 from tests.sinks.iceberg.catalogs import LostAnswers, LostRequests
 from tests.sinks.oracle import same_multiset
@@ -76,91 +76,7 @@ def current(lake: IcebergCase) -> Table:
     return found
 
 
-def of_others(lake: IcebergCase, *ids: int) -> None:
-    """Another writer appends."""
-    if not ids:
-        return
-    with lake.catalog() as catalog:
-        table = catalog.load_table(NAME)
-        columns = {f.name: pa.nulls(len(ids), f.type) for f in table.schema().as_arrow()} | {"id": pa.array(ids, pa.int64())}
-        table.append(pa.table(columns, schema=table.schema().as_arrow()))
-
-
-def compact(lake: IcebergCase) -> None:
-    """Others write all rows into other files."""
-    with lake.catalog() as catalog:
-        table = catalog.load_table(NAME)
-        table.overwrite(table.scan().to_arrow())
-
-
-def expire(lake: IcebergCase) -> None:
-    """All snapshots expire that neither a branch nor a tag names."""
-    with lake.catalog() as catalog:
-        table = catalog.load_table(NAME)
-        table.maintenance.expire_snapshots().older_than(dt.datetime.now() + dt.timedelta(days=1)).commit()
-
-
-def replayed(job: Job, replay: int = 1, first: int = 0) -> Job:
-    """A replay of a window: other rows of the same offsets."""
-    data = {
-        n: [rows.filter(pa.array([i >= first for i in range(rows.batch.num_rows)])) for rows in b] for n, b in job.rows.items()
-    }
-    return replace(job, window=replace(job.window, replay=replay), rows=data)
-
-
 # --- other writers --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.faults
-def test_a_commit_of_others_between_look_and_commit_loses_and_doubles_nothing(lake, feed, tmp_path):
-    first, job = feed.next(), feed.next()
-    apply(lake.sink, first)
-    with Victim(lake.sink, job, "sink.in_transaction:stop", tmp_path / "victim") as attempt:
-        assert attempt.stopped()
-        of_others(lake, -1, -2)
-        compact(lake)
-        of_others(lake, -3)
-        assert attempt.wake() == 0
-    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, -1, -2, -3])
-    assert lake.leftovers() == []
-    assert apply(lake.sink, job).number == 2
-
-
-@pytest.mark.faults
-def test_an_attempt_whose_files_were_removed_commits_nothing_though_nobody_else_has(lake, feed, tmp_path):
-    """The attempt that has removed them gave up, so that the window is still open when the zombie wakes."""
-    first, job = feed.next(), feed.next()
-    apply(lake.sink, first)
-    with Victim(lake.sink, job, "sink.in_transaction:stop", tmp_path / "victim") as zombie:
-        assert zombie.stopped()
-        with lake.sink.begin(job.window, job.splits, job.shape):
-            pass
-        assert zombie.wake() == 1
-        assert "Fenced" in zombie.log.read_text()
-    assert lake.sink.applied(job.window) is None
-    assert lake.sink.last_applied(feed.pipeline).number == 1
-    same_multiset(first.expected, lake.read())
-    (fence,) = [s for s in current(lake).snapshots() if FENCED in s.summary.additional_properties]
-    assert fence.snapshot_id not in {entry.snapshot_id for entry in current(lake).history()}, "readers do not see it"
-    apply(lake.sink, job)
-    same_multiset(first.expected + job.expected, lake.read())
-    assert lake.leftovers() == []
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
-def test_compaction_expired_snapshots_and_other_writers_between_two_attempts_lose_nothing(lake, feed, tmp_path, point):
-    first, job, third = feed.next(), feed.next(), feed.next()
-    apply(lake.sink, first)
-    with Victim(lake.sink, job, point, tmp_path / "victim") as victim:
-        assert victim.died()
-    of_others(lake, -1)
-    compact(lake)
-    expire(lake)
-    of_others(lake, -2)
-    for one in (job, third, job):
-        apply(lake.sink, one)
-    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1, -2])
 
 
 @pytest.mark.faults
@@ -172,8 +88,8 @@ def test_files_of_a_window_stay_though_its_attempt_was_not_cleaned_up_before_its
         assert victim.died()
     with lake.catalog() as catalog:
         catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(feed.pipeline)).commit()
-    of_others(lake, -1)
-    expire(lake)
+    lake.of_others(-1)
+    lake.expire()
     assert len(current(lake).snapshots()) == 1
     (marker,) = lake.path.glob("warehouse/shop/orders/_airflow/attempts/*/attempt.json")
     if not noted:
@@ -250,8 +166,8 @@ def test_the_last_window_is_remembered_when_its_snapshot_is_old_and_when_its_tag
         catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(feed.pipeline)).commit()
     assert lake.sink.last_applied(feed.pipeline).number == 3
     apply(lake.sink, jobs[3])
-    of_others(lake, -1)
-    expire(lake)
+    lake.of_others(-1)
+    lake.expire()
     assert len(current(lake).snapshots()) == 2
     assert [lake.sink.applied(job.window) is not None for job in jobs] == [False, False, False, True]
     assert lake.sink.last_applied(feed.pipeline).ranges == jobs[3].window.ranges
@@ -280,83 +196,7 @@ def test_manifests_of_many_windows_are_merged(lake, feed):
 # --- replays --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"partition_by": ["bucket(2, id)", "name"]}], ids=["plain", "partitioned"])
-def test_a_replay_replaces_the_rows_of_its_window_in_one_snapshot(tmp_path, feed, options):
-    lake = IcebergCase(tmp_path / "lake", **options)
-    lake.schema = SMALL
-    jobs = [feed.next(20, 5, 9) for _ in range(3)]
-    for job in jobs:
-        apply(lake.sink, job)
-    others = [] if options else [-1]  # pyiceberg's own writer has no buckets
-    of_others(lake, *others)
-    again = replayed(jobs[1], first=5)
-    assert 0 < len(again.ids) < len(jobs[1].ids)
-    assert lake.sink.applied(again.window) is None
-    before = len(current(lake).history())
-    assert apply(lake.sink, again).replay == 1
-    assert len(current(lake).history()) == before + 1
-    assert Counter(lake.ids()) == Counter([*jobs[0].ids, *again.ids, *jobs[2].ids, *others])
-    assert lake.sink.last_applied(feed.pipeline).number == 3
-    twice = replayed(jobs[1], replay=2)
-    for one in (twice, again, twice):
-        apply(lake.sink, one)
-    assert Counter(lake.ids()) == Counter([*(i for job in jobs for i in job.ids), *others])
-    expire(lake)
-    assert lake.sink.last_applied(feed.pipeline).number == 3, "the snapshot of the replay knows the newest window, too"
-    apply(lake.sink, fourth := feed.next())
-    assert Counter(lake.ids()) == Counter([*(i for job in [*jobs, fourth] for i in job.ids), *others])
-    # The summary counts what was removed.
-    assert current(lake).current_snapshot().summary["total-records"] == str(len(lake.ids()))
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
-def test_a_replay_that_dies_is_repeated_and_a_zombie_of_it_changes_nothing(lake, feed, tmp_path, point):
-    job, second = feed.next(), feed.next()
-    apply(lake.sink, job)
-    apply(lake.sink, second)
-    again = replayed(job, first=3)
-    with Victim(lake.sink, again, point, tmp_path / "victim") as victim:
-        assert victim.died()
-    with Victim(lake.sink, again, "sink.in_transaction:stop", tmp_path / "zombie") as zombie:
-        stopped = zombie.stopped()
-        assert stopped == (point == "sink.in_transaction")
-        apply(lake.sink, again)
-        if stopped:
-            zombie.wake()
-    assert Counter(lake.ids()) == Counter([*again.ids, *second.ids])
-    apply(lake.sink, feed.next())
-    assert not list(lake.path.glob("warehouse/shop/orders/_airflow/attempts/*"))
-
-
-def test_a_replay_of_a_window_whose_files_were_rewritten_is_refused(lake, feed):
-    job = feed.next()
-    apply(lake.sink, job)
-    compact(lake)
-    with pytest.raises(WindowConflict, match="rewrite_data_files"):
-        apply(lake.sink, replayed(job))
-    assert Counter(lake.ids()) == Counter(job.ids)
-    assert lake.leftovers() == []
-
-
 # --- columns --------------------------------------------------------------------------------------------------------
-
-
-def test_new_columns_are_added_to_the_table_and_older_rows_have_none(lake, feed):
-    apply(lake.sink, feed.next(3, 0, 0))
-    wider = replace(feed, schema=SCHEMA)
-    (*_, problem) = lake.sink.validate(wider.shape)
-    assert "auto_evolve" in problem.action and problem.where.startswith("sink.table column")
-    with pytest.raises(SinkUnavailable, match="auto_evolve"):
-        apply(lake.sink, wider.next(2, 0, 0))
-    sink = replace(lake.sink, auto_evolve=True)
-    assert sink.validate(wider.shape) == []
-    job = wider.next(2, 0, 0)
-    lake.schema = SCHEMA
-    apply(replace(sink), replace(job, window=replace(job.window, number=2, moved=1)))
-    found = {line["id"]: line for line in lake.read()}
-    assert found[0]["place"] is None and found[0]["name"] == row(0)["name"]
-    same_multiset(job.expected, [found[i] for i in job.ids])
 
 
 def test_a_column_that_others_have_renamed_or_widened_still_gets_its_values(lake, feed):
@@ -541,7 +381,7 @@ def test_windows_on_a_branch_are_seen_once_it_is_published(lake, feed):
     assert audit.validate(feed.shape) == []
     assert audit.destination() != lake.sink.destination()
     apply(audit, second)
-    of_others(lake, -1)
+    lake.of_others(-1)
     assert Counter(lake.ids()) == Counter([*first.ids, -1])
     assert apply(audit, second).number == 2
     apply(audit, third)

@@ -108,8 +108,20 @@ def detach_if_ended() -> None:
     """Remove the session of a warm process that has ended, so that the next one is opened in another process."""
     if _attached is not None and not _attached.is_alive:
         log.warning("The warm Spark process has ended")
-        _attached.connection.close()
-        _detach()
+        detach()
+
+
+def detach() -> str:
+    """Remove the session in a warm process, so that the next one of this process is a new one.
+
+    :return: the path of the log of the warm process; "" if this process used none.
+    """
+    if _attached is None:
+        return ""
+    used = ProcessFiles(private_directory(), _attached.key)
+    _attached.connection.close()
+    _detach()
+    return str(used.log)
 
 
 def end_leftovers(session: SparkSession, group: str) -> None:

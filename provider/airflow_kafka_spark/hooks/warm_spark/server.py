@@ -174,7 +174,7 @@ class Server:
                 return
             if refused := self._wait_for_leftovers(client):
                 send(client.connection, {"refused": refused})
-            if refused or self._closed:
+            if refused or self._closed or self._spark.isStopped():
                 # A task that gets no answer starts another process.
                 return
             gateway = self._open_gateway(client, hello)

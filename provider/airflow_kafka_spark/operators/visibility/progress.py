@@ -79,7 +79,7 @@ class Progress:
 
     # --- called by the job ---
 
-    def begun(self, session: SparkSession) -> None:
+    def on_start(self, session: SparkSession) -> None:
         self._job_began = time.time()
         if self._on_session is not None:
             self._on_session(session)
@@ -90,7 +90,7 @@ class Progress:
         self._done = min(self._splits - tasks + finished, self._splits)
         self._publish()
 
-    def done(self) -> None:
+    def on_success(self) -> None:
         self._jobs.append((self._job_began, time.time()))
         self._done = self._splits
         self.step("commit")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable
-from airflow_kafka_spark.sinks.delta.place import TableStore
+from airflow_kafka_spark.sinks.lake.place import TableStore
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

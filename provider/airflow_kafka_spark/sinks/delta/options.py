@@ -1,35 +1,20 @@
-"""The options of a Delta sink: where the table is, and how its files are written."""
+"""The options of a Delta sink: where the table is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 from airflow_kafka_spark.errors import SinkUnavailable
-from airflow_kafka_spark.sinks.delta.place import TablePlace, TableStore, open_store
-
-if TYPE_CHECKING:
-    from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
+from airflow_kafka_spark.sinks.lake.options import LakeSinkOptions
+from airflow_kafka_spark.sinks.lake.place import TablePlace, TableStore, open_store
 
 
 @dataclass(frozen=True)
-class DeltaSinkOptions:
+class DeltaSinkOptions(LakeSinkOptions):
     """The parameters of :class:`~airflow_kafka_spark.sinks.DeltaSink`, which documents them."""
 
     path: str
     conn_id: str | None = None
-    mode: str = "append"
-    partition_by: Sequence[str] = ()
-    auto_create: bool = True
-    auto_evolve: bool = False
-    compression: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    table_properties: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        names = self.partition_by
-        object.__setattr__(self, "partition_by", (names,) if isinstance(names, str) else tuple(names))
 
     @property
     def place(self) -> TablePlace:
@@ -58,10 +43,3 @@ class DeltaSinkOptions:
             return open_store(self.place, self.conn_id)
         except Exception as error:  # the Amazon provider has errors of its own
             raise SinkUnavailable(self.uri, "looking up its connection", f"{type(error).__name__}: {error}") from error
-
-    @property
-    def spec(self) -> FileSpec:
-        """The codec and options that tasks write Parquet files with."""
-        from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
-
-        return FileSpec("parquet", self.compression, bool(self.partition_by), dict(self.options))

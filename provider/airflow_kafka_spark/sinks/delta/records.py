@@ -1,5 +1,12 @@
 """The sink's record of windows, and the removal of what ended attempts have left.
 
+::
+
+    <table>/_airflow/windows/<pipeline>/<number>/<replay>.json   the record of a window
+    <table>/_airflow/attempts/<attempt>/record.json              the record of an attempt's window, written before the commit
+
+Delta's readers go by the log, and VACUUM passes over directories whose names begin with an underscore.
+
 The transaction version in Delta's log says which attempt has committed last. That attempt had written the record of its window
 before (``record.json``), and the first look after the commit copies it to ``_airflow/windows``. A new attempt looks before it
 begins, so that the record of each window is there before the pipeline's next commit.
@@ -7,96 +14,32 @@ begins, so that the record of each window is there before the pipeline's next co
 
 from __future__ import annotations
 
-import json
 import re
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
 from airflow_kafka_spark.sinks.delta.log import METADATA, DeltaLog, PipelineVersion
-from airflow_kafka_spark.sinks.delta.place import ATTEMPTS, BEGUN, RECORD, WINDOWS, TableStore, plain
-from airflow_kafka_spark.sinks.files.directory import SWEPT_AT_ONCE, AttemptLock, WindowRecord, pipeline_slug
-from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
-from airflow_kafka_spark.windows.model import Applied, Window
+from airflow_kafka_spark.sinks.files.directory import WindowRecord, pipeline_slug
+from airflow_kafka_spark.sinks.lake.attempts import (
+    ATTEMPTS,
+    data_directory,
+    keep_only,
+    list_attempts,
+    marker_name,
+    recorded_window,
+    sweep_abandoned,
+)
+from airflow_kafka_spark.sinks.lake.place import TableStore
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_MARKER = re.compile(r"(.+)-(\d{20})", re.DOTALL)
+WINDOWS = "_airflow/windows"
+RECORD = "record.json"
+
 _TRIES = 100
-
-
-def marker_name(pipeline: str, version: PipelineVersion | int) -> str:
-    """Return the name of an attempt: of the pipeline, and of the version or snapshot that it will commit."""
-    return f"{pipeline_slug(pipeline)}-{int(version):020d}"
-
-
-def data_directory(marker: str) -> str:
-    """Return the directory of an attempt's data files."""
-    return plain(f"airflow-{marker}")
-
-
-def commit_metadata(window: Window, rows: int) -> dict[str, Any]:
-    """Return the window as the information of its commit has it, which ``DESCRIBE HISTORY`` shows."""
-    return {
-        "pipeline": window.pipeline,
-        "number": window.number,
-        "replay": window.replay,
-        "ranges": ranges_to_json(window.ranges),
-        "rows": rows,
-        "cluster_id": window.cluster_id,
-        "topic_ids": dict(window.topic_ids),
-        "run": window.run,
-    }
-
-
-def attempts(store: TableStore, pipeline: str) -> tuple[list[str], list[str]]:
-    """Return the markers of a table's attempts: those of a pipeline, and those of others.
-
-    :raises SinkUnavailable: the store did not answer.
-    """
-    try:
-        names = [info.base_name for info in store.children(ATTEMPTS)]
-    except OSError as error:
-        raise SinkUnavailable(store.place.uri, "looking for earlier attempts", str(error)) from error
-    found = [(match[1], name) for name in names if (match := _MARKER.fullmatch(name))]
-    slug = pipeline_slug(pipeline)
-    return [name for owner, name in found if owner == slug], [name for owner, name in found if owner != slug]
-
-
-def sweep_abandoned(store: TableStore, markers: Iterable[str], fence: Callable[[str, list[str]], object]) -> None:
-    """Remove abandoned attempts. See :meth:`Records.sweep`.
-
-    :param markers: attempts of other pipelines.
-    :param fence: removes attempts of one pipeline, so that none of them can commit afterwards.
-    :raises SinkUnavailable: the store did not answer.
-    """
-    oldest = time.time() - ABANDONED_DAYS * 86400
-    abandoned: dict[str, list[str]] = defaultdict(list)
-    locks: list[AttemptLock] = []
-    try:
-        for marker in list(markers):
-            begun = store.modified(f"{ATTEMPTS}/{marker}/{BEGUN}")
-            if begun is None or begun >= oldest or len(locks) >= SWEPT_AT_ONCE:
-                continue
-            with suppress(OSError, ValueError, KeyError):
-                if store.place.is_local:
-                    locks.append(AttemptLock(Path(store.full(f"{ATTEMPTS}/{marker}"))))
-                text = store.get(f"{ATTEMPTS}/{marker}/{BEGUN}") or "{}"
-                abandoned[json.loads(text)["pipeline"]].append(marker)
-        for pipeline, names in abandoned.items():
-            fence(pipeline, names)
-    except OSError as error:
-        raise SinkUnavailable(store.place.uri, "looking for earlier attempts", str(error)) from error
-    finally:
-        for lock in locks:
-            lock.release()
 
 
 @dataclass(frozen=True)
@@ -138,10 +81,10 @@ class Records:
         :return: the record, or None if the attempt has been cleaned up.
         :raises OSError: the store did not answer.
         """
-        text = self.store.get(f"{ATTEMPTS}/{marker_name(pipeline, version)}/{RECORD}")
+        text = self.store.get(f"{ATTEMPTS}/{marker_name(pipeline, int(version))}/{RECORD}")
         if text is None:
             return None
-        record = self._load(text, marker_name(pipeline, version))
+        record = self._load(text, marker_name(pipeline, int(version)))
         directory = f"{WINDOWS}/{pipeline_slug(pipeline)}/{record.applied.number:010d}"
         self.store.make(directory)
         place = f"{directory}/{record.applied.replay}.json"
@@ -158,14 +101,7 @@ class Records:
         :param record: the attempt's record, which :meth:`keep` has copied.
         :raises OSError: the store did not answer.
         """
-        directory = data_directory(marker)
-        named = {file["path"] for file in record.files}
-        if not named:
-            self.store.remove_all(directory)
-        else:
-            for info in self.store.children(directory):
-                if (path := f"{directory}/{info.base_name}") not in named:
-                    self.store.remove(path)
+        keep_only(self.store, data_directory(marker), (file["path"] for file in record.files))
         self.store.remove_all(f"{ATTEMPTS}/{marker}")
 
     def fence(self, pipeline: str, markers: Iterable[str]) -> PipelineVersion:
@@ -185,7 +121,7 @@ class Records:
                 raise SinkUnavailable(self.store.place.uri, "looking for earlier attempts", "the table is gone")
             version = self.log.version(table, pipeline)
             try:
-                committed = marker_name(pipeline, version)
+                committed = marker_name(pipeline, int(version))
                 if committed in left:
                     record = self.keep(pipeline, version)
                     if record is not None:
@@ -208,14 +144,11 @@ class Records:
         raise SinkUnavailable(self.store.place.uri, "fencing earlier attempts", str(error))
 
     def sweep(self, pipeline: str) -> PipelineVersion:
-        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines.
-
-        An attempt is abandoned :data:`.ABANDONED_DAYS` days after it began, unless its driver lives and the table is local, where
-        that can be seen (a lock).
+        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines (:func:`.sweep_abandoned`).
 
         :return: the pipeline's transaction version, behind which the new attempt commits.
         """
-        own, others = attempts(self.store, pipeline)
+        own, others = list_attempts(self.store, pipeline)
         sweep_abandoned(self.store, others, self.fence)
         return self.fence(pipeline, own)
 
@@ -231,14 +164,5 @@ class Records:
         for commit in table.history():
             found = commit.get(METADATA)
             if isinstance(found, dict) and (found.get("pipeline"), found.get("number")) == (pipeline, number):
-                applied = Applied(
-                    pipeline,
-                    number,
-                    ranges_from_json(found["ranges"]),
-                    found["rows"],
-                    replay=found["replay"],
-                    cluster_id=found["cluster_id"],
-                    topic_ids=found["topic_ids"],
-                )
-                return WindowRecord(applied)
+                return WindowRecord(recorded_window(found))
         return None

@@ -10,6 +10,7 @@ from airflow_kafka_spark.errors import Problem, WindowConflict
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink
 from airflow_kafka_spark.sinks.delta.log import DeltaLog
 from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
+from airflow_kafka_spark.sinks.keyed import guard_problems
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, Window
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeltaSink(DeltaSinkOptions, Sink):
-    """Appends each window to a Delta table in one commit.
+    """Appends each window to a Delta table, or upserts it by key, in one commit.
 
     Guarantee: exactly-once. Spark's tasks write Parquet files into the table's directory; the driver commits them, once, together
     with the window's number as the pipeline's transaction version in Delta's log. Each commit is refused if anything was
@@ -31,7 +32,15 @@ class DeltaSink(DeltaSinkOptions, Sink):
         Airflow worker and all of Spark's executors have to reach it. Templated.
     :param conn_id: the Airflow connection of type ``aws`` with the credentials of S3. Default None: those of the environment, on
         worker and executors. Not used for local paths. Templated.
-    :param mode: ``append`` (default), the only one there is.
+    :param mode: ``append`` (default) adds every record as a row. ``upsert`` inserts or updates by ``key``: within a window the
+        highest offset of a key wins, and windows apply in order. Between partitions offsets say nothing about time (the higher
+        partition wins), so a key should always be in the same partition, as it is if it is the record's key.
+    :param key: the columns that identify a row, for ``upsert``: integers, strings, dates, timestamps, decimals, booleans or
+        binaries. Default none. Templated.
+    :param delete_enabled: True: a record without a value deletes the row of its key (Connect's ``delete.enabled``); ``upsert``
+        only. Default False.
+    :param offset_columns: True: the table has the columns ``__connect_topic``, ``__connect_partition`` and ``__connect_offset``,
+        which the sink fills, and an older offset never overwrites or deletes a newer row. Default False.
     :param partition_by: columns that partition the table. They may be booleans, integers, decimals, dates and strings; Delta
         takes an empty string for a null. Default: none.
     :param auto_create: True (default): the table is created with the columns of the rows if it does not exist. False: that is
@@ -45,12 +54,17 @@ class DeltaSink(DeltaSinkOptions, Sink):
     :param table_properties: properties of a table that is created, for instance ``delta.logRetentionDuration``. Default: none.
     """
 
-    template_fields: ClassVar[Sequence[str]] = ("path", "conn_id")
+    template_fields: ClassVar[Sequence[str]] = ("path", "conn_id", "key")
 
     @property
     def guarantee(self) -> Guarantee:
         """Exactly-once."""
         return Guarantee.EXACTLY_ONCE
+
+    @property
+    def takes_tombstones(self) -> bool:
+        """True with ``delete_enabled``."""
+        return self.delete_enabled
 
     @property
     def asset_uri(self) -> str:
@@ -76,10 +90,15 @@ class DeltaSink(DeltaSinkOptions, Sink):
         return table_problems(self)
 
     def replay_problems(self) -> list[Problem]:
-        """Return a problem if the table takes no removals (``delta.appendOnly``)."""
+        """Return why windows cannot be replayed: the table takes no removals (``delta.appendOnly``), or an upsert would overwrite
+        newer rows (no ``offset_columns``) or bring deleted ones back (``delete_enabled``)."""
         from airflow_kafka_spark.sinks.delta.validation import removal_problems
 
-        return removal_problems(self)
+        return [*removal_problems(self), *guard_problems(self, "on_rerun", "a window that is moved again")]
+
+    def unordered_problems(self) -> list[Problem]:
+        """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
+        return guard_problems(self, "window", "an interval that is moved after a later one")
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the window with the highest number that the pipeline's transaction version names.
@@ -125,4 +144,4 @@ class DeltaSink(DeltaSinkOptions, Sink):
         """
         from airflow_kafka_spark.sinks.delta.writer import begin_attempt
 
-        return begin_attempt(self, window, shape)
+        return begin_attempt(self, window, splits, shape)

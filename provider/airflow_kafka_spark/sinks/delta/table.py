@@ -49,7 +49,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
     from deltalake import DeltaTable, Schema
     from deltalake.exceptions import DeltaError
 
-    doing, stored = "opening the table", Schema.from_arrow(sink.spec.stored(schema))
+    doing, stored = "opening the table", Schema.from_arrow(sink.spec().stored(schema))
     error: Exception | None = None
     for _ in range(_TRIES):
         table = log.load(doing)

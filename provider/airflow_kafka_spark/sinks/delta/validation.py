@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
 
-_LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
 _FEATURES = {
     "appendOnly",
     "changeDataFeed",
@@ -33,6 +32,17 @@ _FEATURES = {
     "vacuumProtocolCheck",
 }
 """Features of a table that do not matter to an append, or whose use in a column is looked for."""
+_FORBIDDEN = ("delta.setTransactionRetentionDuration", "delta.columnMapping.mode", "delta.enableDeletionVectors")
+_REFUSED = {
+    "delta.setTransactionRetentionDuration": (None, "the table forgets which windows it has"),
+    "delta.columnMapping.mode": ("none", "files have other column names than the table"),
+    "delta.enableDeletionVectors": ("false", "deletion vectors are not supported"),
+}
+_REFUSED_BY_UPSERTS = {
+    "delta.appendOnly": ("false", "it takes no upserts"),
+    "delta.enableChangeDataFeed": ("false", "an upsert writes files anew, so that its feed would have rows that did not change"),
+}
+"""Properties of a table, the value that is accepted, and why no other one is."""
 _RECENT = 50
 """Commits that are looked at for other writers."""
 _UNNAMEABLE = frozenset(" ,;{}()\n\t=")
@@ -40,10 +50,11 @@ _UNNAMEABLE = frozenset(" ,;{}()\n\t=")
 
 def delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Problem]:
     """Return the problems of options, columns and table. See :meth:`.DeltaSink.validate`."""
-    options = [*_columns(sink, shape.schema), *_options(sink, shape.schema)]
+    schema = sink.rows(shape).schema
+    options = [*_columns(sink, schema), *sink.row_problems(shape.schema), *sink.problems(), *_properties(sink)]
     table, found = _open(sink)
     if table is not None:
-        found += [*_table(sink, table), *_compared(sink, table, shape.schema)]
+        found += [*_table(sink, table), *_compared(sink, table, schema)]
     elif not found and not sink.auto_create:
         found.append(Problem("sink.path", f"there is no Delta table at {sink.uri}", "Create it, or set `auto_create=True`"))
     return [*found, *options]
@@ -104,6 +115,12 @@ def _rights(directory: Path) -> Iterator[Problem]:
         yield Problem("sink.path", f"{directory} is not empty, and no Delta table", "Name an empty directory, or a Delta table")
 
 
+def _properties(sink: DeltaSinkOptions) -> Iterator[Problem]:
+    if forbidden := sorted(n for n in sink.table_properties if n in _FORBIDDEN):
+        what = f"`{'`, `'.join(forbidden)}` cannot be set on a table of this sink"
+        yield Problem("sink.table_properties", what, "Leave it out")
+
+
 # --- table --------------------------------------------------------------------------------------------------------------
 
 
@@ -114,12 +131,9 @@ def _table(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
         what = f"it has the features `{'`, `'.join(others)}`; expected none but {', '.join(sorted(_FEATURES))}"
         yield Problem(where, what, "Drop these features (`ALTER TABLE ... DROP FEATURE`), or name another table")
     properties = metadata.configuration
-    for name, bad, why in (
-        ("delta.setTransactionRetentionDuration", lambda v: True, "the table forgets which windows it has"),
-        ("delta.columnMapping.mode", lambda v: v.lower() != "none", "files have other column names than the table"),
-        ("delta.enableDeletionVectors", lambda v: v.lower() == "true", "deletion vectors are not supported"),
-    ):
-        if name in properties and bad(properties[name]):
+    refused = {**_REFUSED, **(_REFUSED_BY_UPSERTS if sink.upserts else {})}
+    for name, (allowed, why) in refused.items():
+        if name in properties and properties[name].lower() != allowed:
             yield Problem(where, f"its property `{name}` is `{properties[name]}`: {why}", "Unset it, or name another table")
     if constraints := sorted(name for name in properties if name.startswith("delta.constraints.")):
         what = f"it has constraints that Spark's tasks do not check: {', '.join(constraints)}"
@@ -194,7 +208,7 @@ def _unstorable(sink: DeltaSinkOptions, field: pa.Field) -> Problem | None:
     from deltalake import Schema
 
     try:
-        column_types(Schema.from_arrow(sink.spec.stored(pa.schema([field]))))
+        column_types(Schema.from_arrow(sink.spec().stored(pa.schema([field]))))
     except Exception as error:  # whatever deltalake makes of a type
         return Problem(where, f"Delta has no type for {kind}: {error}", "Leave the column out, or convert it")
     if "uint" in kind or "time32" in kind or "time64" in kind or "duration" in kind or "dictionary" in kind:
@@ -209,7 +223,7 @@ def _compared(sink: DeltaSinkOptions, table: DeltaTable, schema: pa.Schema) -> I
     from airflow_kafka_spark.sinks.delta.table import column_types, type_name
 
     storable = [field for field in schema if _unstorable(sink, field) is None]
-    now = column_types(Schema.from_arrow(sink.spec.stored(_schema_of(storable))))
+    now = column_types(Schema.from_arrow(sink.spec().stored(_schema_of(storable))))
     before = column_types(table.schema())
     required = {field.name for field in table.schema().fields if not field.nullable}
     for name, kind in now.items():
@@ -236,37 +250,3 @@ def _schema_of(fields: list[pa.Field]) -> pa.Schema:
 
 def _listed(columns: Mapping[str, Any], named: Callable[[Any], str]) -> str:
     return ", ".join(f"`{name}` {named(kind)}" for name, kind in columns.items())
-
-
-# --- files --------------------------------------------------------------------------------------------------------------
-
-
-def _options(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
-    import pyarrow as pa
-
-    from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec, try_writing
-
-    if sink.mode != "append":
-        what = f"`{sink.mode}` is not supported; expected `append`"
-        yield Problem("sink.mode", what, "Append, and MERGE by key from there in Spark; or use `PostgresSink` to upsert")
-    codecs = FileSpec("parquet").writer.codecs
-    if sink.compression not in codecs:
-        known = ", ".join(c for c in codecs if c)
-        yield Problem("sink.compression", f"`{sink.compression}` is not known; expected one of {known}")
-        return
-    for name in _LIMITS:
-        value = sink.options.get(name, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            yield Problem("sink.options", f"`{name}` is {value!r}; expected a whole number from 1")
-    spec = sink.spec
-    if reserved := sorted(spec.writer.reserved & set(sink.options)):
-        yield Problem("sink.options", f"`{'`, `'.join(reserved)}` cannot be set: the sink sets it itself", "Leave it out")
-    elif error := try_writing(spec, pa.schema([("a", pa.int64())])):
-        yield Problem("sink.options", f"the Parquet writer does not take {dict(spec.format_options)}: {error}")
-    if forbidden := sorted(n for n in sink.table_properties if n in _FORBIDDEN):
-        yield Problem(
-            "sink.table_properties", f"`{'`, `'.join(forbidden)}` cannot be set on a table of this sink", "Leave it out"
-        )
-
-
-_FORBIDDEN = ("delta.setTransactionRetentionDuration", "delta.columnMapping.mode", "delta.enableDeletionVectors")

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
-from airflow_kafka_spark.sinks.delta.place import ATTEMPTS, BEGUN, RECORD
-from airflow_kafka_spark.sinks.delta.records import Records, commit_metadata, data_directory, marker_name
+from airflow_kafka_spark.sinks.delta.records import RECORD, Records
 from airflow_kafka_spark.sinks.delta.table import open_table
-from airflow_kafka_spark.sinks.files.directory import AttemptLock, WindowRecord
+from airflow_kafka_spark.sinks.files.directory import WindowRecord
+from airflow_kafka_spark.sinks.lake.attempts import ATTEMPTS, Attempt, TableChange, commit_metadata, files_of, marker_name
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
-from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
+from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable
     from typing_extensions import Self
 
     from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
+    from airflow_kafka_spark.sinks.delta.tasks.write import DeltaSplitWriter
+    from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +39,16 @@ _FAILURES = 4
 """Tries of a commit that fail although no other writer has committed."""
 
 
-def begin_attempt(sink: DeltaSinkOptions, window: Window, shape: Shape) -> DeltaWindowWriter:
+_SUSPECT = "VACUUM with a retention shorter than this window"
+
+
+def begin_attempt(sink: DeltaSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> DeltaWindowWriter:
     """Begin an attempt. See :meth:`.DeltaSink.begin`."""
     records = Records(DeltaLog(sink.store))
-    table = open_table(sink, records.log, shape.schema)
+    rows = sink.rows(shape)
+    table = open_table(sink, records.log, rows.schema)
     base = records.sweep(window.pipeline)
-    return DeltaWindowWriter(sink, window, shape, records, base, table)
+    return DeltaWindowWriter(sink, window, splits, rows, records, base, table)
 
 
 class DeltaWindowWriter(WindowWriter):
@@ -54,45 +59,64 @@ class DeltaWindowWriter(WindowWriter):
     """
 
     def __init__(
-        self, sink: DeltaSinkOptions, window: Window, shape: Shape, records: Records, base: PipelineVersion, table: DeltaTable
+        self,
+        sink: DeltaSinkOptions,
+        window: Window,
+        splits: Sequence[Split],
+        shape: Shape,
+        records: Records,
+        base: PipelineVersion,
+        table: DeltaTable,
     ) -> None:
-        self.sink, self.window, self.shape, self.records, self.base = sink, window, shape, records, base
+        self.sink, self.window, self.splits, self.shape = sink, window, splits, shape
+        self.records, self.base = records, base
         self.version = base.after(window.number)
-        self.marker = marker_name(window.pipeline, self.version)
+        self.marker = marker_name(window.pipeline, int(self.version))
         self.properties = dict(table.metadata().configuration)
         self.committed = False
         self.in_doubt = False
-        self._lock: AttemptLock | None = None
-        store = records.store
+        self.attempt = Attempt(window, self.marker, records.store, records.store)
         try:
-            directory = f"{ATTEMPTS}/{self.marker}"
-            store.make(directory)
-            if store.place.is_local:
-                # On a file system without locks, attempts of other pipelines are taken for dead when they are old.
-                with suppress(OSError):
-                    self._lock = AttemptLock(Path(store.full(directory)))
-            begun = {"pipeline": window.pipeline, "window": window.number, "replay": window.replay, "run": window.run}
-            store.put(f"{directory}/{BEGUN}", json.dumps(begun, ensure_ascii=False))
-            store.make(data_directory(self.marker))
+            self.attempt.begin()
         except OSError as error:
             raise SinkUnavailable(sink.uri, f"beginning window {window}", str(error)) from error
 
     def split_writer(self) -> SplitWriter:
+        if not self.sink.upserts:
+            return self._data_writer(None, self.sink.offset_columns)
+        from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, StageWriter, staged_schema
+
+        schema = staged_schema(self.sink.spec().stored(self.shape.schema))
+        key = tuple(self.sink.key)
+        filled = tuple(name for name in key if name in self.sink.partition_by)
+        return StageWriter(StageTarget(**self._common(schema, self.sink.offset_columns), key=key, filled=filled))
+
+    def _data_writer(self, columns: pa.Schema | None, offset_columns: bool = False) -> DeltaSplitWriter:
+        """Return a writer of data files for rows with these columns; None: those of the window's rows."""
+        import pyarrow as pa
+
         from airflow_kafka_spark.sinks.delta.tasks.statistics import skipping_columns
         from airflow_kafka_spark.sinks.delta.tasks.write import DeltaSplitWriter, DeltaTarget
 
-        target = DeltaTarget(
-            store=self.records.store,
-            attempt=data_directory(self.marker),
-            marker=self.marker,
-            pipeline=self.window.pipeline,
-            window=str(self.window),
-            schema=self.shape.schema,
-            partition_by=tuple(self.sink.partition_by),
-            spec=self.sink.spec,
-        )
-        statistics = skipping_columns(target.file_schema, self.properties)
-        return DeltaSplitWriter(DeltaTarget(**{**target.__dict__, "statistics": statistics}))
+        schema, partition_by = columns or self.shape.schema, tuple(self.sink.partition_by)
+        file_schema = self.sink.spec().stored(pa.schema([f for f in schema if f.name not in partition_by]))
+        statistics = skipping_columns(file_schema, self.properties)
+        common = self._common(file_schema, offset_columns)
+        return DeltaSplitWriter(DeltaTarget(**common, partition_columns=partition_by, statistics=statistics))
+
+    def _common(self, file_schema: pa.Schema, offset_columns: bool) -> dict[str, Any]:
+        return {
+            "uri": self.sink.uri,
+            "store": self.records.store,
+            "home": self.records.store,
+            "attempt": self.attempt.directory,
+            "marker": self.marker,
+            "pipeline": self.window.pipeline,
+            "window": str(self.window),
+            "file_schema": file_schema,
+            "spec": self.sink.spec(),
+            "offset_columns": offset_columns,
+        }
 
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """Commit the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are committed.
@@ -104,10 +128,8 @@ class DeltaWindowWriter(WindowWriter):
         """
         faults.reached("sink.staged")
         window = self.window
-        files = [DataFile.of(file) for result in results for file in result.token.get("files", ())]
-        rows = sum(int(result.token.get("rows", 0)) for result in results)
         failures, error, tried = 0, None, -1
-        record: WindowRecord | None = None
+        upsert = self._upsert(results) if self.sink.upserts else None
         for again in range(_TRIES):
             table = self._table()
             found = self.records.find(table, window.pipeline, window.number)
@@ -122,13 +144,12 @@ class DeltaWindowWriter(WindowWriter):
             if version != self.base:
                 raise Fenced(window.pipeline, f"committing window {window.number}")
             self._refuse_conflict(table, version)
-            if record is None:
-                record = self._prepare(files, rows)
-            removed = self._replaced(table, found)
+            change = self._appended(table, found, results) if upsert is None else self._merged(table, upsert)
+            record = self._prepare(change)
             faults.reached("sink.in_transaction")
             self.in_doubt, tried = True, table.version()
-            metadata = commit_metadata(window, rows)
-            error = self.records.log.try_commit(table, window.pipeline, self.version, files, removed, metadata)
+            metadata = commit_metadata(window, change.written, change.deleted)
+            error = self.records.log.try_commit(table, window.pipeline, self.version, change.added, change.removed, metadata)
             if error is None:
                 faults.reached("sink.committed")
                 return self._done(record, self.version, durable=True)
@@ -146,10 +167,8 @@ class DeltaWindowWriter(WindowWriter):
             # The commit may still arrive, and it names these files. The next attempt fences it before it removes them.
             log.warning("It is not known whether window %s was committed: the next attempt finds out", self.window)
         elif not self.committed:
-            self.records.store.remove_all(data_directory(self.marker))
-            self.records.store.remove_all(f"{ATTEMPTS}/{self.marker}")
-        if self._lock is not None:
-            self._lock.release()
+            self.attempt.remove()
+        self.attempt.release()
 
     # --- steps of a commit ----------------------------------------------------------------------------------------------
 
@@ -169,22 +188,55 @@ class DeltaWindowWriter(WindowWriter):
                 )
             refuse_gap(newest.applied, self.window, self.sink.uri)
 
-    def _prepare(self, files: Sequence[DataFile], rows: int) -> WindowRecord:
-        """Write the record of the window beside the attempt, where the commit's transaction version leads to it."""
-        window, store = self.window, self.records.store
-        applied = Applied.of(window, rows)
-        facts = {"run": window.run, "prepared_at": datetime.now(timezone.utc).isoformat()}
-        record = WindowRecord(applied, tuple(file.recorded() for file in files), "delta", tuple(self.sink.partition_by), facts)
+    def _upsert(self, results: Sequence[SplitResult]) -> Upsert:
+        """Return the upsert of the staged rows."""
+        from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
+
+        staged = [str(file["path"]) for file in files_of(results)]
+        key, guarded = tuple(self.sink.key), self.sink.offset_columns
+        with self._reading():
+            self.attempt.refuse_missing(staged, self.sink.uri, _SUSPECT)
+            return Upsert(self.window, key, guarded, self.records.store, results, self.splits, self._data_writer)
+
+    def _merged(self, table: DeltaTable, upsert: Upsert) -> TableChange[DataFile, DataFile]:
+        """Return the change that upserts the window in the table at one look."""
+        from airflow_kafka_spark.sinks.delta.tasks.read import table_files
+
+        with self._reading():
+            found, schema = table_files(table, upsert) if upsert.events.num_rows else ([], None)
+            merged = upsert.merge(found, schema)
+        added = [DataFile.of(file) for file in merged.added]
+        return TableChange(added, [file.file for file in merged.removed], merged.written, merged.deleted)
+
+    def _appended(
+        self, table: DeltaTable, found: WindowRecord | None, results: Sequence[SplitResult]
+    ) -> TableChange[DataFile, DataFile]:
+        """Return the change that appends the window, in the place of the rows that a replay replaces."""
+        added = [DataFile.of(file) for file in files_of(results)]
+        removed = self._replaced(table, found)
+        with self._reading():
+            self.attempt.refuse_missing((file.path for file in added), self.sink.uri, _SUSPECT)
+        return TableChange(added, removed, sum(int(result.token.get("rows", 0)) for result in results))
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Raise an error of the store as one of the sink."""
+        import pyarrow as pa
+
         try:
-            there = {f"{data_directory(self.marker)}/{i.base_name}" for i in store.children(data_directory(self.marker))}
-            if gone := [file.path for file in files if file.path not in there]:
-                if not store.exists(f"{ATTEMPTS}/{self.marker}/{BEGUN}"):
-                    raise Fenced(window.pipeline, f"committing window {window.number}")
-                detail = (
-                    f"{len(gone)} of its files are gone, {gone[0]} the first: VACUUM with a retention shorter than this window?"
-                )
-                raise SinkUnavailable(self.sink.uri, f"committing window {window}", detail)
-            store.put(f"{ATTEMPTS}/{self.marker}/{RECORD}", record.dump())
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise SinkUnavailable(self.sink.uri, f"committing window {self.window}", str(error)) from error
+
+    def _prepare(self, change: TableChange[DataFile, DataFile]) -> WindowRecord:
+        """Write the record of the window beside the attempt, where the commit's transaction version leads to it."""
+        window = self.window
+        applied = Applied.of(window, change.written, change.deleted)
+        facts = {"run": window.run, "prepared_at": datetime.now(timezone.utc).isoformat()}
+        files = tuple(file.recorded() for file in change.added)
+        record = WindowRecord(applied, files, "delta", tuple(self.sink.partition_by), facts)
+        try:
+            self.records.store.put(f"{ATTEMPTS}/{self.marker}/{RECORD}", record.dump())
         except FileNotFoundError as error:
             raise Fenced(window.pipeline, f"committing window {window.number}") from error
         except OSError as error:
@@ -212,7 +264,7 @@ class DeltaWindowWriter(WindowWriter):
 
     def _done(self, record: WindowRecord, version: PipelineVersion, durable: bool = False) -> Applied:
         """Clean up behind a window that is committed, by this attempt or by another one."""
-        mine = data_directory(self.marker)
+        mine = self.attempt.directory
         self.committed = version == self.version or any(file["path"].startswith(f"{mine}/") for file in record.files)
         self.in_doubt = False
         if self.committed:

@@ -2,9 +2,6 @@
 
 ::
 
-    <location>/_airflow/attempts/<attempt>/attempt.json   an attempt has begun, and has not been cleaned up after
-    <location>/_airflow/attempts/<attempt>/lock           local tables: locked for as long as the attempt's driver lives
-    <data>/airflow-<attempt>/*.parquet                    data files of an attempt; of the window once it is committed
     <metadata>/<first half of an id>-*.avro               manifests of an attempt
 
 The name of an attempt ends with the id of the snapshot that it is going to commit.
@@ -18,8 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.sinks.delta.place import ATTEMPTS, BEGUN
-from airflow_kafka_spark.sinks.delta.records import attempts, data_directory, sweep_abandoned
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
 from airflow_kafka_spark.sinks.iceberg.snapshots import (
     FENCED,
@@ -32,6 +27,7 @@ from airflow_kafka_spark.sinks.iceberg.snapshots import (
     new_snapshot_id,
     tag_name,
 )
+from airflow_kafka_spark.sinks.lake.attempts import ATTEMPTS, BEGUN, data_directory, keep_only, list_attempts, sweep_abandoned
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -51,16 +47,13 @@ class Attempts:
     lake: IcebergTable
 
     def sweep(self, pipeline: str) -> int | None:
-        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines.
-
-        An attempt is abandoned :data:`.ABANDONED_DAYS` days after it began, unless its driver lives and the table is local, where
-        that can be seen (a lock).
+        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines (:func:`.sweep_abandoned`).
 
         :return: the snapshot that the pipeline's tag names, behind which the new attempt commits.
         :raises SinkUnavailable: catalog or store did not answer.
         """
         store = self.lake.store(self.lake.loaded("looking for earlier attempts"))
-        own, others = attempts(store, pipeline)
+        own, others = list_attempts(store, pipeline)
         sweep_abandoned(store, others, self.fence)
         return self.fence(pipeline, own)
 
@@ -111,12 +104,7 @@ class Attempts:
         data = self.lake.data_store(table)
         try:
             files = data_files(table, [table.snapshot_by_id(snapshot_id)], directory)
-            named = {file.file_path.rpartition("/")[2] for file in files}
-            for info in data.children(directory):
-                if info.base_name not in named:
-                    data.remove(f"{directory}/{info.base_name}")
-            if not named:
-                data.remove_all(directory)
+            keep_only(data, directory, (f"{directory}/{file.file_path.rpartition('/')[2]}" for file in files))
             self._remove_manifests(table, snapshot_id)
         except Exception as error:  # each store has errors of its own
             log.warning("Files that attempt %s has left are not removed: %s", marker, self.lake.access.hidden(str(error)))

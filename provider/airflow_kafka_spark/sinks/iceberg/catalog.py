@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
-from airflow_kafka_spark.sinks.delta.place import TablePlace, TableStore
+from airflow_kafka_spark.sinks.lake.place import TablePlace, TableStore
 
 if TYPE_CHECKING:
     import pyarrow.fs

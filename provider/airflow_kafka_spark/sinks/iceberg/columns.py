@@ -153,6 +153,14 @@ def file_columns(schema: pa.Schema, metadata: TableMetadata) -> tuple[pa.Schema,
     return pa.schema(arrow), Schema(*iceberg)
 
 
+def table_columns(metadata: TableMetadata) -> tuple[pa.Schema, Schema]:
+    """Return all columns of a table, as data files have them, for Arrow and for pyiceberg."""
+    from pyiceberg.io.pyarrow import _pyarrow_schema_ensure_small_types, schema_to_pyarrow
+
+    plain = _pyarrow_schema_ensure_small_types(schema_to_pyarrow(metadata.schema(), include_field_ids=False))
+    return file_columns(plain, metadata)[0], metadata.schema()
+
+
 def _with_id(field: pa.Field, number: int) -> pa.Field:
     return field.with_metadata({FIELD_ID: str(number).encode()})
 

@@ -1,12 +1,15 @@
-"""The options of an Iceberg sink: which table of which catalog, and how its files are written."""
+"""The options of an Iceberg sink: which table of which catalog."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.sinks.lake.options import LakeSinkOptions
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
     from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
     from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
 
@@ -16,23 +19,12 @@ _CODECS = {"uncompressed": "none"}
 
 
 @dataclass(frozen=True)
-class IcebergSinkOptions:
+class IcebergSinkOptions(LakeSinkOptions):
     """The parameters of :class:`~airflow_kafka_spark.sinks.IcebergSink`, which documents them."""
 
     table: str
     conn_id: str = "iceberg_default"
     branch: str = MAIN
-    mode: str = "append"
-    partition_by: Sequence[str] = ()
-    auto_create: bool = True
-    auto_evolve: bool = False
-    compression: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    table_properties: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        names = self.partition_by
-        object.__setattr__(self, "partition_by", (names,) if isinstance(names, str) else tuple(names))
 
     @property
     def uri(self) -> str:
@@ -48,14 +40,13 @@ class IcebergSinkOptions:
 
         return IcebergTable(catalog_access(self.conn_id), self.table, self.uri)
 
-    def spec(self, properties: Mapping[str, str], partitioned: bool) -> FileSpec:
+    def table_spec(self, table: Table) -> FileSpec:
         """Return the codec and options that tasks write Parquet files with.
 
-        :param properties: the table's properties, which name a codec where the sink's options do not.
+        :param table: its properties name a codec where the sink's options do not.
         """
-        from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
-
-        codec = self.compression or properties.get("write.parquet.compression-codec", "zstd").lower()
+        codec = self.compression or table.properties.get("write.parquet.compression-codec", "zstd").lower()
         # As Iceberg has decimals, unless the option says otherwise.
         options = {"store_decimal_as_integer": True, **self.options}
-        return FileSpec("parquet", _CODECS.get(codec, codec), partitioned, options)
+        partitioned = bool(table.spec().fields)
+        return replace(self.spec(), compression=_CODECS.get(codec, codec), partitioned=partitioned, options=options)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink
 from airflow_kafka_spark.sinks.iceberg.options import MAIN, IcebergSinkOptions
+from airflow_kafka_spark.sinks.keyed import guard_problems
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, Window
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IcebergSink(IcebergSinkOptions, Sink):
-    """Appends each window to an Iceberg table in one commit.
+    """Appends each window to an Iceberg table, or upserts it by key, in one commit.
 
     Guarantee: exactly-once. Spark's tasks write Parquet files with the table's column ids; the driver commits them, once, as one
     snapshot whose summary holds the window, and sets the tag ``airflow.<pipeline>`` to it in the same commit. The commit is
@@ -34,7 +35,15 @@ class IcebergSink(IcebergSinkOptions, Sink):
         ``iceberg_default``. Templated.
     :param branch: the branch that gets the windows. Default ``main``, which readers see. Another one is created from ``main`` if
         it does not exist; readers see its windows once somebody has published it (write, audit, publish). Templated.
-    :param mode: ``append`` (default), the only one there is.
+    :param mode: ``append`` (default) adds every record as a row. ``upsert`` inserts or updates by ``key``: within a window the
+        highest offset of a key wins, and windows apply in order. Between partitions offsets say nothing about time (the higher
+        partition wins), so a key should always be in the same partition, as it is if it is the record's key.
+    :param key: the columns that identify a row, for ``upsert``: integers, strings, dates, timestamps, decimals, booleans or
+        binaries. Default none. Templated.
+    :param delete_enabled: True: a record without a value deletes the row of its key (Connect's ``delete.enabled``); ``upsert``
+        only. Default False.
+    :param offset_columns: True: the table has the columns ``__connect_topic``, ``__connect_partition`` and ``__connect_offset``,
+        which the sink fills, and an older offset never overwrites or deletes a newer row. Default False.
     :param partition_by: how a table that is created is partitioned: columns, ``bucket(N, column)``, ``truncate(N, column)``,
         ``year(column)``, ``month(column)``, ``day(column)``, ``hour(column)``. A table that exists has to be partitioned in this
         way; if nothing is named, it may be partitioned in any way. Default: none.
@@ -51,12 +60,17 @@ class IcebergSink(IcebergSinkOptions, Sink):
         Default: none.
     """
 
-    template_fields: ClassVar[Sequence[str]] = ("table", "conn_id", "branch")
+    template_fields: ClassVar[Sequence[str]] = ("table", "conn_id", "branch", "key")
 
     @property
     def guarantee(self) -> Guarantee:
         """Exactly-once."""
         return Guarantee.EXACTLY_ONCE
+
+    @property
+    def takes_tombstones(self) -> bool:
+        """True with ``delete_enabled``."""
+        return self.delete_enabled
 
     @property
     def asset_uri(self) -> str:
@@ -84,8 +98,13 @@ class IcebergSink(IcebergSinkOptions, Sink):
         return table_problems(self)
 
     def replay_problems(self) -> list[Problem]:
-        """Return no problem: a replay removes the files of its window and adds others in one commit."""
-        return []
+        """Return why windows cannot be replayed: an upsert would overwrite newer rows (no ``offset_columns``) or bring deleted
+        ones back (``delete_enabled``)."""
+        return guard_problems(self, "on_rerun", "a window that is moved again")
+
+    def unordered_problems(self) -> list[Problem]:
+        """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
+        return guard_problems(self, "window", "an interval that is moved after a later one")
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the window with the highest number that the pipeline's snapshots name.
@@ -129,4 +148,4 @@ class IcebergSink(IcebergSinkOptions, Sink):
         """
         from airflow_kafka_spark.sinks.iceberg.writer import begin_attempt
 
-        return begin_attempt(self, window, shape)
+        return begin_attempt(self, window, splits, shape)

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import WindowConflict
-from airflow_kafka_spark.sinks.delta.records import commit_metadata
-from airflow_kafka_spark.windows.codec import ranges_from_json
+from airflow_kafka_spark.sinks.lake.attempts import commit_metadata, recorded_window
 from airflow_kafka_spark.windows.model import Applied, Window
 
 if TYPE_CHECKING:
@@ -62,9 +61,9 @@ class Recorded:
     text: str
 
     @classmethod
-    def of(cls, window: Window, rows: int, snapshot_id: int) -> Recorded:
+    def of(cls, window: Window, rows: int, deleted: int, snapshot_id: int) -> Recorded:
         """Return the record of a window that is going to be committed."""
-        text = json.dumps({**commit_metadata(window, rows), "snapshot": snapshot_id}, ensure_ascii=False)
+        text = json.dumps({**commit_metadata(window, rows, deleted), "snapshot": snapshot_id}, ensure_ascii=False)
         return cls.load(text)
 
     @classmethod
@@ -75,16 +74,7 @@ class Recorded:
         """
         try:
             found = json.loads(text)
-            applied = Applied(
-                found["pipeline"],
-                found["number"],
-                ranges_from_json(found["ranges"]),
-                found["rows"],
-                replay=found["replay"],
-                cluster_id=found["cluster_id"],
-                topic_ids=found["topic_ids"],
-            )
-            return cls(applied, found["snapshot"], text)
+            return cls(recorded_window(found), found["snapshot"], text)
         except (ValueError, KeyError, TypeError) as error:
             raise WindowConflict("of a snapshot's summary", f"`{text[:200]}` cannot be understood", "a record") from error
 

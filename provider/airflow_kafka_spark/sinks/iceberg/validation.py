@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
     from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
 
-_LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
 _VERSIONS = (1, 2)
 _FORBIDDEN = {"format-version": {"1", "2"}, "write.format.default": {"parquet"}}
 """Properties of a table, and the values that a sink can write for."""
@@ -29,11 +28,12 @@ _FORBIDDEN = {"format-version": {"1", "2"}, "write.format.default": {"parquet"}}
 def iceberg_sink_problems(sink: IcebergSinkOptions, shape: Shape) -> list[Problem]:
     """Return the problems of options, columns and table. See :meth:`.IcebergSink.validate`."""
     if importlib.util.find_spec("pyiceberg") is None:
-        return [_uninstalled(), *_options(sink)]
-    options = [*_columns(sink, shape.schema), *_options(sink)]
+        return [_uninstalled(), *sink.problems(), *_properties(sink)]
+    schema = sink.rows(shape).schema
+    options = [*_columns(sink, schema), *sink.row_problems(shape.schema), *sink.problems(), *_properties(sink)]
     table, found = _open(sink)
     if table is not None:
-        found += [*_table(sink, table), *_compared(sink, table, shape.schema)]
+        found += [*_table(sink, table), *_compared(sink, table, schema)]
     elif not found and not sink.auto_create:
         what = f"there is no Iceberg table `{sink.table}` in the catalog"
         found.append(Problem("sink.table", what, "Create it, or set `auto_create=True`"))
@@ -98,6 +98,13 @@ def _names(sink: IcebergSinkOptions) -> Iterator[Problem]:
         yield Problem("sink.table", f"`{sink.table}` is not a namespace and a name, joined by dots", "Name it `shop.orders`")
     if not sink.branch or sink.branch.startswith("airflow."):
         yield Problem("sink.branch", f"`{sink.branch}` cannot be a branch of this sink", f"Name another one, or `{MAIN}`")
+
+
+def _properties(sink: IcebergSinkOptions) -> Iterator[Problem]:
+    for name, values in _FORBIDDEN.items():
+        if str(sink.table_properties.get(name, next(iter(values)))).lower() not in values:
+            what = f"`{name}` is `{sink.table_properties[name]}`; expected {' or '.join(sorted(values))}"
+            yield Problem("sink.table_properties", what, "Leave it out")
 
 
 def _table(sink: IcebergSinkOptions, table: Table) -> Iterator[Problem]:
@@ -214,34 +221,3 @@ def _compared(sink: IcebergSinkOptions, table: Table, schema: pa.Schema) -> Iter
     for name, known in required_columns(storable, table.metadata):
         what = "the table takes no null in it, and " + ("rows may have one" if known else "the rows do not have it")
         yield Problem(f"sink.table column `{name}`", what, "Let the table's column take nulls (`DROP NOT NULL`)")
-
-
-# --- files --------------------------------------------------------------------------------------------------------------
-
-
-def _options(sink: IcebergSinkOptions) -> Iterator[Problem]:
-    import pyarrow as pa
-
-    from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec, try_writing
-
-    if sink.mode != "append":
-        what = f"`{sink.mode}` is not supported; expected `append`"
-        yield Problem("sink.mode", what, "Append, and MERGE by key from there in Spark; or use `PostgresSink` to upsert")
-    for name, values in _FORBIDDEN.items():
-        if str(sink.table_properties.get(name, next(iter(values)))).lower() not in values:
-            what = f"`{name}` is `{sink.table_properties[name]}`; expected {' or '.join(sorted(values))}"
-            yield Problem("sink.table_properties", what, "Leave it out")
-    codecs = FileSpec("parquet").writer.codecs
-    if sink.compression not in codecs:
-        known = ", ".join(c for c in codecs if c)
-        yield Problem("sink.compression", f"`{sink.compression}` is not known; expected one of {known}")
-        return
-    for name in _LIMITS:
-        value = sink.options.get(name, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            yield Problem("sink.options", f"`{name}` is {value!r}; expected a whole number from 1")
-    spec = sink.spec({}, bool(sink.partition_by))
-    if reserved := sorted(spec.writer.reserved & set(sink.options)):
-        yield Problem("sink.options", f"`{'`, `'.join(reserved)}` cannot be set: the sink sets it itself", "Leave it out")
-    elif error := try_writing(spec, pa.schema([("a", pa.int64())])):
-        yield Problem("sink.options", f"the Parquet writer does not take {dict(spec.format_options)}: {error}")

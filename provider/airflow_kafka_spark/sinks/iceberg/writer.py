@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
-from airflow_kafka_spark.sinks.delta.place import ATTEMPTS, BEGUN
-from airflow_kafka_spark.sinks.delta.records import data_directory, marker_name
-from airflow_kafka_spark.sinks.files.directory import AttemptLock, flush
+from airflow_kafka_spark.sinks.files.directory import flush
 from airflow_kafka_spark.sinks.iceberg.attempts import Attempts
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergStore, IcebergTable
-from airflow_kafka_spark.sinks.iceberg.columns import file_columns
+from airflow_kafka_spark.sinks.iceberg.columns import file_columns, match, table_columns
 from airflow_kafka_spark.sinks.iceberg.snapshots import (
     PipelineSnapshots,
     Recorded,
@@ -33,15 +29,20 @@ from airflow_kafka_spark.sinks.iceberg.snapshots import (
     tag_name,
 )
 from airflow_kafka_spark.sinks.iceberg.table import open_table
+from airflow_kafka_spark.sinks.lake.attempts import Attempt, TableChange, data_directory, files_of, marker_name
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
-from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
+from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from typing_extensions import Self
 
     from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
+    from airflow_kafka_spark.sinks.iceberg.tasks.write import IcebergSplitWriter
+    from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +52,14 @@ _FAILURES = 4
 """Tries of a commit that fail though nobody else has committed."""
 
 
-def begin_attempt(sink: IcebergSinkOptions, window: Window, shape: Shape) -> IcebergWindowWriter:
+def begin_attempt(sink: IcebergSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> IcebergWindowWriter:
     """Begin an attempt. See :meth:`.IcebergSink.begin`."""
     lake = sink.open()
     try:
-        table = open_table(sink, lake, shape.schema)
+        rows = sink.rows(shape)
+        table = open_table(sink, lake, rows.schema)
         base = Attempts(lake).sweep(window.pipeline)
-        return IcebergWindowWriter(sink, window, shape, lake, base, table)
+        return IcebergWindowWriter(sink, window, splits, rows, lake, base, table)
     except BaseException:
         lake.close()
         raise
@@ -72,9 +74,17 @@ class IcebergWindowWriter(WindowWriter):
     """
 
     def __init__(
-        self, sink: IcebergSinkOptions, window: Window, shape: Shape, lake: IcebergTable, base: int | None, table: Table
+        self,
+        sink: IcebergSinkOptions,
+        window: Window,
+        splits: Sequence[Split],
+        shape: Shape,
+        lake: IcebergTable,
+        base: int | None,
+        table: Table,
     ) -> None:
-        self.sink, self.window, self.shape, self.lake, self.base, self.table = sink, window, shape, lake, base, table
+        self.sink, self.window, self.splits, self.shape = sink, window, splits, shape
+        self.lake, self.base, self.table = lake, base, table
         self.snapshot_id = new_snapshot_id()
         self.marker = marker_name(window.pipeline, self.snapshot_id)
         self.attempts = Attempts(lake)
@@ -82,23 +92,10 @@ class IcebergWindowWriter(WindowWriter):
         self.committed = False
         self.in_doubt = False
         self.written: list[str] = []
-        self._lock: AttemptLock | None = None
+        self.added: list[str] = []
+        self.attempt = Attempt(window, self.marker, self.store, self.data)
         try:
-            directory = f"{ATTEMPTS}/{self.marker}"
-            self.store.make(directory)
-            if self.store.place.is_local:
-                # On a file system without locks, attempts of other pipelines are taken for dead when they are old.
-                with suppress(OSError):
-                    self._lock = AttemptLock(Path(self.store.full(directory)))
-            begun = {
-                "pipeline": window.pipeline,
-                "window": window.number,
-                "replay": window.replay,
-                "run": window.run,
-                "base": base or 0,
-            }
-            self.store.put(f"{directory}/{BEGUN}", json.dumps(begun, ensure_ascii=False))
-            self.data.make(data_directory(self.marker))
+            self.attempt.begin(base=base or 0)
         except OSError as error:
             raise lake.unavailable(f"beginning window {window}", error) from error
 
@@ -106,29 +103,47 @@ class IcebergWindowWriter(WindowWriter):
         return f"IcebergWindowWriter({self.window}, {self.sink.uri})"
 
     def split_writer(self) -> SplitWriter:
+        if not self.sink.upserts:
+            return self._data_writer(None, self.sink.offset_columns)
+        from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, StageWriter, staged_schema
+
+        schema = staged_schema(self._row_columns()[0])
+        return StageWriter(StageTarget(**self._common(schema, self.sink.offset_columns), key=tuple(self.sink.key)))
+
+    def _data_writer(self, table: Table | None, offset_columns: bool = False) -> IcebergSplitWriter:
+        """Return a writer of data files for rows with the columns of a table; None: with those of the window's rows."""
         from airflow_kafka_spark.sinks.iceberg.tasks.write import IcebergSplitWriter, IcebergTarget
 
-        try:
-            file_schema, columns = file_columns(self.shape.schema, self.table.metadata)
-        except ValueError as error:  # another writer has removed a column since
-            raise self.lake.unavailable(f"beginning window {self.window}", error) from error
-        properties, spec = self.table.properties, self.table.spec()
+        file_schema, columns = self._row_columns() if table is None else table_columns(table.metadata)
+        properties = {name: value for name, value in self.table.properties.items() if name.startswith("write.metadata.metrics.")}
         target = IcebergTarget(
-            uri=self.sink.uri,
-            store=self.data,
-            home=self.store,
-            attempt=data_directory(self.marker),
-            marker=self.marker,
-            pipeline=self.window.pipeline,
-            window=str(self.window),
-            file_schema=file_schema,
+            **self._common(file_schema, offset_columns),
             columns=columns,
-            partitions=spec,
+            partitions=self.table.spec(),
             order=self.table.sort_order(),
-            spec=self.sink.spec(properties, bool(spec.fields)),
-            properties={name: value for name, value in properties.items() if name.startswith("write.metadata.metrics.")},
+            properties=properties,
         )
         return IcebergSplitWriter(target)
+
+    def _row_columns(self) -> tuple[pa.Schema, Schema]:
+        try:
+            return file_columns(self.shape.schema, self.table.metadata)
+        except ValueError as error:  # another writer has removed a column since
+            raise self.lake.unavailable(f"beginning window {self.window}", error) from error
+
+    def _common(self, file_schema: pa.Schema, offset_columns: bool) -> dict[str, Any]:
+        return {
+            "uri": self.sink.uri,
+            "store": self.data,
+            "home": self.store,
+            "attempt": self.attempt.directory,
+            "marker": self.marker,
+            "pipeline": self.window.pipeline,
+            "window": str(self.window),
+            "file_schema": file_schema,
+            "spec": self.sink.table_spec(self.table),
+            "offset_columns": offset_columns,
+        }
 
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """Commit the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are committed.
@@ -148,8 +163,8 @@ class IcebergWindowWriter(WindowWriter):
 
     def _commit(self, results: Sequence[SplitResult]) -> Applied:
         window = self.window
-        files = [file for result in results for file in result.token.get("files", ())]
-        record = Recorded.of(window, sum(int(result.token.get("rows", 0)) for result in results), self.snapshot_id)
+        files = files_of(results)
+        upsert: Upsert | None = None
         failures = 0
         error: Exception | None = None
         tried: tuple[str, int | None] = ("", None)
@@ -160,7 +175,7 @@ class IcebergWindowWriter(WindowWriter):
             if found is not None:
                 refuse_other(found.applied, window, self.sink.uri)
                 if found.applied.replay >= window.replay:
-                    return self._done(table, found, files)
+                    return self._done(table, found)
             seen = (table.metadata_location, head(table.metadata, self.sink.branch))
             if seen[1] != tried[1] and table.snapshot_by_id(self.snapshot_id) is None:
                 # The try requires a head that is gone, so that it can never succeed any more.
@@ -168,8 +183,15 @@ class IcebergWindowWriter(WindowWriter):
             failures = failures if seen == tried else 0
             self._refuse_conflict(table, state, found)
             if not again:
-                self._check_files(files)
-            commit = self._prepare(table, state, record, files, self._replaced(table, found))
+                suspect = "did remove_orphan_files take files that are so young"
+                self.attempt.refuse_missing((file["path"] for file in files), self.sink.uri, suspect)
+            if self.sink.upserts:
+                upsert = upsert or self._upsert(results)
+                change = self._merged(table, upsert)
+            else:
+                rows = sum(int(result.token.get("rows", 0)) for result in results)
+                change = TableChange(files, self._replaced(table, found), rows)
+            commit = self._prepare(table, state, change)
             faults.reached("sink.in_transaction")
             self.in_doubt, tried = True, seen
             error = self.lake.try_commit(table, commit.requirements, commit.updates)
@@ -191,10 +213,8 @@ class IcebergWindowWriter(WindowWriter):
             log.warning("It is not known whether window %s was committed: the next attempt finds out", self.window)
         elif not self.committed:
             self._remove_written(())
-            self.data.remove_all(data_directory(self.marker))
-            self.store.remove_all(f"{ATTEMPTS}/{self.marker}")
-        if self._lock is not None:
-            self._lock.release()
+            self.attempt.remove()
+        self.attempt.release()
         self.lake.close()
 
     # --- steps of a commit ----------------------------------------------------------------------------------------------
@@ -205,45 +225,44 @@ class IcebergWindowWriter(WindowWriter):
         newest = state.newest
         if newest is not None and not self.window.replay:
             refuse_gap(newest.applied, self.window, self.sink.uri)
-        if newest is not None and found is None and self.window.number <= newest.applied.number:
+        known = self.sink.upserts or found is not None  # a replay of an upsert replaces rows by their keys
+        if newest is not None and not known and self.window.number <= newest.applied.number:
             what = f"{self.sink.uri} has its rows, but its snapshot has expired, so that it is not known which they are"
             raise WindowConflict(str(self.window), what, "a snapshot with its record, which a replay needs")
         if table.metadata.default_spec_id != self.table.metadata.default_spec_id:
             what = "its partition spec was changed while the window was written: the next attempt writes for the new one"
             raise SinkUnavailable(self.sink.uri, f"committing window {self.window}", what)
 
-    def _check_files(self, files: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse a window whose files are gone.
+    def _upsert(self, results: Sequence[SplitResult]) -> Upsert:
+        """Return the upsert of the staged rows."""
+        from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
-        :raises Fenced: a newer attempt has removed this one.
-        :raises SinkUnavailable: others have removed some of the files.
-        """
-        window, directory = self.window, data_directory(self.marker)
-        there = {f"{directory}/{info.base_name}" for info in self.data.children(directory)}
-        if gone := [file["path"] for file in files if file["path"] not in there]:
-            if not self.store.exists(f"{ATTEMPTS}/{self.marker}/{BEGUN}"):
-                raise Fenced(window.pipeline, f"committing window {window.number}")
-            what = (
-                f"{len(gone)} of its files are gone, {gone[0]} the first: did remove_orphan_files take files that are so young?"
-            )
-            raise SinkUnavailable(self.sink.uri, f"committing window {window}", what)
+        key, guarded = tuple(self.sink.key), self.sink.offset_columns
+        return Upsert(self.window, key, guarded, self.data, results, self.splits, self._data_writer)
+
+    def _merged(self, table: Table, upsert: Upsert) -> TableChange[Mapping[str, Any], DataFile]:
+        """Return the change that upserts the window in the table at one look."""
+        from airflow_kafka_spark.sinks.iceberg.tasks.read import table_files
+
+        matched = match(self.shape.schema, table.metadata)
+        names = {found.row.name: found.column.name for found in matched if found.column is not None}
+        there = table_files(table, head(table.metadata, self.sink.branch), upsert, names) if upsert.events.num_rows else []
+        merged = upsert.merge(there, table)
+        return TableChange(merged.added, [file.file for file in merged.removed], merged.written, merged.deleted)
 
     def _prepare(
-        self,
-        table: Table,
-        state: PipelineSnapshots,
-        record: Recorded,
-        files: Sequence[Mapping[str, Any]],
-        removed: Sequence[DataFile],
+        self, table: Table, state: PipelineSnapshots, change: TableChange[Mapping[str, Any], DataFile]
     ) -> SnapshotCommit:
         """Write the manifests of the window's snapshot."""
         from airflow_kafka_spark.sinks.iceberg.tasks.data_file import data_file
 
         spec_id = self.table.metadata.default_spec_id
-        added = [data_file(file, self.data.named(file["path"]), spec_id) for file in files]
+        self.added = [file["path"] for file in change.added]
+        added = [data_file(file, self.data.named(file["path"]), spec_id) for file in change.added]
+        record = Recorded.of(self.window, change.written, change.deleted, self.snapshot_id)
         summary = state.summary(self.window.pipeline, record)
         tag = tag_name(self.window.pipeline)
-        commit = make_commit(table, self.snapshot_id, summary, self.sink.branch, tag, added, removed)
+        commit = make_commit(table, self.snapshot_id, summary, self.sink.branch, tag, added, change.removed)
         self.written += commit.written
         if self.store.place.is_local:
             for path in commit.written:
@@ -269,22 +288,16 @@ class IcebergWindowWriter(WindowWriter):
             raise WindowConflict(str(self.window), what, "its rows in the files that it was written to, which a replay replaces")
         return files
 
-    def _done(self, table: Table, record: Recorded, files: Sequence[Mapping[str, Any]]) -> Applied:
+    def _done(self, table: Table, record: Recorded) -> Applied:
         """Clean up behind a window that is committed, by this attempt or by another one."""
         self.committed = record.snapshot_id == self.snapshot_id
         self.in_doubt = False
         if self.committed:
             with suppress(Exception):  # what is left here is found by the next attempt
                 self._remove_written(metadata_files(table, self.snapshot_id) or self.written)
-            named = {file["path"] for file in files}
-            directory = data_directory(self.marker)
             with suppress(OSError):
-                for info in self.data.children(directory):
-                    if f"{directory}/{info.base_name}" not in named:
-                        self.data.remove(f"{directory}/{info.base_name}")
-            if not named:
-                self.data.remove_all(directory)
-            self.store.remove_all(f"{ATTEMPTS}/{self.marker}")
+                self.attempt.keep_only(self.added)
+            self.attempt.finish()
         return record.applied
 
     def _remove_written(self, kept: Any) -> None:

@@ -15,8 +15,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
@@ -71,6 +72,26 @@ def recorded_window(found: Mapping[str, Any]) -> Applied:
         cluster_id=found["cluster_id"],
         topic_ids=found["topic_ids"],
     )
+
+
+AddedT = TypeVar("AddedT")
+RemovedT = TypeVar("RemovedT")
+
+
+@dataclass(frozen=True)
+class TableChange(Generic[AddedT, RemovedT]):
+    """What one commit changes in a table.
+
+    :param added: the files that it adds.
+    :param removed: the files that it removes.
+    :param written: number of rows that the window has written.
+    :param deleted: number of rows that it has deleted.
+    """
+
+    added: Sequence[AddedT]
+    removed: Sequence[RemovedT]
+    written: int
+    deleted: int = 0
 
 
 def files_of(results: Sequence[SplitResult]) -> list[Mapping[str, Any]]:

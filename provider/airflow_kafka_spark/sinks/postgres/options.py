@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.postgres import NAME_BYTES, parse_name
+from airflow_kafka_spark.sinks.keyed import MODES, key_problems
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.postgres.server import SinkServer
 
-_CHOICES = {"mode": ("append", "upsert"), "atomic": ("window", "split"), "merge": ("overlap", "after")}
+_CHOICES = {"mode": MODES, "atomic": ("window", "split"), "merge": ("overlap", "after")}
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,7 @@ class PostgresSinkOptions:
             yield Problem("sink.lock_timeout", f"it is {self.lock_timeout!r}; expected seconds, more than 0")
         if not (isinstance(self.keep_windows, int) and self.keep_windows >= 1):
             yield Problem("sink.keep_windows", f"it is {self.keep_windows!r}; expected a whole number, at least 1")
-        yield from self._mode_problems()
-
-    def _mode_problems(self) -> Iterator[Problem]:
-        if self.mode == "upsert" and not self.key:
-            yield Problem("sink.key", 'it is empty; `mode="upsert"` needs the columns that name a row', 'For instance key=["id"]')
-        if self.mode == "append" and self.key:
-            yield Problem("sink.key", 'it means nothing with `mode="append"`', 'Leave it out, or set `mode="upsert"`')
-        if self.mode == "append" and self.delete_enabled:
-            yield Problem("sink.delete_enabled", 'rows that are only appended have no key to delete by; expected `mode="upsert"`')
-        repeated = sorted({name for name in self.key if list(self.key).count(name) > 1})
-        if repeated:
-            yield Problem("sink.key", f"it names {quote_names(repeated)} twice")
+        yield from key_problems(self)
 
 
 def is_name(name: str) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.postgres import Name, parse_name, resolve, system_identifier
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
+from airflow_kafka_spark.sinks.keyed import guard_problems
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 from airflow_kafka_spark.windows.model import Applied, Split, Window
@@ -160,21 +161,11 @@ class PostgresSink(PostgresSinkOptions, Sink):
             wrong.append(('`atomic="split"` shows a window in pieces, and would replace it in pieces', 'Use `atomic="window"`'))
         if self.mode == "append" and not self.window_column:
             wrong.append(("appended rows do not say which window they are of", 'Set `window_column="..."` on the sink'))
-        return [*(Problem(where, *why) for why in wrong), *self._guard_problems(where, "a window that is moved again")]
+        return [*(Problem(where, *why) for why in wrong), *guard_problems(self, where, "a window that is moved again")]
 
     def unordered_problems(self) -> list[Problem]:
         """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
-        return self._guard_problems("window", "an interval that is moved after a later one")
-
-    def _guard_problems(self, where: str, what: str) -> list[Problem]:
-        if self.mode != "upsert":
-            return []
-        wrong = []
-        if not self.offset_columns:
-            wrong.append((f"{what} would overwrite newer rows", "Set `offset_columns=True` on the sink: older offsets then lose"))
-        if self.delete_enabled:
-            wrong.append((f"{what} would bring back rows that were deleted since", "Leave `delete_enabled` out"))
-        return [Problem(where, *why) for why in wrong]
+        return guard_problems(self, "window", "an interval that is moved after a later one")
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the row of ``airflow_windows`` with the pipeline's highest number.
@@ -210,10 +201,10 @@ class PostgresSink(PostgresSinkOptions, Sink):
         :raises SinkUnavailable: the server cannot be reached, or an earlier attempt cannot be ended (the role may end sessions of
             its own, or of all roles with ``pg_signal_backend``).
         """
-        from airflow_kafka_spark.sinks.postgres.attempt import prepare
+        from airflow_kafka_spark.sinks.postgres.attempt import prepare_attempt
         from airflow_kafka_spark.sinks.postgres.writer import SplitsWindowWriter, StagedWindowWriter
 
-        attempt = prepare(self, window, splits, shape)
+        attempt = prepare_attempt(self, window, splits, shape)
         if self.atomic == "split":
             return SplitsWindowWriter(attempt)
         return StagedWindowWriter(attempt, overlap=self.merge == "overlap" and self.mode == "append")

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from airflow_kafka_spark.hooks.postgres import Name, literal, quote
+from airflow_kafka_spark.sinks.keyed import OFFSET_COLUMNS
 
-OFFSET_COLUMNS = ("__connect_topic", "__connect_partition", "__connect_offset")
-"""Columns for a row's topic, partition and offset, with the names of the JDBC sink's ``pk.mode=kafka``."""
 OFFSET_TYPES = ("text", "integer", "bigint")
 
 
-def jsonb(value: Any) -> str:
+def jsonb(value: object) -> str:
     return f"{literal(json.dumps(value))}::jsonb"
 
 

@@ -6,9 +6,10 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Rows
@@ -75,7 +76,15 @@ class LakeFile(BufferedFile):
         self.store.remove(self.path)
 
 
-class LakeSplitWriter(BufferedFilesWriter):
+LakeFileT = TypeVar("LakeFileT", bound=LakeFile)
+
+
+def footer_of(file: LakeFile) -> pyarrow.parquet.FileMetaData:
+    """Return the footer of a file that is finished."""
+    return file.writer.footer  # type: ignore[attr-defined]
+
+
+class LakeSplitWriter(BufferedFilesWriter[LakeFileT]):
     """Writes one split into files of this task attempt alone. The driver commits the files of the task attempt whose result
     Spark returns, and removes the others.
 
@@ -97,7 +106,7 @@ class LakeSplitWriter(BufferedFilesWriter):
         return {"target": self.target, "token": ""}
 
     @abstractmethod
-    def describe(self, file: Any, key: PartitionKey) -> Mapping[str, Any]:
+    def describe(self, file: LakeFileT, key: PartitionKey) -> Mapping[str, Any]:
         """Return partition values and statistics of a file that is finished."""
 
     def open(self, split: Split) -> None:
@@ -153,17 +162,17 @@ class LakeSplitWriter(BufferedFilesWriter):
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def open_file(self, key: PartitionKey, part: int) -> LakeFile:
+    def open_file(self, key: PartitionKey, part: int) -> LakeFileT:
         # Partition values are in the metadata only. In a path they would have to be escaped twice.
         number = len(self.finished) + len(self.files)
         path = f"{self.target.attempt}/{plain(file_stem(self.split.range, number))}-{self.token}.parquet"
         return self.new_file(path)
 
-    def new_file(self, path: str) -> LakeFile:
+    @abstractmethod
+    def new_file(self, path: str) -> LakeFileT:
         """Open the file of this path."""
-        return LakeFile(self.target, path)
 
-    def finish_file(self, file: Any, key: PartitionKey) -> Mapping[str, Any]:
+    def finish_file(self, file: LakeFileT, key: PartitionKey) -> Mapping[str, Any]:
         file.finish()
         size = self.target.store.filesystem.get_file_info(self.target.store.full(file.path)).size
         return {"path": file.path, "rows": file.rows, "bytes": size, **self.describe(file, key)}

@@ -1,4 +1,4 @@
-"""A topic becomes an Iceberg table by Spark's tasks: killed, retried, replayed, with records that cannot be read."""
+"""A topic becomes a table of a lake by Spark's tasks: killed, retried, replayed, with records that cannot be read."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ from tests.support.dead_letters import check_sorted_out, produce_mixed
 from tests.support.pipelines import pipeline
 
 
-@pytest.fixture
-def lake(kafka, unique, tmp_path):
-    with pipeline("iceberg", kafka, lambda: None, unique, tmp_path) as made:
+@pytest.fixture(params=["delta", "iceberg"])
+def lake(request, kafka, unique, tmp_path):
+    with pipeline(request.param, kafka, lambda: None, unique, tmp_path) as made:
         yield made
 
 
 @pytest.mark.faults
-def test_killed_then_retried_and_cleared_every_record_is_in_the_table_exactly_once(lake):
+@pytest.mark.parametrize(
+    ("lake", "point"),
+    [("delta", "split.flushed"), ("delta-upsert", "sink.committed"), ("iceberg", "sink.in_transaction")],
+    indirect=["lake"],
+)
+def test_killed_then_retried_and_cleared_every_record_is_in_the_table_exactly_once(lake, point):
     lake.produce(200)
     lake.run("run0")
     lake.produce(300)
-    victim = lake.victim("run1", fault="sink.in_transaction", split_records=70)
+    victim = lake.victim("run1", fault=point, split_records=70)
     victim.wait()
     assert victim.fired, victim.tail()
-    assert len(lake.rows()) == 200, "a reader saw a part of the window"
+    assert len(lake.rows()) == (500 if point == "sink.committed" else 200), "a reader saw a part of the window"
     retried = lake.run("run1", split_records=70)
     assert lake.check() == 500
     assert lake.run("run1", split_records=70) == retried, "a cleared task does nothing and returns the same report"

@@ -1,0 +1,339 @@
+"""Upsert and delete by key: tasks stage the rows of a window, and the driver writes the files that hold one of their keys anew.
+
+Nothing is changed in place. The files that lose rows are replaced by files without these rows, and the last row of each key goes
+to further files (copy on write). Their names go into the commit, which is refused if anything was committed since the look at the
+table that led to them. So an upsert needs no other fence than an append.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
+
+from airflow_kafka_spark.sinks.base import Rows
+from airflow_kafka_spark.sinks.keyed import OFFSET_COLUMNS
+from airflow_kafka_spark.sinks.lake.place import TableStore
+from airflow_kafka_spark.sinks.lake.tasks.write import LakeFile, LakeSplitWriter, LakeTarget
+from airflow_kafka_spark.sinks.tasks.buffered_files import PartitionKey
+from airflow_kafka_spark.windows.model import Split, SplitResult, Window
+
+DELETED = "__airflow_deleted"
+"""The column of staged rows that marks tombstones."""
+
+_ROW, _FILE, _AT = "__airflow_row", "__airflow_file", "__airflow_at"
+_JOINED_ROWS = 4_000_000
+"""Rows of a table whose keys are compared at a time."""
+_BATCH_ROWS = 131_072
+_THREADS = min(4, os.cpu_count() or 1)
+
+
+# --- tasks --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTarget(LakeTarget):
+    """The part of an upsert that tasks need.
+
+    :param key: the columns of the key.
+    :param filled: those of them in which the table takes an empty text for a null.
+    """
+
+    key: tuple[str, ...]
+    filled: tuple[str, ...] = ()
+
+
+def staged_schema(rows: pa.Schema) -> pa.Schema:
+    """Return the columns of staged files: those of the rows, which are null in a tombstone, and its mark.
+
+    :param rows: the columns of the rows, in the types that the table's files have.
+    """
+    return pa.schema([*(field.with_nullable(True) for field in rows), pa.field(DELETED, pa.bool_())])
+
+
+class StageWriter(LakeSplitWriter[LakeFile]):
+    """Writes the rows of one split into a file that is read by the driver and is never a part of the table."""
+
+    target: StageTarget
+
+    def new_file(self, path: str) -> LakeFile:
+        return LakeFile(self.target, path)
+
+    def describe(self, file: LakeFile, key: PartitionKey) -> Mapping[str, Any]:
+        """Return nothing: the driver reads the file as a whole."""
+        return {}
+
+    def partition_names(self, column: str, values: pa.Array) -> Any:
+        raise AssertionError("a staged file is not partitioned")
+
+    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+        """Return the rows whose key has a null."""
+        found: dict[int, str] = {}
+        for name in self.target.key:
+            column = rows.batch.column(name)
+            for at in pc.indices_nonzero(column.is_null()).to_pylist():
+                found.setdefault(at, f"`{name}` is null, and is part of the key")
+            if name in self.target.filled and pa.types.is_string(column.type):
+                for at in pc.indices_nonzero(pc.equal(column, "")).to_pylist():
+                    found.setdefault(at, f"`{name}` is empty, which is a null in a column that partitions the table")
+        return found
+
+    def write(self, rows: Rows) -> None:
+        bad = sorted(self.unwritable(rows).items())
+        self._refuse([(int(rows.offsets[at].as_py()), reason) for at, reason in bad])
+        dead = rows.tombstones if rows.tombstones is not None else pa.repeat(False, rows.batch.num_rows)
+        columns = [*rows.batch.columns, dead]
+        batch = pa.RecordBatch.from_arrays(columns, names=[*rows.batch.schema.names, DELETED])
+        super().write(Rows(batch, rows.offsets))
+
+
+# --- the table at one look ------------------------------------------------------------------------------------------------
+
+
+class TableFile(ABC):
+    """A data file of the table. Its identity says all that its rows depend on.
+
+    :ivar identity: its path, and those of the files that delete rows of it.
+    """
+
+    identity: tuple[str, ...]
+
+    @abstractmethod
+    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        """Yield its rows, in the same order each time.
+
+        :param columns: only these columns; None: all columns of the table.
+        """
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What an upsert changes in the table.
+
+    :param added: the files that are added, as :meth:`.LakeSplitWriter.close` describes them.
+    :param removed: the files that are removed.
+    :param written: number of rows that were inserted or updated.
+    :param deleted: number of rows that were deleted by tombstones.
+    """
+
+    added: Sequence[Mapping[str, Any]]
+    removed: Sequence[Any]
+    written: int
+    deleted: int
+
+
+@dataclass
+class _Matches:
+    """The rows of a file whose key has an event.
+
+    :param at: their positions.
+    :param row: the events' row numbers.
+    :param newer: True where the file's row has the higher offset.
+    :param rows: number of rows of the file.
+    """
+
+    at: np.ndarray
+    row: np.ndarray
+    newer: np.ndarray
+    rows: int
+
+
+@dataclass
+class Upsert:
+    """The upsert of one window on the driver. It may be tried again for a newer look at the table; what was computed or written
+    for files that are still there is used again.
+
+    :param window: the window.
+    :param key: the columns of the key.
+    :param guarded: True if rows hold their offsets, so that an older one never overwrites a newer one.
+    :param store: where staged files lie.
+    :param results: the results of the tasks.
+    :param splits: the window's splits.
+    :param writer: returns a writer of data files; it gets None for the columns of the rows, else what :meth:`merge` gets.
+    """
+
+    window: Window
+    key: tuple[str, ...]
+    guarded: bool
+    store: TableStore
+    results: Sequence[SplitResult]
+    splits: Sequence[Split]
+    writer: Callable[[Any], LakeSplitWriter[Any]]
+    staged: list[str] = field(default_factory=list)
+    _matches: dict[tuple[str, ...], _Matches] = field(default_factory=dict)
+    _kept: dict[tuple[str, ...], tuple[bytes, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
+    _fresh: tuple[bytes, Sequence[Mapping[str, Any]]] | None = None
+
+    def __post_init__(self) -> None:
+        places = {place.topic_partition: order for order, place in enumerate(self.window.ranges)}
+        by_index = {split.index: split.range for split in self.splits}
+        ordered = sorted(
+            self.results,
+            key=lambda r: (places[by_index[r.index].topic_partition], by_index[r.index].start) if r.index in by_index else (0, 0),
+        )
+        # Later rows have higher numbers: within a partition by their offsets, else by the order of the partitions.
+        self.staged = [file["path"] for result in ordered for file in result.token.get("files", ())]
+        self.events = self._events()
+
+    def _events(self) -> pa.Table:
+        """Return the last event of each key, with its row number."""
+        names = [*self.key, *(OFFSET_COLUMNS if self.guarded else ()), DELETED]
+        tables, count = [], 0
+        for path in self.staged:
+            with self.store.filesystem.open_input_file(self.store.full(path)) as source:
+                table = pa.parquet.read_table(source, columns=names, partitioning=None)
+            tables.append(table.append_column(_ROW, pa.array(np.arange(count, count + table.num_rows))))
+            count += table.num_rows
+        self.rows = count
+        if not tables:
+            return pa.table({})
+        found = pa.concat_tables(tables)
+        last = found.group_by(list(self.key)).aggregate([(_ROW, "max")]).column(f"{_ROW}_max")
+        return found.take(pa.array(np.sort(last.to_numpy())))
+
+    def bounds(self, name: str) -> tuple[Any, Any]:
+        """Return the lowest and the highest value of a column of the key among the events."""
+        found = pc.min_max(self.events.column(name)).as_py()
+        return found["min"], found["max"]
+
+    def merge(self, files: Iterable[TableFile], columns: Any) -> Merged:
+        """Write the files that the upsert adds to the table at one look.
+
+        :param files: the table's files that may hold one of the keys.
+        :param columns: the table's columns.
+        :raises OSError: a store did not answer.
+        """
+        if not self.events.num_columns or not self.events.num_rows:
+            return Merged((), (), 0, 0)
+        there = list(files)
+        self._match([file for file in there if file.identity not in self._matches])
+        found = [(file, self._matches[file.identity]) for file in there]
+        # An event that meets a newer row in the table changes nothing.
+        lost = np.zeros(self.rows, bool)
+        for _, matches in found:
+            lost[matches.row[matches.newer]] = True
+        gone = [(file, matches, matches.at[~lost[matches.row]]) for file, matches in found]
+        gone = [one for one in gone if len(one[2])]
+        dead = np.zeros(self.rows, bool)
+        numbers = self.events.column(_ROW).to_numpy()
+        tombstones = self.events.column(DELETED).to_numpy(zero_copy_only=False)
+        dead[numbers[tombstones]] = True
+        last = np.zeros(self.rows, bool)
+        last[numbers] = True
+        put = last & ~dead & ~lost
+        added = list(self._put(put))
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for kept in pool.map(lambda one: self._keep(one[0], one[1].rows, one[2], columns), gone):
+                added += kept
+        deleted = sum(int((dead & ~lost)[matches.row].sum()) for _, matches in found)
+        return Merged(added, [file for file, *_ in gone], int(put.sum()), deleted)
+
+    # --- matches ----------------------------------------------------------------------------------------------------
+
+    def _match(self, files: Sequence[TableFile]) -> None:
+        waiting: list[pa.Table] = []
+        sizes: list[tuple[TableFile, int]] = []
+        for file in files:
+            names = [*self.key, *(OFFSET_COLUMNS if self.guarded else ())]
+            table = self._table(file.batches(names), names)
+            numbers = {_FILE: pa.array(np.full(table.num_rows, len(sizes))), _AT: pa.array(np.arange(table.num_rows))}
+            for name, values in numbers.items():
+                table = table.append_column(name, values)
+            waiting.append(table)
+            sizes.append((file, table.num_rows))
+            if sum(t.num_rows for t in waiting) >= _JOINED_ROWS:
+                self._join(waiting, sizes)
+                waiting, sizes = [], []
+        if waiting:
+            self._join(waiting, sizes)
+
+    def _table(self, batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> pa.Table:
+        """Return columns of a file in the types of the events."""
+        wanted = pa.schema([self.events.schema.field(name) for name in names])
+        cast = [
+            pa.RecordBatch.from_arrays([batch.column(n).cast(wanted.field(n).type) for n in names], schema=wanted)
+            for batch in batches
+        ]
+        return pa.Table.from_batches(cast, wanted)
+
+    def _join(self, tables: Sequence[pa.Table], sizes: Sequence[tuple[TableFile, int]]) -> None:
+        events = self.events.drop_columns([DELETED])
+        rows = pa.concat_tables(tables)
+        found = rows.join(events, list(self.key), join_type="inner", right_suffix="_event")
+        newer = pa.array(np.zeros(found.num_rows, bool))
+        if self.guarded:
+            topic, partition, offset = OFFSET_COLUMNS
+            same = pc.and_(
+                pc.equal(found.column(topic), found.column(f"{topic}_event")),
+                pc.equal(found.column(partition), found.column(f"{partition}_event")),
+            )
+            later = (pc.greater if self.window.replay else pc.greater_equal)(
+                found.column(offset), found.column(f"{offset}_event")
+            )
+            newer = pc.fill_null(pc.and_(same, later), False)
+        columns = [found.column(name).to_numpy() for name in (_FILE, _AT, _ROW)]
+        known = np.asarray(newer, bool)
+        order = np.lexsort((columns[1], columns[0]))
+        of, at, row = (column[order] for column in columns)
+        known = known[order]
+        limits = np.searchsorted(of, np.arange(len(sizes) + 1))
+        for number, (file, count) in enumerate(sizes):
+            part = slice(limits[number], limits[number + 1])
+            self._matches[file.identity] = _Matches(at[part], row[part], known[part], count)
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def _keep(self, file: TableFile, rows: int, gone: np.ndarray, columns: Any) -> Sequence[Mapping[str, Any]]:
+        """Write the rows of a file that stay."""
+        kept = np.ones(rows, bool)
+        kept[gone] = False
+        digest = np.packbits(kept).tobytes()
+        known = self._kept.get(file.identity)
+        if known is None or known[0] != digest:
+            written = self._write(file.batches(None), kept, columns) if kept.any() else ()
+            self._kept[file.identity] = known = (digest, written)
+        return known[1]
+
+    def _put(self, put: np.ndarray) -> Sequence[Mapping[str, Any]]:
+        """Write the last row of each key."""
+        digest = np.packbits(put).tobytes()
+        if self._fresh is None or self._fresh[0] != digest:
+            self._fresh = (digest, self._write(self._staged_batches(), put, None) if put.any() else ())
+        return self._fresh[1]
+
+    def _staged_batches(self) -> Iterator[pa.RecordBatch]:
+        for path in self.staged:
+            with self.store.filesystem.open_input_file(self.store.full(path)) as source:
+                for batch in pa.parquet.ParquetFile(source).iter_batches(_BATCH_ROWS):
+                    yield batch.drop_columns([DELETED])
+
+    def _write(self, batches: Iterator[pa.RecordBatch], kept: np.ndarray, columns: Any) -> Sequence[Mapping[str, Any]]:
+        """Write some of the rows into data files.
+
+        :param kept: which of them.
+        :param columns: their columns, for :attr:`writer`.
+        """
+        writer: LakeSplitWriter[Any] | None = None
+        at = 0
+        for batch in batches:
+            wanted = kept[at : at + batch.num_rows]
+            at += batch.num_rows
+            if writer is None:
+                writer = self.writer(columns)
+                writer.open(self.splits[0])
+            if wanted.any():
+                some = batch if wanted.all() else batch.filter(pa.array(wanted))
+                try:
+                    writer.write(Rows(some, pa.array(np.zeros(some.num_rows, np.int64))))
+                except BaseException:
+                    writer.abort()
+                    raise
+        return writer.close()["files"] if writer is not None else ()

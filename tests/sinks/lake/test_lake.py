@@ -1,0 +1,208 @@
+"""What all sinks of lake tables promise beside the contract: other writers, maintenance, replays, evolution, refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
+from tests.sinks.attempt import Victim, apply
+from tests.sinks.delta.cases import DeltaCase
+from tests.sinks.feed import SCHEMA, Feed, replayed, row
+from tests.sinks.iceberg.cases import IcebergCase
+from tests.sinks.oracle import same_multiset
+
+SMALL = pa.schema([("id", pa.int64()), ("name", pa.string()), ("ratio", pa.float64())])
+CASES = {"delta": DeltaCase, "iceberg": IcebergCase}
+Lake = DeltaCase | IcebergCase
+
+
+@pytest.fixture(params=CASES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def lake(kind: str, tmp_path: Path) -> Lake:
+    found = CASES[kind](tmp_path / "lake" / "orders")
+    found.schema = SMALL
+    return found
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return Feed(SMALL)
+
+
+def attempts(lake: Lake) -> list[Path]:
+    return list(lake.path.rglob("_airflow/attempts/*"))
+
+
+# --- other writers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.faults
+def test_a_commit_of_others_between_look_and_commit_loses_and_doubles_nothing(lake, feed, tmp_path):
+    first, job = feed.next(), feed.next()
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, "sink.in_transaction:stop", tmp_path / "victim") as attempt:
+        assert attempt.stopped()
+        lake.of_others(-1, -2)
+        lake.of_others(-3)
+        assert attempt.wake() == 0
+    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, -1, -2, -3])
+    assert lake.leftovers() == []
+    assert apply(lake.sink, job).number == 2
+
+
+@pytest.mark.faults
+def test_an_attempt_whose_files_were_removed_commits_nothing_though_nobody_else_has(lake, feed, tmp_path):
+    """The attempt that has removed them gave up, so that the window is still open when the zombie wakes."""
+    first, job = feed.next(), feed.next()
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, "sink.in_transaction:stop", tmp_path / "victim") as zombie:
+        assert zombie.stopped()
+        with lake.sink.begin(job.window, job.splits, job.shape):
+            pass
+        assert zombie.wake() == 1
+        assert "Fenced" in zombie.log.read_text()
+    assert lake.sink.applied(job.window) is None
+    assert lake.sink.last_applied(feed.pipeline).number == 1
+    same_multiset(first.expected, lake.read())
+    apply(lake.sink, job)
+    same_multiset(first.expected + job.expected, lake.read())
+    assert lake.leftovers() == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", ["sink.staged", "sink.in_transaction", "sink.committed"])
+def test_maintenance_and_other_writers_between_two_attempts_lose_nothing(lake, feed, tmp_path, point):
+    first, job, third = feed.next(), feed.next(), feed.next()
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, point, tmp_path / "victim") as victim:
+        assert victim.died()
+    lake.of_others(-1)
+    lake.maintain()
+    lake.of_others(-2)
+    for one in (job, third, job):
+        apply(lake.sink, one)
+    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1, -2])
+
+
+# --- replays --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [(), ("name",)], ids=["plain", "partitioned"])
+def test_a_replay_replaces_the_rows_of_its_window_in_one_commit(kind, feed, tmp_path, columns):
+    lake = CASES[kind](tmp_path / "lake" / "orders", partition_by=columns)
+    lake.schema = SMALL
+    jobs = [feed.next(20, 5, 9) for _ in range(3)]
+    for job in jobs:
+        apply(lake.sink, job)
+    lake.of_others(-1)
+    again = replayed(jobs[1], first=5)
+    assert 0 < len(again.ids) < len(jobs[1].ids)
+    assert lake.sink.applied(again.window) is None
+    before = lake.commits()
+    assert apply(lake.sink, again).replay == 1
+    assert lake.commits() == before + 1
+    assert Counter(lake.ids()) == Counter([*jobs[0].ids, *again.ids, *jobs[2].ids, -1])
+    assert lake.sink.last_applied(feed.pipeline).number == 3
+    twice = replayed(jobs[1], replay=2)
+    for one in (twice, again, twice):
+        apply(lake.sink, one)
+    assert Counter(lake.ids()) == Counter([*(i for job in jobs for i in job.ids), -1])
+    if isinstance(lake, IcebergCase):
+        lake.expire()
+        assert lake.sink.last_applied(feed.pipeline).number == 3, "the snapshot of the replay knows the newest window, too"
+        # The summary counts what was removed.
+        assert lake.table().current_snapshot().summary["total-records"] == str(len(lake.ids()))
+    fourth = feed.next()
+    apply(lake.sink, fourth)
+    assert Counter(lake.ids()) == Counter([*(i for job in [*jobs, fourth] for i in job.ids), -1])
+    assert lake.sink.last_applied(feed.pipeline).number == 4
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
+def test_a_replay_that_dies_is_repeated_and_a_zombie_of_it_changes_nothing(lake, feed, tmp_path, point):
+    job, second = feed.next(), feed.next()
+    apply(lake.sink, job)
+    apply(lake.sink, second)
+    again = replayed(job, first=3)
+    with Victim(lake.sink, again, point, tmp_path / "victim") as victim:
+        assert victim.died()
+    with Victim(lake.sink, again, "sink.in_transaction:stop", tmp_path / "zombie") as zombie:
+        stopped = zombie.stopped()
+        assert stopped == (point == "sink.in_transaction")
+        apply(lake.sink, again)
+        if stopped:
+            zombie.wake()
+    assert Counter(lake.ids()) == Counter([*again.ids, *second.ids])
+    apply(lake.sink, feed.next())
+    assert not attempts(lake)
+
+
+def test_a_replay_of_a_window_whose_files_were_rewritten_is_refused(lake, feed):
+    job = feed.next()
+    apply(lake.sink, job)
+    lake.of_others(-1)
+    lake.maintain()
+    with pytest.raises(WindowConflict, match="rewritten"):
+        apply(lake.sink, replayed(job))
+    assert Counter(lake.ids()) == Counter([*job.ids, -1])
+    assert not attempts(lake)
+
+
+# --- columns --------------------------------------------------------------------------------------------------------
+
+
+def test_new_columns_are_added_to_the_table_and_older_rows_have_none(lake, feed):
+    apply(lake.sink, feed.next(3, 0, 0))
+    wider = replace(feed, schema=SCHEMA)
+    (*_, problem) = lake.sink.validate(wider.shape)
+    assert "it is new" in problem.what and "auto_evolve" in problem.action
+    sink = replace(lake.sink, auto_evolve=True)
+    assert sink.validate(wider.shape) == []
+    job = wider.next(2, 0, 0)
+    with pytest.raises(SinkUnavailable, match="auto_evolve"):
+        apply(lake.sink, job)
+    apply(sink, job)
+    apply(sink, replace(wider, schema=SMALL).next(1, 1, 1))
+    lake.schema = SCHEMA
+    found = {line["id"]: line for line in lake.read()}
+    assert sorted(found) == list(range(3 + 2 + 3))
+    assert found[0]["place"] is None and found[0]["name"] == row(0)["name"]
+    same_multiset(job.expected, [found[i] for i in job.ids])
+    assert sink.validate(feed.shape) == [], "rows may lack columns of the table"
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "where"),
+    [
+        ({"mode": "merge"}, "sink.mode"),
+        ({"compression": "rar"}, "sink.compression"),
+        ({"options": {"max_open_files": 0}}, "sink.options"),
+        ({"options": {"schema": None}}, "sink.options"),
+        ({"options": {"no such option": 1}}, "sink.options"),
+        ({"partition_by": "nobody"}, "sink.partition_by"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_meant_are_refused_before_anything_runs(lake, feed, option, where):
+    before = lake.everything()
+    (problem,) = replace(lake.sink, **option).validate(feed.shape)
+    assert problem.where == where and problem.what
+    assert lake.everything() == before
+
+
+def test_a_table_that_does_not_exist_is_refused_unless_it_may_be_created(lake, feed):
+    (problem,) = replace(lake.sink, auto_create=False).validate(feed.shape)
+    assert "auto_create" in problem.action
