@@ -33,7 +33,7 @@ class ObjectsTarget(LakeTarget):
         return self.directories
 
 
-class ObjectsSplitWriter(LakeSplitWriter):
+class ObjectsSplitWriter(LakeSplitWriter[LakeFile]):
     """Writes one split into data files whose names hold the attempt and the task attempt."""
 
     target: ObjectsTarget
@@ -48,7 +48,10 @@ class ObjectsSplitWriter(LakeSplitWriter):
         self.target.store.make(directory)
         return self.new_file(f"{directory}/{name}")
 
-    def describe(self, file: Any, key: PartitionKey) -> Mapping[str, Any]:
+    def new_file(self, path: str) -> LakeFile:
+        return LakeFile(self.target, path)
+
+    def describe(self, file: LakeFile, key: PartitionKey) -> Mapping[str, Any]:
         """Return nothing more: the directories of a file hold its partition values."""
         return {}
 
