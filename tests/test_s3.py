@@ -1,4 +1,4 @@
-"""The files source and the Delta sink on an object store: their cases run in one process that has the packages of one."""
+"""Sources and sinks on an object store: their cases run in one process that has the packages of one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.support import s3
 
 ROOT = Path(__file__).parents[1]
-CASES = {"tests/sources/files/s3_cases.py": 15, "tests/sinks/delta/s3_cases.py": 8}
+CASES = {"tests/sources/files/s3_cases.py": 15, "tests/sinks/delta/s3_cases.py": 8, "tests/sinks/files/s3_cases.py": 7}
 """The files with the cases, and how many there are at least."""
 
 

@@ -8,9 +8,11 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,52 @@ class FilesCase(Case):
         if self.sink.format == "json":
             return [[line["id"] for line in read_json(path, self.schema)] for path in self.files()]
         return [[line["id"] for line in read_arrow(path, self.sink, self.schema)] for path in self.files()]
+
+
+class ManifestCase(FilesCase):
+    """A files sink whose windows are published by manifests, on a local disk: read by Arrow from the files that these name."""
+
+    def __init__(self, path: Path, format: str, **options: Any) -> None:
+        super().__init__(path, format, visibility="manifest", **options)
+
+    def read(self, *only: str) -> list[dict[str, Any]]:
+        files = self.files()
+        if self.sink.format == "json" or not files:
+            return [line for path in files for line in read_json(path, self.wanted(only))]
+        names = ["window", *self.sink.partition_by]
+        in_path = pa.schema([pa.field(n, pa.string()) if n == "window" else self.schema.field(n) for n in names])
+        partitioning = pa.dataset.partitioning(in_path, flavor="hive")
+        found = pa.dataset.dataset(
+            [str(file) for file in files], format=arrow_format(self.sink.format, self.schema), partitioning=partitioning,
+            partition_base_dir=str(self.path / "_data"),
+        )  # fmt: skip
+        columns = [n for n in only or self.schema.names if n in found.schema.names]
+        return found.to_table(columns=columns).cast(pa.schema([self.schema.field(n) for n in columns])).to_pylist()
+
+    def files(self) -> list[Path]:
+        """The files of the newest replay of each window."""
+        newest = {found.parent: found for found in sorted(self.path.glob("_windows/*/[0-9]*/*.json"), key=lambda p: int(p.stem))}
+        return sorted(self.path / file["path"] for found in newest.values() for file in json.loads(found.read_text())["files"])
+
+    def published(self) -> Any:
+        named = {os.path.relpath(file, self.path) for file in self.files()}
+        return {n: digest for n, digest in tree(self.path).items() if n in named or re.match(r"_windows/[^/]*/\d", n)}
+
+    def leftovers(self) -> list[str]:
+        named = {os.path.relpath(file, self.path) for file in self.files()}
+        directories = {str(parent) for name in named for parent in Path(name).parents}
+        known = {".", "_data", "_airflow", "_airflow/attempts", "_windows"}
+        return [n for n in tree(self.path) if n not in named | directories | known and not n.startswith("_windows/")]
+
+    def age(self, days: float) -> None:
+        began = time.time() - days * 86400
+        for attempt in self.path.glob("_airflow/attempts/*/attempt.json"):
+            os.utime(attempt, (began, began))
+
+    def broken(self) -> tuple[Sink, Shape, set[str]]:
+        sink, shape, where = super().broken()
+        assert isinstance(sink, FilesSink)
+        return replace(sink, visibility="manifest"), shape, where
 
 
 def tree(path: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from airflow_kafka_spark.testing import EmbeddedPostgres
-from tests.sinks.cases import Case, FilesCase
+from tests.sinks.cases import Case, FilesCase, ManifestCase
 from tests.sinks.feed import Feed
 from tests.sinks.postgres.kit import Place, new_place
 
@@ -34,6 +34,10 @@ class SinkUnderTest:
 
 def _files(format: str, **options: Any) -> MakeCase:
     return lambda request, tmp_path: nullcontext(FilesCase(tmp_path / "lake" / "orders", format, **options))
+
+
+def _manifest(format: str, **options: Any) -> MakeCase:
+    return lambda request, tmp_path: nullcontext(ManifestCase(tmp_path / "lake" / "orders", format, **options))
 
 
 def _delta(**options: Any) -> MakeCase:
@@ -73,6 +77,8 @@ SINKS = {
     "json": SinkUnderTest(_files("json", compression="gzip"), ("values",)),
     "csv": SinkUnderTest(_files("csv"), ("values",)),
     "orc": SinkUnderTest(_files("orc"), ("values",)),
+    "manifest": SinkUnderTest(_manifest("parquet"), ("mechanism", "kills")),
+    "manifest, partitioned": SinkUnderTest(_manifest("parquet", partition_by=("flag", "day_of_week")), ("values",)),
     "delta": SinkUnderTest(_delta(), ("values", "kills")),
     "delta, partitioned": SinkUnderTest(_delta(partition_by=("flag", "day_of_week")), ("values",)),
     "delta, by flag": SinkUnderTest(_delta(partition_by=("flag",)), ("mechanism",)),

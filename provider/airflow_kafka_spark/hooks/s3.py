@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import obstore.store
     import pyarrow.fs
 
 
@@ -38,6 +39,21 @@ class S3Access:
             "aws_allow_http": "true" if self.endpoint.startswith("http:") else "",
         }
         return {"aws_conditional_put": "etag", **{name: value for name, value in named.items() if value}}
+
+    def object_store(self, bucket: str) -> obstore.store.S3Store:
+        """Return a bucket, by a client that writes on conditions."""
+        import obstore.store
+
+        config: obstore.store.S3Config = {}
+        if self.access_key:
+            config.update({"access_key_id": self.access_key, "secret_access_key": self.secret_key})
+        if self.session_token:
+            config["session_token"] = self.session_token
+        if self.region:
+            config["region"] = self.region
+        if self.endpoint:
+            config["endpoint"] = self.endpoint
+        return obstore.store.S3Store(bucket, config=config, client_options={"allow_http": self.endpoint.startswith("http:")})
 
     def filesystem(self) -> pyarrow.fs.FileSystem:
         """Return the file system of Arrow."""

@@ -593,9 +593,16 @@ SHAPE = Shape("p", pa.schema([("id", pa.int64()), ("day", pa.date32()), ("at", p
 @pytest.mark.parametrize(
     ("options", "where", "said"),
     [
-        ({"path": "s3://bucket/orders"}, "sink.path", "s3: is not supported.*DeltaSink"),
-        ({"path": "hdfs://nn/orders"}, "sink.path", "hdfs: is not supported"),
+        ({"path": "hdfs://nn/orders"}, "sink.path", "in a store that is not supported: hdfs"),
         ({"path": "dbfs:/orders"}, "sink.path", "not supported"),
+        ({"path": "s3://bucket"}, "sink.path", "not of the form s3://bucket/prefix"),
+        (
+            {"path": "s3://bucket/orders", "visibility": "rename"},
+            "sink.visibility",
+            "nothing can be renamed in s3://bucket/orders",
+        ),
+        ({"visibility": "listing"}, "sink.visibility", "expected `rename` or `manifest`"),
+        ({"conn_id": "aws_default"}, "sink.conn_id", "needs no connection"),
         ({"path": "lake/orders"}, "sink.path", "not an absolute path"),
         ({"path": "file://otherhost/lake"}, "sink.path", "names the host otherhost"),
         ({"path": "/"}, "sink.path", "root directory"),

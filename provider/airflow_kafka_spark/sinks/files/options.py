@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import re
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors.arguments import names_of
 from airflow_kafka_spark.sinks.files.directory import FilesTable
+from airflow_kafka_spark.sinks.lake.place import TablePlace
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.sinks.files.manifest import ManifestTable
     from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
-
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 @dataclass(frozen=True)
@@ -30,17 +27,28 @@ class FilesSinkOptions:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     window_column: str = "window"
     auto_evolve: bool = False
+    visibility: Literal["rename", "manifest"] | None = None
+    conn_id: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "partition_by", names_of(self.partition_by))
 
     @property
     def uri(self) -> str:
-        """``file:///abs/path``. A path that ``validate`` refuses, or that is not rendered yet, is returned as it is."""
+        """``file:///abs/path`` or ``s3://bucket/prefix``. A path that ``validate`` refuses, or that is not rendered yet, is
+        returned as it is."""
         try:
-            return self.directory.as_uri() if "{{" not in self.path else self.path
+            return self.place.uri if "{{" not in self.path else self.path
         except ValueError:
             return str(self.path)
+
+    @property
+    def place(self) -> TablePlace:
+        """The place of the table.
+
+        :raises ValueError: ``path`` is not an absolute local path, a ``file://`` or an ``s3://`` URI.
+        """
+        return TablePlace.parse(str(self.path))
 
     @property
     def directory(self) -> Path:
@@ -48,20 +56,18 @@ class FilesSinkOptions:
 
         :raises ValueError: ``path`` is not an absolute local path or ``file://`` URI.
         """
-        text = str(self.path)
-        if text.startswith("file:"):
-            parts = urllib.parse.urlsplit(text)
-            if parts.netloc not in ("", "localhost"):
-                raise ValueError(f"`{self.path}` names the host {parts.netloc}")
-            text = urllib.parse.unquote(parts.path)
-        elif found := _SCHEME.match(text):
-            raise ValueError(f"`{self.path}` is not on a file system: {found.group()} is not supported")
-        if not os.path.isabs(text):
-            raise ValueError(f"`{self.path}` is not an absolute path")
-        path = Path(os.path.normpath(text))
-        if path == path.parent:
-            raise ValueError("the root directory cannot be a table")
-        return path
+        place = self.place
+        if not place.is_local:
+            raise ValueError(f"`{self.path}` is not on a file system")
+        return Path(place.path)
+
+    @property
+    def renames(self) -> bool:
+        """True if a window is published by renaming its directory, False if by writing its manifest.
+
+        :raises ValueError: ``path`` names no table.
+        """
+        return self.visibility == "rename" or (self.visibility is None and self.place.is_local)
 
     @property
     def spec(self) -> FileSpec:
@@ -72,8 +78,23 @@ class FilesSinkOptions:
 
     @property
     def table(self) -> FilesTable:
-        """The table that ``path`` names.
+        """The table that ``path`` names, where windows are published by renaming their directories.
 
         :raises ValueError: ``path`` is not an absolute local path or ``file://`` URI.
         """
         return FilesTable(self.directory, self.window_column)
+
+    def manifest_table(self) -> ManifestTable:
+        """Return the table that ``path`` names, where windows are published by writing their manifests.
+
+        :raises ValueError: ``path`` names no table.
+        :raises SinkUnavailable: the connection cannot be used.
+        """
+        from airflow_kafka_spark.sinks.files.manifest import ManifestTable
+        from airflow_kafka_spark.sinks.lake.place import open_store
+
+        return ManifestTable(open_store(self.place, self.conn_id), self.window_column)
+
+    def records(self) -> FilesTable | ManifestTable:
+        """Return the table's records of windows."""
+        return self.table if self.renames else self.manifest_table()

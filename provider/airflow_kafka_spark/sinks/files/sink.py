@@ -36,20 +36,27 @@ from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Windo
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from airflow_kafka_spark.sinks.files.manifest import ManifestWindowWriter
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class FilesSink(FilesSinkOptions, Sink):
-    """Writes each window as a directory of files below ``path``. A listing of ``path`` shows complete windows only.
+    """Writes each window as files below ``path``, on a file system or in S3.
 
-    Guarantee: exactly-once. A window's directory is written beside the table, on the same file system, and becomes visible by one
-    ``rename(2)``, which is atomic and fails if the window is already there (POSIX). A replay exchanges the window's directory for
-    another one in one step, too (``RENAME_EXCHANGE``, Linux; not on NFS). Spark, DuckDB, pandas and Arrow read ``path`` as an
-    ordinary partitioned table; the window is a partition column of it. The Airflow worker and all of Spark's executors have to
-    share the file system: a local disk for ``local[*]``, else NFS or another mount.
+    Guarantee: exactly-once. On a file system, a window's directory is written beside the table, on the same file system, and
+    becomes visible by one ``rename(2)``, which is atomic and fails if the window is already there (POSIX). A replay exchanges the
+    window's directory for another one in one step, too (``RENAME_EXCHANGE``, Linux; not on NFS). Spark, DuckDB, pandas and Arrow
+    read ``path`` as an ordinary partitioned table: a listing shows complete windows only; the window is a partition column. The
+    Airflow worker and all of Spark's executors have to share the file system: a local disk for ``local[*]``, else NFS or another
+    mount.
 
-    :param path: the table's directory: an absolute path or a ``file://`` URI. Created if it does not exist. Templated.
+    In S3 nothing can be renamed. There, a window's files are hidden below ``path/_data``, and one conditional write
+    (``If-None-Match``) commits it. Readers get the files of complete windows from :func:`.window_files`, not from a listing.
+
+    :param path: the table: an absolute path, a ``file://`` URI or ``s3://bucket/prefix``. Created if it does not exist.
+        Templated.
     :param format: ``parquet`` (default), ``json`` (one object per line), ``csv`` or ``orc``.
     :param partition_by: columns that become directories ``column=value`` within the window, as Spark writes them, and are left
         out of the files. They may be booleans, integers, decimals, dates and strings. Default: none.
@@ -62,9 +69,13 @@ class FilesSink(FilesSinkOptions, Sink):
     :param window_column: the partition column that holds the window's name; default ``window``.
     :param auto_evolve: True: rows may have columns that earlier windows of the pipeline lack. Default False: such rows are
         refused before Spark starts. A column never changes its type.
+    :param visibility: how readers find complete windows: ``rename`` (default on a file system) or ``manifest`` (default in S3;
+        possible on a file system, too, for instance on NFS with replays).
+    :param conn_id: the Airflow connection of type ``aws`` for S3; default None, the credentials of the environment, for instance
+        of a role. It needs the rights to get, put, list and delete objects below ``path``. Spark's executors get its credentials.
     """
 
-    template_fields: ClassVar[Sequence[str]] = ("path",)
+    template_fields: ClassVar[Sequence[str]] = ("path", "conn_id")
 
     @property
     def guarantee(self) -> Guarantee:
@@ -73,12 +84,13 @@ class FilesSink(FilesSinkOptions, Sink):
 
     @property
     def asset_uri(self) -> str:
-        """The directory's ``file://`` URI."""
+        """The URI of the table."""
         return self.uri
 
     def destination(self) -> Endpoint:
-        """Return the directory and the window column, which together decide where a window's directory is."""
-        return Endpoint({"path": self.uri}, {"window_column": self.window_column})
+        """Return the table and the window column, which together decide where a window's files are, and how it is published."""
+        facts = {"window_column": self.window_column}
+        return Endpoint({"path": self.uri}, facts if self.renames else {**facts, "visibility": "manifest"})
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, directory and rights. Writes nothing: rights are looked up, not tried."""
@@ -93,26 +105,28 @@ class FilesSink(FilesSinkOptions, Sink):
         return target_problems(self)
 
     def last_applied(self, pipeline: str) -> Applied | None:
-        """Return the window with the highest number among the directories of ``path``.
+        """Return the window with the highest number in the table.
 
-        :raises WindowConflict: that directory has no record, or another pipeline's.
+        :raises WindowConflict: its directory has no record, or another pipeline's.
         """
-        newest = self.table.newest_record(pipeline)
+        newest = self.records().newest_record(pipeline)
         return newest.applied if newest else None
 
     def applied(self, window: Window) -> Applied | None:
-        """Return the record in the window's directory, or None if the window is not published.
+        """Return the table's record of the window, or None if the window is not published.
 
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
-        record = self.table.record(window)
+        record = self.records().record(window)
         return record.applied if record and record.applied.replay >= window.replay else None
 
     def replay_problems(self) -> list[Problem]:
-        """Return a problem if the file system cannot exchange two directories in one step. This is tried beside the table, where
-        nothing is left."""
+        """Return a problem if windows are published by renaming, and the file system cannot exchange two directories in one step.
+        This is tried beside the table, where nothing is left."""
         try:
+            if not self.renames:
+                return []
             reason = why_not_exchanged(self.directory)
         except ValueError:
             return []  # validate() refuses the path
@@ -122,10 +136,18 @@ class FilesSink(FilesSinkOptions, Sink):
         action = 'Leave `on_rerun` at "skip", or move the table to a local file system of Linux (ext4, xfs, btrfs, tmpfs)'
         return [Problem("on_rerun", found, action)]
 
-    def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> FilesWindowWriter:
-        """Begin an attempt, and remove the directories of earlier ones. They are renamed first: an earlier attempt that is still
-        running then finds none of its files, can neither write nor publish, and fails with
-        :class:`~airflow_kafka_spark.errors.Fenced`."""
+    def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> FilesWindowWriter | ManifestWindowWriter:
+        """Begin an attempt, and remove the files of earlier ones, so that an earlier attempt that is still running can neither
+        write nor publish, and fails with :class:`~airflow_kafka_spark.errors.Fenced`.
+
+        The directories of earlier attempts are renamed before anything in them is removed. Where nothing can be renamed, the log
+        of commits gets an entry that excludes these attempts."""
+        if not self.renames:
+            from airflow_kafka_spark.sinks.files.manifest import ManifestWindowWriter
+
+            table = self.manifest_table()
+            self._warn_of_orc()
+            return ManifestWindowWriter(self, table, window, shape, table.sweep(window.pipeline))
         staging = Staging.beside(self.directory)
         try:
             staging.sweep(window)
@@ -133,9 +155,12 @@ class FilesSink(FilesSinkOptions, Sink):
             attempt = staging.create(window)
         except OSError as error:
             raise SinkUnavailable(self.uri, f"beginning window {window}", str(error)) from error
+        self._warn_of_orc()
+        return FilesWindowWriter(self, window, tuple(splits), shape, staging, attempt)
+
+    def _warn_of_orc(self) -> None:
         if self.format == "orc" and self.options.get("timestamps", "utc") == "utc":
             log.info("ORC timestamps are written as UTC: Spark reads them right where its JVMs' time zone is UTC")
-        return FilesWindowWriter(self, window, tuple(splits), shape, staging, attempt)
 
 
 class FilesWindowWriter(WindowWriter):

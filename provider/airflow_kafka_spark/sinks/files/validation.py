@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
     from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
+    from airflow_kafka_spark.sinks.lake.place import TablePlace
 
 FORMATS = ("parquet", "json", "csv", "orc")
 _LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
@@ -34,38 +36,67 @@ def target_problems(sink: FilesSinkOptions) -> list[Problem]:
     :meth:`.FilesSink.target_problems`."""
     import pyarrow as pa
 
-    options = list(_files(sink, pa.schema([])))
-    try:
-        return [*_rights(sink.directory), *options]
-    except ValueError as error:
-        return [_not_a_directory(error), *options]
+    return [*_table_place(sink), *_files(sink, pa.schema([]))]
 
 
 # --- place --------------------------------------------------------------------------------------------------------------
 
 
 def _place(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
-    try:
-        directory = sink.directory
-    except ValueError as error:
-        yield _not_a_directory(error)
-        return
-    found = list(_rights(directory))
+    found = list(_table_place(sink))
     yield from found
     if not found:
-        yield from _neighbours(sink, shape, directory)
+        yield from _neighbours(sink, shape)
 
 
-def _not_a_directory(error: ValueError) -> Problem:
-    return Problem(
-        "sink.path",
-        f"{error}. Expected an absolute path or a file:// URI on a local disk, NFS or another mount, where renaming a "
-        "directory is one atomic step: exactly-once needs it",
-        "For S3 use `DeltaSink`, whose commits are atomic there; other object stores and HDFS are not supported",
-    )
+def _table_place(sink: FilesSinkOptions) -> Iterator[Problem]:
+    """Yield what is wrong with the place of the table, its connection and the way in which windows are published."""
+    visibility: object = sink.visibility
+    if visibility not in (None, "rename", "manifest"):
+        what = f"it is {visibility!r}; expected `rename` or `manifest`"
+        yield Problem("sink.visibility", what, "Leave it out: the default fits the path")
+        return
+    try:
+        place, renames = sink.place, sink.renames
+    except ValueError as error:
+        yield Problem(
+            "sink.path",
+            f"{error}. Expected an absolute path or a file:// URI on a local disk, NFS or another mount, or s3://bucket/prefix",
+            "Other object stores and HDFS are not supported",
+        )
+        return
+    if not place.is_local:
+        yield from _object_store(sink, place)
+        return
+    if sink.conn_id:
+        yield Problem("sink.conn_id", "a mounted directory needs no connection", "Leave it out")
+    yield from _rights(Path(place.path), beside=renames)
 
 
-def _rights(directory: Path) -> Iterator[Problem]:
+def _object_store(sink: FilesSinkOptions, place: TablePlace) -> Iterator[Problem]:
+    if sink.visibility == "rename":
+        what = f"it is `rename`, and nothing can be renamed in {place.uri}"
+        yield Problem("sink.visibility", what, "Leave it out: windows are published by manifests there")
+        return
+    if importlib.util.find_spec("obstore") is None:
+        action = 'Install "airflow-provider-kafka-spark[object-stores]" on the Airflow worker'
+        yield Problem("sink.path", "the package `obstore`, which writes to S3, is not installed", action)
+        return
+    if sink.conn_id and importlib.util.find_spec("airflow.providers.amazon") is None:
+        action = "Install apache-airflow-providers-amazon on the Airflow worker"
+        yield Problem("sink.conn_id", "S3 with a connection needs Airflow's Amazon provider", action)
+        return
+    try:
+        sink.manifest_table().store.names_after("_windows", "")
+    except Exception as error:  # of any library on the way to the store
+        yield Problem("sink.path", f"{place.uri} cannot be listed: {error}", "Check path, `conn_id` and its rights")
+
+
+def _rights(directory: Path, *, beside: bool) -> Iterator[Problem]:
+    """Yield what keeps this user from writing a table in a directory.
+
+    :param beside: True if attempts write beside the table, from where their windows are renamed into it.
+    """
     for path in (directory, *directory.parents):
         try:
             os.lstat(path)
@@ -77,12 +108,11 @@ def _rights(directory: Path) -> Iterator[Problem]:
         if not path.is_dir():
             yield Problem("sink.path", f"{path} is not a directory", "Name a directory, or remove the file")
             return
-        # Attempts write beside the table, so its parent must be writable even if the table exists.
-        for place in (path, path.parent) if path == directory else (path,):
+        for place in (path, path.parent) if path == directory and beside else (path,):
             if not os.access(place, os.W_OK | os.X_OK):
                 yield Problem("sink.path", f"{place} cannot be written by user {os.geteuid()}", "Give this user the right to")
         break
-    if directory.is_dir() and os.stat(directory).st_dev != os.stat(directory.parent).st_dev:
+    if beside and directory.is_dir() and os.stat(directory).st_dev != os.stat(directory.parent).st_dev:
         yield Problem(
             "sink.path",
             f"{directory} is the root of a file system of its own, so nothing can be renamed into it from beside it",
@@ -90,24 +120,34 @@ def _rights(directory: Path) -> Iterator[Problem]:
         )
 
 
-def _neighbours(sink: FilesSinkOptions, shape: Shape, directory: Path) -> Iterator[Problem]:
-    """Yield problems of windows that are there already: they must have the same format and partition columns."""
+def _neighbours(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
+    """Yield problems of windows that are there already: they must have the same format, partition columns and visibility."""
+    directory = Path(sink.place.path) if sink.place.is_local else None
     try:
-        latest = sink.table.latest_record(shape.pipeline)
-        names = os.listdir(directory) if directory.exists() else []
+        latest = sink.records().latest_record(shape.pipeline)
+        names = os.listdir(directory) if directory and directory.exists() else []
     except (KafkaSparkError, OSError) as error:
-        yield Problem("sink.path", f"{directory} cannot be read: {error}")
+        yield Problem("sink.path", f"{sink.uri} cannot be read: {error}")
+        return
+    # A table has one kind of windows: readers of the one would not see the other.
+    other = [
+        name for name in names if (name == "_windows" if sink.renames else name.startswith(f"{escape(sink.window_column)}="))
+    ]
+    if other:
+        there, here = ("manifest", "rename") if sink.renames else ("rename", "manifest")
+        what = f"{directory} holds {other[0]}, so its windows are published by `{there}`, and those of this sink by `{here}`"
+        yield Problem("sink.visibility", what, f'Set `visibility="{there}"`, or name another directory')
         return
     columns = {name.split("=", 1)[0] for name in names if "=" in name and name[0] not in "_."}
     if others := sorted(columns - {escape(sink.window_column)}):
         yield Problem(
             "sink.path",
-            f"{directory} is already partitioned by `{'`, `'.join(others)}`, and readers need one first partition column",
+            f"{sink.uri} is already partitioned by `{'`, `'.join(others)}`, and readers need one first partition column",
             f'Name another directory, or set `window_column="{others[0]}"` if these are windows of this sink',
         )
     if latest and (latest.format, latest.partition_by) != (sink.format, tuple(sink.partition_by)):
         there = f"{latest.format} files of this pipeline, partitioned by {list(latest.partition_by)}"
-        yield Problem("sink.path", f"{directory} holds {there}; readers need one kind", "Name another directory")
+        yield Problem("sink.path", f"{sink.uri} holds {there}; readers need one kind", "Name another directory")
     elif latest:
         yield from changed_column_problems(sink, latest.columns, shape.schema)
 

@@ -105,11 +105,12 @@ class Attempt:
     :param marker: its name.
     :param home: the table's location.
     :param data: where data files lie.
+    :param directory: their directory; default one of this attempt alone.
     """
 
-    def __init__(self, window: Window, marker: str, home: TableStore, data: TableStore) -> None:
+    def __init__(self, window: Window, marker: str, home: TableStore, data: TableStore, directory: str = "") -> None:
         self.window, self.marker, self.home, self.data = window, marker, home, data
-        self.directory = data_directory(marker)
+        self.directory = directory or data_directory(marker)
         self._lock: AttemptLock | None = None
 
     def begin(self, **facts: Any) -> None:
@@ -128,18 +129,21 @@ class Attempt:
         self.home.put(f"{noted}/{BEGUN}", json.dumps(begun, ensure_ascii=False))
         self.data.make(self.directory)
 
-    def refuse_missing(self, files: Iterable[str], uri: str, suspect: str) -> None:
+    def refuse_missing(self, files: Iterable[str], uri: str, suspect: str, there: Iterable[str] | None = None) -> None:
         """Refuse a commit whose files are gone.
 
         :param files: their paths.
+        :param there: the paths of the attempt's files that are there; None: they are listed.
         :param uri: the sink's URI, for messages.
         :param suspect: what others may have run.
         :raises Fenced: a newer attempt has removed this one.
         :raises SinkUnavailable: others have removed some of the files.
         :raises OSError: the store did not answer.
         """
-        there = {f"{self.directory}/{info.base_name}" for info in self.data.children(self.directory)}
-        if gone := [path for path in files if path not in there]:
+        if there is None:
+            there = (f"{self.directory}/{info.base_name}" for info in self.data.children(self.directory))
+        found = set(there)
+        if gone := [path for path in files if path not in found]:
             if not self.home.exists(f"{ATTEMPTS}/{self.marker}/{BEGUN}"):
                 raise Fenced(self.window.pipeline, f"committing window {self.window.number}")
             what = f"{len(gone)} of its files are gone, {gone[0]} the first: {suspect}?"

@@ -19,6 +19,7 @@ from airflow_kafka_spark.hooks.s3 import S3Access, s3_access
 from airflow_kafka_spark.sinks.files.directory import flush
 
 if TYPE_CHECKING:
+    import obstore.store
     import pyarrow as pa
     import pyarrow.fs
 
@@ -138,6 +139,81 @@ class TableStore:
             temporary.unlink(missing_ok=True)
             raise
 
+    def create(self, path: str, content: str) -> bool:
+        """Write a small file in one step, durably, unless there is one of this name (``If-None-Match: *``, ``link(2)``).
+
+        :return: False if there is one. In S3 it may be this one, written by a request whose answer was lost.
+        :raises OSError: the store refused it, or it is not known whether it was written.
+        """
+        if not self.place.is_local:
+            return self._create_object(path, content)
+        target = Path(self.full(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            temporary.write_text(content, encoding="utf-8")
+            flush(temporary)
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        flush(target.parent)
+        return True
+
+    def _create_object(self, path: str, content: str) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, BaseError
+
+        try:
+            obstore.put(self._objects, self._key(path), content.encode(), mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        except BaseError as error:
+            raise OSError(str(error)) from error
+        return True
+
+    @cached_property
+    def _objects(self) -> obstore.store.S3Store:
+        """The bucket, by a client that writes on conditions. Arrow's has none."""
+        assert self.access is not None
+        return self.access.object_store(self.place.path.partition("/")[0])
+
+    def _key(self, path: str) -> str:
+        return f"{self.place.path.partition('/')[2]}/{path}"
+
+    def names_after(self, directory: str, name: str) -> list[str]:
+        """Return the names of files directly in a directory that come behind a name, in their order.
+
+        In S3 the names before it are not listed.
+
+        :raises OSError: the store did not answer.
+        """
+        if self.place.is_local:
+            with suppress(FileNotFoundError):
+                return sorted(found for found in os.listdir(self.full(directory)) if found > name and not found.startswith("."))
+            return []
+        import obstore
+        from obstore.exceptions import BaseError
+
+        begin = f"{self._key(directory)}/"
+        try:
+            pages = obstore.list(self._objects, begin, offset=f"{begin}{name}" if name else None)
+            return [found["path"].removeprefix(begin) for page in pages for found in page]
+        except BaseError as error:
+            raise OSError(str(error)) from error
+
+    def files_below(self, directory: str) -> list[str]:
+        """Return the paths of all files in a directory and in those within it.
+
+        :raises OSError: the store did not answer.
+        """
+        import pyarrow.fs
+
+        selector = pyarrow.fs.FileSelector(self.full(directory), allow_not_found=True, recursive=True)
+        found = self.filesystem.get_file_info(selector)
+        return [info.path.removeprefix(self.full("")) for info in found if info.type == pyarrow.fs.FileType.File]
+
     def get(self, path: str) -> str | None:
         """Return the content of a small file, or None if it does not exist.
 
@@ -196,6 +272,13 @@ class TableStore:
             pass
         except OSError as error:
             log.warning("%s, which an earlier attempt has left, cannot be removed: %s", self.full(path), error)
+
+    def remove_empty(self, directory: str) -> None:
+        """Remove a directory, and those within it, as far as they hold no file. S3 has none. Never raises."""
+        if self.place.is_local:
+            for path, _, _ in os.walk(self.full(directory), topdown=False):
+                with suppress(OSError):
+                    os.rmdir(path)
 
     def flush_entry(self, version: int) -> None:
         """Make an entry of Delta's log durable. On S3 it is when it is written.

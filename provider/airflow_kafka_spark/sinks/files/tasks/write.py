@@ -95,15 +95,7 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
 
     def unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Return rows with a value that the format cannot hold, or that is too long for the name of a directory."""
-        found: dict[int, str] = {}
-        for row, reason in self.target.spec.unfit(rows.batch.select(self.schema.names)):
-            found.setdefault(row, reason)
-        for column in self.target.partition_by:
-            names, codes = self.partition_names(column, rows.batch.column(column))
-            for code in (code for code, name in enumerate(names) if len(name.encode()) > LONGEST_NAME):
-                for row in np.flatnonzero(codes == code).tolist():
-                    found.setdefault(row, _too_long(names[code]))
-        return found
+        return unfit_rows(self.target.spec, self.schema, self.target.partition_by, rows)
 
     def close(self) -> Mapping[str, Any]:
         """Flush all files to disk.
@@ -140,12 +132,10 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
 
     def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[str], np.ndarray]:
         """Return the directories of a partition column's values, and the index of the directory of each row."""
-        encoded = values.dictionary_encode(null_encoding="encode")
-        names = [partition_directory(column, value) for value in partition_values(encoded.dictionary)]
-        return names, encoded.indices.to_numpy(zero_copy_only=False)
+        return directory_names(column, values)
 
     def misplaced(self, key: PartitionKey) -> str:
-        return next((_too_long(name) for name in key if len(name.encode()) > LONGEST_NAME), "")
+        return misplaced_reason(key)
 
     def failed(self, error: OSError) -> Exception:
         """Return the error to raise for an error of the file system."""
@@ -158,6 +148,36 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
             return Fenced(self.target.pipeline, doing)
         shared = "the Airflow worker and all of Spark's executors must share the file system"
         return SinkUnavailable(self.target.sink, doing, f"there is no {directory} on {socket.gethostname()}; {shared}")
+
+
+def directory_names(column: str, values: pa.Array) -> tuple[list[str], np.ndarray]:
+    """Return the directories of a partition column's values, and the index of the directory of each row."""
+    encoded = values.dictionary_encode(null_encoding="encode")
+    names = [partition_directory(column, value) for value in partition_values(encoded.dictionary)]
+    return names, encoded.indices.to_numpy(zero_copy_only=False)
+
+
+def misplaced_reason(key: PartitionKey) -> str:
+    """Return why there can be no file below these directories; "" if there can."""
+    return next((_too_long(name) for name in key if len(name.encode()) > LONGEST_NAME), "")
+
+
+def unfit_rows(spec: FileSpec, schema: pa.Schema, partition_by: Sequence[str], rows: Rows) -> dict[int, str]:
+    """Return rows with a value that the format cannot hold, or that is too long for the name of a directory.
+
+    :param schema: the columns of the files.
+    :param partition_by: the columns that become directories.
+    :return: positions in the batch, with the reasons.
+    """
+    found: dict[int, str] = {}
+    for row, reason in spec.unfit(rows.batch.select(schema.names)):
+        found.setdefault(row, reason)
+    for column in partition_by:
+        names, codes = directory_names(column, rows.batch.column(column))
+        for code in (code for code, name in enumerate(names) if len(name.encode()) > LONGEST_NAME):
+            for row in np.flatnonzero(codes == code).tolist():
+                found.setdefault(row, _too_long(names[code]))
+    return found
 
 
 def _too_long(name: str) -> str:

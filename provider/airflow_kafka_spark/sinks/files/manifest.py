@@ -1,0 +1,504 @@
+"""The table of a files sink in an object store, where no directory can be renamed: one conditional write commits a window.
+
+::
+
+    <table>/_data/<window column>=<pipeline>-<number>/[column=value/]<file>   data files, hidden from readers that list
+    <table>/_windows/<pipeline>/<number>/<replay>.json                        the windows that readers see, with their files
+    <table>/_windows/<pipeline>/log/<sequence>.json                           the commits of a pipeline, one after the other
+    <table>/_windows/<pipeline>/log/newest                                    a sequence number, at most that of the newest commit
+    <table>/_windows/<family>.json                                            format and columns of a family's newest window
+    <table>/_airflow/attempts/<attempt>/attempt.json                          an attempt has begun, and was not cleaned up after
+
+An attempt notes the newest commit of its pipeline when it begins, and commits under the next sequence number, by a write that
+fails if that object exists (``If-None-Match: *`` in S3, ``link(2)`` on a file system). So one of several attempts commits. An
+attempt that finds others before it takes a sequence number itself first: a fence, after which none of them can commit, and then
+removes their files. The object of a window is written after its commit. If the driver dies in between, the next look at the table
+writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import re
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
+from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
+from airflow_kafka_spark.sinks.files.directory import WindowRecord, merged_columns, pipeline_slug, window_directory
+from airflow_kafka_spark.sinks.lake.attempts import (
+    ATTEMPTS,
+    BEGUN,
+    Attempt,
+    files_of,
+    list_attempts,
+    marker_name,
+    sweep_abandoned,
+)
+from airflow_kafka_spark.sinks.lake.place import TablePlace, TableStore, open_store
+from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
+from airflow_kafka_spark.windows.interval import parse_ledger_name
+from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
+
+log = logging.getLogger(__name__)
+
+DATA = "_data"
+WINDOWS = "_windows"
+
+_NEWEST = "newest"
+_NONCE_BITS = 20
+_TRIES = 100
+_ENTRY = re.compile(r"(\d{20})\.json")
+_REPLAY = re.compile(r"(\d+)\.json")
+_READERS = 32
+_FAILURES = 4
+"""Tries of a commit whose outcome is not known."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """An entry in the log of a pipeline.
+
+    :param sequence: its place in the log; 0 stands for the time before the first entry.
+    :param newest: the highest number of a window that is committed.
+    :param attempt: the attempt that wrote it.
+    :param record: the window that it commits; None for a fence.
+    :param fenced: the attempts that can no longer commit.
+    """
+
+    sequence: int
+    newest: int = 0
+    attempt: str = ""
+    record: WindowRecord | None = None
+    fenced: tuple[str, ...] = ()
+
+    def dump(self) -> str:
+        """Return the entry as JSON."""
+        window = json.loads(self.record.dump()) if self.record else None
+        return json.dumps(
+            {"version": 1, "attempt": self.attempt, "newest": self.newest, "fenced": list(self.fenced), "window": window},
+            ensure_ascii=False,
+        )
+
+    @classmethod
+    def load(cls, sequence: int, text: str) -> Commit:
+        """Return the entry that a JSON text holds.
+
+        :raises ValueError: the text is no entry.
+        """
+        found = json.loads(text)
+        try:
+            record = WindowRecord.load(json.dumps(found["window"])) if found["window"] else None
+            return cls(sequence, found["newest"], found["attempt"], record, tuple(found["fenced"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not an entry of the log: {error!r}") from error
+
+    def marker(self, pipeline: str) -> str:
+        """Return the name of a new attempt that will commit behind this entry."""
+        return marker_name(pipeline, (self.sequence + 1) << _NONCE_BITS | secrets.randbelow(1 << _NONCE_BITS))
+
+
+def sequence_of(marker: str) -> int:
+    """Return the sequence number under which an attempt commits."""
+    return int(marker[-20:]) >> _NONCE_BITS
+
+
+def attempt_id(marker: str) -> str:
+    """Return the part of the name of a data file that says which attempt has written it."""
+    return f"{int(marker[-20:]):x}"
+
+
+@dataclass(frozen=True)
+class ManifestTable:
+    """A files table whose complete windows are listed in objects of their own.
+
+    :param store: the table's files.
+    :param window_column: the partition column that holds the windows' names.
+    """
+
+    store: TableStore
+    window_column: str
+
+    # --- windows ------------------------------------------------------------------------------------------------------
+
+    def record(self, window: Window) -> WindowRecord | None:
+        """Return the record of a window, or None if it is not committed.
+
+        :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
+        :raises WindowConflict: a window of this number is there, but of other offsets.
+        :raises SinkUnavailable: the store did not answer.
+        """
+        record = self.find(window.pipeline, window.number)
+        if record:
+            refuse_other(record.applied, window, self.store.place.uri)
+        return record
+
+    def newest_record(self, pipeline: str) -> WindowRecord | None:
+        """Return the record of the pipeline's window with the highest number, or None without any.
+
+        :raises SinkUnavailable: the store did not answer.
+        """
+        newest = self.newest_commit(pipeline).newest
+        return self.find(pipeline, newest) if newest else None
+
+    def latest_record(self, pipeline: str) -> WindowRecord | None:
+        """Return format and columns of the window that was committed last, of any data interval of the pipeline, or None without
+        any. A window that is committed at the same moment may be missing.
+
+        :raises SinkUnavailable: the store did not answer.
+        """
+        try:
+            text = self.store.get(self._latest(pipeline))
+        except OSError as error:
+            raise self._unavailable("looking for the last window", error) from error
+        return self._load(text, self._latest(pipeline)) if text is not None else None
+
+    def find(self, pipeline: str, number: int) -> WindowRecord | None:
+        """Return the record of the newest replay of a window, or None if it is not committed.
+
+        :raises SinkUnavailable: the store did not answer.
+        """
+        newest = self.newest_commit(pipeline)
+        if newest.record and newest.record.applied.number == number:
+            return newest.record
+        if number > newest.newest:
+            return None
+        directory = self._window_directory(pipeline, number)
+        try:
+            names = [info.base_name for info in self.store.children(directory)]
+            replays = [int(found[1]) for name in names if (found := _REPLAY.fullmatch(name))]
+            text = self.store.get(f"{directory}/{max(replays)}.json") if replays else None
+        except OSError as error:
+            raise self._unavailable("reading the record of a window", error) from error
+        return self._load(text, directory) if text is not None else None
+
+    # --- log ----------------------------------------------------------------------------------------------------------
+
+    def newest_commit(self, pipeline: str) -> Commit:
+        """Return the newest entry in the log of a pipeline, and write the object of its window if its attempt has not.
+
+        The cost does not depend on the number of entries: those before the one that ``newest`` names are not listed.
+
+        :raises SinkUnavailable: the store did not answer.
+        """
+        log = self._log(pipeline)
+        try:
+            known = int(self.store.get(f"{log}/{_NEWEST}") or 0)
+            names = self.store.names_after(log, f"{known - 1:020d}.json" if known else "")
+            found = [int(match[1]) for name in names if (match := _ENTRY.fullmatch(name))]
+            if not found:
+                return Commit(0)
+            text = self.store.get(f"{log}/{max(found):020d}.json")
+            commit = Commit.load(max(found), text or "{}")
+            self.show(commit)
+            if commit.sequence > known:
+                self.store.put(f"{log}/{_NEWEST}", str(commit.sequence))
+        except ValueError as error:
+            raise WindowConflict(
+                pipeline, f"{self.store.full(log)} cannot be understood: {error}", "entries of the log"
+            ) from error
+        except OSError as error:
+            raise self._unavailable("looking for the last window", error) from error
+        return commit
+
+    def append(self, pipeline: str, commit: Commit) -> bool:
+        """Write an entry of the log, unless its place is taken.
+
+        :return: False if there is an entry in this place. It may be the same one, whose answer was lost.
+        :raises OSError: it is not known whether it was written.
+        """
+        created = self.store.create(f"{self._log(pipeline)}/{commit.sequence:020d}.json", commit.dump())
+        if created:
+            self.store.put(f"{self._log(pipeline)}/{_NEWEST}", str(commit.sequence))
+        return created
+
+    def show(self, commit: Commit) -> None:
+        """Let readers see the window of a commit.
+
+        :raises OSError: the store refused it.
+        """
+        if commit.record is None:
+            return
+        applied, text = commit.record.applied, commit.record.dump()
+        directory = self._window_directory(applied.pipeline, applied.number)
+        path = f"{directory}/{applied.replay}.json"
+        if not self.store.exists(path):
+            self.store.make(directory)
+            self.store.put(path, text)
+            self.store.put(self._latest(applied.pipeline), text)
+
+    # --- attempts -----------------------------------------------------------------------------------------------------
+
+    def sweep(self, pipeline: str) -> Commit:
+        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of others (:func:`.sweep_abandoned`).
+
+        :return: the newest commit of the pipeline, behind which the new attempt commits.
+        :raises SinkUnavailable: the store did not answer.
+        """
+        own, others = list_attempts(self.store, pipeline)
+        sweep_abandoned(self.store, others, self.fence)
+        return self.fence(pipeline, own)
+
+    def fence(self, pipeline: str, markers: Iterable[str]) -> Commit:
+        """Remove ended attempts of a pipeline.
+
+        Guarantee: none of them commits anything afterwards, and no file of a committed window is removed.
+
+        :param markers: their names, listed before this is called.
+        :return: the newest commit of the pipeline.
+        :raises SinkUnavailable: the store did not answer.
+        """
+        left = sorted(markers)
+        for _ in range(_TRIES):
+            newest = self.newest_commit(pipeline)
+            try:
+                # An attempt whose sequence number is taken cannot commit any more.
+                if any(sequence_of(marker) > newest.sequence for marker in left):
+                    self.append(pipeline, Commit(newest.sequence + 1, newest.newest, fenced=tuple(left)))
+                    continue
+                for marker in left:
+                    self.remove_attempt(marker)
+            except OSError as error:
+                raise self._unavailable("fencing earlier attempts", error) from error
+            return newest
+        raise self._unavailable("fencing earlier attempts", "others commit all the time")
+
+    def remove_attempt(self, marker: str) -> None:
+        """Remove the data files of an attempt that can no longer commit, but for those of a window that it has committed.
+
+        The attempt's note, which leads to them, goes last.
+
+        :raises OSError: the store did not answer.
+        """
+        text = self.store.get(f"{ATTEMPTS}/{marker}/{BEGUN}")
+        if text is not None:
+            note = json.loads(text)
+            place = f"{self._window_directory(note['pipeline'], note['window'])}/{note['replay']}.json"
+            committed = self.store.get(place)
+            named = {file["path"] for file in self._load(committed, place).files} if committed is not None else set()
+            for path in self.files_of(note["data"], marker):
+                if path not in named:
+                    self.store.remove(path)
+            if committed is not None and note["replay"]:
+                self._remove_replaced(note["pipeline"], note["window"], note["replay"])
+            self.store.remove_empty(note["data"])
+        self.store.remove_all(f"{ATTEMPTS}/{marker}")
+
+    def _remove_replaced(self, pipeline: str, number: int, replay: int) -> None:
+        """Remove the files and the records of a window that a replay has replaced."""
+        directory = self._window_directory(pipeline, number)
+        for info in self.store.children(directory):
+            found = _REPLAY.fullmatch(info.base_name)
+            if found and int(found[1]) < replay and (text := self.store.get(f"{directory}/{info.base_name}")) is not None:
+                for file in self._load(text, directory).files:
+                    self.store.remove(file["path"])
+                self.store.remove(f"{directory}/{info.base_name}")
+
+    def files_of(self, directory: str, marker: str) -> list[str]:
+        """Return the data files that an attempt has written below a directory.
+
+        :raises OSError: the store did not answer.
+        """
+        of = f"-{attempt_id(marker)}-"
+        return [path for path in self.store.files_below(directory) if of in path.rpartition("/")[2]]
+
+    def data_directory(self, window: Window) -> str:
+        """Return the directory of a window's data files, which all attempts at it share."""
+        return f"{DATA}/{window_directory(self.window_column, window)}"
+
+    # --- readers ------------------------------------------------------------------------------------------------------
+
+    def visible_records(self, pipelines: Sequence[str] = ()) -> list[WindowRecord]:
+        """Return the records of all windows that readers see, in the order of pipelines and windows.
+
+        :param pipelines: names of pipelines; none for all.
+        :raises SinkUnavailable: the store did not answer.
+        """
+        try:
+            newest: dict[tuple[str, str], int] = {}
+            slugs = {pipeline_slug(name) for name in pipelines}
+            for path in self.store.files_below(WINDOWS):
+                slug, _, rest = path.removeprefix(f"{WINDOWS}/").partition("/")
+                number, _, name = rest.partition("/")
+                replay = _REPLAY.fullmatch(name)
+                if replay and number.isdecimal() and (not slugs or slug in slugs):
+                    newest[slug, number] = max(int(replay[1]), newest.get((slug, number), 0))
+            paths = [f"{WINDOWS}/{slug}/{number}/{replay}.json" for (slug, number), replay in sorted(newest.items())]
+            with ThreadPoolExecutor(_READERS) as readers:
+                texts = list(readers.map(self.store.get, paths))
+        except OSError as error:
+            raise self._unavailable("listing windows", error) from error
+        return [self._load(text, path) for path, text in zip(paths, texts, strict=True) if text is not None]
+
+    # --- internals ----------------------------------------------------------------------------------------------------
+
+    def _log(self, pipeline: str) -> str:
+        return f"{WINDOWS}/{pipeline_slug(pipeline)}/log"
+
+    def _window_directory(self, pipeline: str, number: int) -> str:
+        return f"{WINDOWS}/{pipeline_slug(pipeline)}/{number:010d}"
+
+    def _latest(self, pipeline: str) -> str:
+        return f"{WINDOWS}/{pipeline_slug(parse_ledger_name(pipeline)[0])}.json"
+
+    def _load(self, text: str, path: str) -> WindowRecord:
+        try:
+            return WindowRecord.load(text)
+        except ValueError as error:
+            raise WindowConflict(path, f"{self.store.full(path)} cannot be understood: {error}", "a record") from error
+
+    def _unavailable(self, doing: str, error: object) -> SinkUnavailable:
+        return SinkUnavailable(self.store.place.uri, doing, str(error))
+
+
+class ManifestWindowWriter(WindowWriter):
+    """One attempt: hidden files, and the conditional write that commits them. Made by :meth:`.FilesSink.begin`.
+
+    :param base: the newest commit of the pipeline when the attempt began. If another attempt of the pipeline commits or fences,
+        there is a newer one, and this attempt commits nothing.
+    """
+
+    def __init__(self, sink: FilesSinkOptions, table: ManifestTable, window: Window, shape: Shape, base: Commit) -> None:
+        self.sink, self.table, self.window, self.shape, self.base = sink, table, window, shape, base
+        self.marker = base.marker(window.pipeline)
+        self.attempt = Attempt(window, self.marker, table.store, table.store, table.data_directory(window))
+        self.committed = False
+        self.in_doubt = False
+        try:
+            self.attempt.begin(data=self.attempt.directory)
+        except OSError as error:
+            raise SinkUnavailable(sink.uri, f"beginning window {window}", str(error)) from error
+
+    def split_writer(self) -> SplitWriter:
+        import pyarrow as pa
+
+        from airflow_kafka_spark.sinks.files.tasks.write_objects import ObjectsSplitWriter, ObjectsTarget
+
+        sink, schema = self.sink, self.shape.schema
+        target = ObjectsTarget(
+            uri=sink.uri,
+            store=self.table.store,
+            home=self.table.store,
+            attempt=self.attempt.directory,
+            marker=self.marker,
+            pipeline=self.window.pipeline,
+            window=str(self.window),
+            file_schema=sink.spec.stored(pa.schema([f for f in schema if f.name not in sink.partition_by])),
+            spec=sink.spec,
+            directories=tuple(sink.partition_by),
+            attempt_id=attempt_id(self.marker),
+        )
+        return ObjectsSplitWriter(target)
+
+    def commit(self, results: Sequence[SplitResult]) -> Applied:
+        """Commit the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are committed.
+
+        A write whose answer is lost is followed by a look at the log: the commit is there, or it is tried again in the same
+        place.
+
+        :raises Fenced: a newer attempt has taken over and has not committed yet.
+        """
+        faults.reached("sink.staged")
+        window, table = self.window, self.table
+        commit: Commit | None = None
+        error: object = "others commit all the time"
+        for again in range(_FAILURES + 1):
+            newest = table.newest_commit(window.pipeline)
+            found = newest.record if newest.attempt == self.marker else table.record(window)
+            if found is not None and found.applied.replay >= window.replay:
+                return self._finish(found)
+            self.in_doubt = self.in_doubt and newest.sequence == self.base.sequence
+            if newest.sequence != self.base.sequence:
+                raise Fenced(window.pipeline, f"committing window {window.number}")
+            before = table.find(window.pipeline, newest.newest) if newest.newest else None
+            refuse_gap(before.applied if before else None, window, self.sink.uri)
+            commit = commit or self._prepare(results, newest)
+            faults.reached("sink.in_transaction")
+            self.in_doubt = True
+            try:
+                if table.append(window.pipeline, commit):
+                    assert commit.record is not None
+                    table.show(commit)
+                    faults.reached("sink.committed")
+                    return self._finish(commit.record)
+            except OSError as failed:
+                error = failed
+                # Many attempts that try again at the same moment would keep a store busy that has just refused them.
+                time.sleep(random.random() * 0.2 * (again + 1))
+        raise SinkUnavailable(self.sink.uri, f"committing window {window}", str(error))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.in_doubt and not self.committed:
+            # The commit may still arrive, and it names these files. The next attempt fences it before it removes them.
+            log.warning("It is not known whether window %s was committed: the next attempt finds out", self.window)
+        elif not self.committed:
+            self._remove()
+        self.attempt.release()
+
+    # --- steps of a commit --------------------------------------------------------------------------------------------
+
+    def _prepare(self, results: Sequence[SplitResult], newest: Commit) -> Commit:
+        window, sink = self.window, self.sink
+        files = files_of(results)
+        try:
+            there = self.table.files_of(self.attempt.directory, self.marker) if files else ()
+            suspect = "a lifecycle rule of the bucket"
+            self.attempt.refuse_missing([file["path"] for file in files], sink.uri, suspect, there)
+        except OSError as error:
+            raise SinkUnavailable(sink.uri, f"committing window {window}", str(error)) from error
+        rows = sum(int(result.token.get("rows", 0)) for result in results)
+        facts = {"run": window.run, "committed_at": datetime.now(timezone.utc).isoformat()}
+        latest = self.table.latest_record(window.pipeline)
+        columns = merged_columns(latest.columns if latest else {}, self.shape.schema)
+        applied = Applied.of(window, rows)
+        record = WindowRecord(applied, tuple(files), sink.format, tuple(sink.partition_by), facts, columns)
+        return Commit(newest.sequence + 1, max(newest.newest, window.number), self.marker, record)
+
+    def _finish(self, record: WindowRecord) -> Applied:
+        """Clean up behind a window that is committed, by this attempt or by another one."""
+        self.in_doubt = False
+        self._remove()
+        self.committed = True
+        return record.applied
+
+    def _remove(self) -> None:
+        try:
+            self.table.remove_attempt(self.marker)
+        except OSError as error:
+            log.warning("The next attempt cleans up behind window %s: %s", self.window, error)
+
+
+def window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str] = ()) -> list[str]:
+    """Return the data files of all complete windows of a table that is published by manifests.
+
+    The list is what readers get instead of a directory to list: it holds whole windows only, and of a window that was replayed
+    the files of its newest replay. Pass it to ``read_parquet`` of DuckDB, ``pyarrow.dataset.dataset`` or ``spark.read.parquet``;
+    for the partition columns, the common directory is ``<path>/_data`` (``basePath`` of Spark).
+
+    :param path: the table's path, as given to :class:`.FilesSink`.
+    :param conn_id: the Airflow connection of type ``aws``; None (default) for the credentials of the environment.
+    :param pipelines: names of the pipelines whose windows are wanted; default all.
+    :return: URIs, or paths on a file system, in the order of pipelines and windows.
+    :raises ValueError: the path names no table.
+    :raises SinkUnavailable: the store did not answer.
+    """
+    store = open_store(TablePlace.parse(path), conn_id)
+    records = ManifestTable(store, "").visible_records(pipelines)
+    return [f"{store.place.location}/{file['path']}" for record in records for file in record.files]
