@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
+from airflow_kafka_spark.sinks.lake.place import TableStore
 from tests.sinks.attempt import Victim, apply
 from tests.sinks.delta.cases import DeltaCase
 from tests.sinks.feed import SCHEMA, Feed, replayed, row
@@ -238,3 +239,16 @@ def test_options_that_cannot_be_meant_are_refused_before_anything_runs(lake, fee
 def test_a_table_that_does_not_exist_is_refused_unless_it_may_be_created(lake, feed):
     (problem,) = replace(lake.sink, auto_create=False).validate(feed.shape)
     assert "auto_create" in problem.action
+
+
+def test_a_committed_attempt_whose_note_could_not_be_removed_keeps_its_files(lake, feed, monkeypatch):
+    """The store refuses deletions for a while: the note of an attempt stays behind several later commits."""
+    jobs = [feed.next() for _ in range(4)]
+    with monkeypatch.context() as patch:
+        patch.setattr(TableStore, "remove_all", lambda self, path: None)
+        for job in jobs[:2]:
+            apply(lake.sink, job)
+    for job in jobs[2:]:
+        apply(lake.sink, job)
+    assert Counter(lake.ids()) == Counter(i for job in jobs for i in job.ids)
+    assert attempts(lake) == []

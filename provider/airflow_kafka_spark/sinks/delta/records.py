@@ -136,12 +136,29 @@ class Records:
             fenced = version.after()
             error = self.log.try_commit(table, pipeline, fenced, metadata={"pipeline": pipeline, "fenced": sorted(left)})
             if error is None:
-                for marker in left:
-                    # The marker goes last: it is what leads to the rest.
-                    self.store.remove_all(data_directory(marker))
-                    self.store.remove_all(f"{ATTEMPTS}/{marker}")
+                self._remove(left, table)
                 return fenced
         raise SinkUnavailable(self.store.place.uri, "fencing earlier attempts", str(error))
+
+    def _remove(self, markers: Iterable[str], table: DeltaTable) -> None:
+        """Remove attempts that can no longer commit, but for the files that the table has.
+
+        An attempt whose note could not be removed behind its commit looks like one that has not committed.
+
+        :param table: the table, at the look that the fence followed.
+        :raises SinkUnavailable: the store did not answer.
+        """
+        import pyarrow as pa
+
+        live = pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()
+        for marker in markers:
+            directory = data_directory(marker)
+            try:
+                keep_only(self.store, directory, (path for path in live if path.startswith(f"{directory}/")))
+            except OSError as error:
+                raise SinkUnavailable(self.store.place.uri, "removing earlier attempts", str(error)) from error
+            # The note goes last: it is what leads to the rest.
+            self.store.remove_all(f"{ATTEMPTS}/{marker}")
 
     def sweep(self, pipeline: str) -> PipelineVersion:
         """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines (:func:`.sweep_abandoned`).

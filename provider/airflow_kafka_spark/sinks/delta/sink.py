@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.delta.writer import DeltaWindowWriter
 
 
-AMAZON = "amazonaws.com"
-"""The server of S3 if the connection names no other."""
-
-
 @dataclass(frozen=True)
 class DeltaSink(DeltaSinkOptions, Sink):
     """Appends each window to a Delta table, or upserts it by key, in one commit.
@@ -81,9 +77,8 @@ class DeltaSink(DeltaSinkOptions, Sink):
 
     def destination(self) -> Endpoint:
         """Return the table, and the server that is asked for it: two servers may have buckets of one name."""
-        store = self.store
-        server = (store.access.endpoint if store.access else "").partition("://")[2] or AMAZON
-        return Endpoint({"table": self.uri, **({} if store.place.is_local else {SERVER: server})})
+        server = self.store.server
+        return Endpoint({"table": self.uri, **({SERVER: server} if server else {})})
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, table and rights. Writes nothing."""

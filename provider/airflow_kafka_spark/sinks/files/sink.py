@@ -29,7 +29,7 @@ from airflow_kafka_spark.sinks.files.directory import (
     why_not_exchanged,
 )
 from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
-from airflow_kafka_spark.windows.binding import Endpoint
+from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_gap
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 
@@ -90,7 +90,10 @@ class FilesSink(FilesSinkOptions, Sink):
     def destination(self) -> Endpoint:
         """Return the table and the window column, which together decide where a window's files are, and how it is published."""
         facts = {"window_column": self.window_column}
-        return Endpoint({"path": self.uri}, facts if self.renames else {**facts, "visibility": "manifest"})
+        if self.renames:
+            return Endpoint({"path": self.uri}, facts)
+        server = self.manifest_table().store.server
+        return Endpoint({"path": self.uri, **({SERVER: server} if server else {})}, {**facts, "visibility": "manifest"})
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, directory and rights. Writes nothing: rights are looked up, not tried."""

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+AMAZON = "amazonaws.com"
+"""The server of S3 if the connection names no other."""
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _S3_SCHEMES = ("s3", "s3a", "s3n")
 
@@ -114,6 +117,11 @@ class TableStore:
     def storage_options(self) -> Mapping[str, str]:
         """The options of deltalake."""
         return self.access.storage_options if self.access else {}
+
+    @property
+    def server(self) -> str:
+        """The server of S3 that has the table, because two servers may have buckets of one name; "" for a local table."""
+        return (self.access.endpoint.partition("://")[2] or AMAZON) if self.access else ""
 
     def full(self, path: str) -> str:
         """Return a path as :attr:`filesystem` names it."""
