@@ -27,6 +27,7 @@ from airflow_kafka_spark.windows.move_time import Timed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.tasks.layout import Layout
+    from airflow_kafka_spark.road.watch import Task
     from airflow_kafka_spark.sources.kafka.tasks.read import KafkaRecords
 
 SENT = "it was sent to the dead letter topic by an earlier attempt at this window"
@@ -114,6 +115,24 @@ class ReadTask(CheckedOnExecutors):
             return None
         split = next(s for s in self.splits if (s.range.topic, s.range.partition) == (first.topic, first.partition))
         return SplitRows(self, split, chain((first,), records))
+
+
+@dataclass(frozen=True)
+class EachSplit(CheckedOnExecutors):
+    """The function that Spark maps over the partitions of an RDD: it runs a task on the split with the partition's number.
+
+    :param task: a task that reads splits by itself.
+    """
+
+    task: Task
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.task.needs
+
+    def __call__(self, number: int, rows: Iterable[Any]) -> Iterator[str]:
+        for batch in self.task(iter([pa.RecordBatch.from_arrays([pa.array([number], pa.int64())], ["id"])])):
+            yield from batch.column("result").to_pylist()
 
 
 @dataclass
