@@ -66,7 +66,7 @@ def _fill(kafka: Any) -> None:
     """Write what two years leave: a record of each partition in each hour, and the ledger."""
     from confluent_kafka import Producer
 
-    from airflow_kafka_spark.hooks.partitioner import partition_of
+    from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
     from airflow_kafka_spark.ledger.topic import CONFIG
     from airflow_kafka_spark.ledger.topic import PARTITIONS as LEDGER_PARTITIONS
 
@@ -123,7 +123,7 @@ def _windows() -> Iterator[tuple[str, Any]]:
 
 def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tuple[str, Any]]:
     from airflow_kafka_spark.windows.interval import IntervalState
-    from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, archived
+    from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, group_into_archives
     from airflow_kafka_spark.windows.memory import Attempt, WindowEntry, archive_record, interval_record, window_record
     from airflow_kafka_spark.windows.model import OffsetRange, State, Window
     from airflow_kafka_spark.windows.report import Report
@@ -138,7 +138,7 @@ def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tup
         state = IntervalState(interval, State.COMPLETE, ranges, run, topic_ids=ids, forgotten=is_old)
         if index and is_old and number < INTERVALS - 100 - ARCHIVE_AFTER:
             old.append(state)
-            for archive, _ in archived(old):
+            for archive, _ in group_into_archives(old):
                 yield name, archive_record(name, archive)
                 old.clear()
         else:

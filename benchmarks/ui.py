@@ -87,7 +87,7 @@ def _write(kafka: Any) -> int:
     """A ledger as operators leave it; how many records it has."""
     from confluent_kafka import Producer
 
-    from airflow_kafka_spark.hooks.partitioner import partition_of
+    from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
     from airflow_kafka_spark.ledger.topic import CONFIG
     from airflow_kafka_spark.ledger.topic import PARTITIONS as LEDGER_PARTITIONS
     from airflow_kafka_spark.windows.memory import Attempt, WindowEntry, position_record, window_record

@@ -21,6 +21,7 @@ with DAG("capture_changes", schedule="*/10 * * * *", start_date=datetime(2026, 1
             slot="airflow_shop",
             topic_prefix="shop",
             tables=["public.orders", "public.customers"],
+            snapshot="initial",
         ),
         sink=KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw()),
     )

@@ -14,7 +14,7 @@ from airflow_kafka_spark.control.preview import preview
 from airflow_kafka_spark.errors import ChangeRefused, Fenced, GroupOwned, PipelineRenamed, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
-from airflow_kafka_spark.operators.binding import Run, bound, writer_of
+from airflow_kafka_spark.operators.binding import Run, decide_binding, writer_of
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.memory import Memory
@@ -34,7 +34,7 @@ def named(moved, tmp_path):
         given = {"topics": moved.topic, "group_id": moved.name, "pipeline": name, "kafka_conn_id": moved.hook.conn_id}
         operator = make("files", str(tmp_path / "table"), **{**given, **moved.place, **options})
         with operator.open_ledger(RUN) as ledger:
-            ledger.bind(lambda whole: bound(name, whole, Binding(writer_of(RUN)), is_free=False))
+            ledger.bind(lambda whole: decide_binding(name, whole, Binding(writer_of(RUN)), is_free=False))
             return operator.plan(ledger, RUN)
 
     return planned

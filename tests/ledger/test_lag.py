@@ -15,7 +15,7 @@ from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.lag import LagMeter, peek
 from airflow_kafka_spark.ledger.topic import LedgerReader, LedgerTopic
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
-from airflow_kafka_spark.windows.lag import BacklogHead, Status, worst
+from airflow_kafka_spark.windows.lag import BacklogHead, Status, worst_verdict
 from airflow_kafka_spark.windows.memory import interval_record
 from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition, Window
 from tests.support.lag import commit, consuming, delete_group, now_ms, produce, transact, transaction
@@ -44,7 +44,7 @@ def topic(kafka, unique):
 def measured(hook, topic, group, **options):
     """The state of partition 0, and the status."""
     lag, verdicts = LagMeter((topic,), group, **options).measure(hook)
-    return lag.partitions[TopicPartition(topic, 0)], worst(verdicts)
+    return lag.partitions[TopicPartition(topic, 0)], worst_verdict(verdicts)
 
 
 # --- groups ---
@@ -143,7 +143,7 @@ def test_a_deleted_group_loses_its_offsets_and_its_status_says_so(kafka, hook, t
     delete_group(kafka, topic)
     lag, verdicts = meter.measure(hook)
     assert lag.records() == 5
-    assert worst(verdicts).status is Status.STOP
+    assert worst_verdict(verdicts).status is Status.STOP
 
 
 def test_an_offset_below_the_low_watermark_counts_from_there_and_what_is_lost_is_told(kafka, hook, topic):
@@ -160,7 +160,7 @@ def test_a_live_group_catches_up_and_shows_that_it_lives(kafka, hook, topic):
     with consuming(kafka, topic, topic, pause=0.02):
         eventually(lambda: meter.measure(hook)[0].active)
         eventually(lambda: meter.measure(hook)[0].records() == 0)
-    assert worst(meter.measure(hook)[1]).status is Status.OK
+    assert worst_verdict(meter.measure(hook)[1]).status is Status.OK
 
 
 def test_all_partitions_are_looked_at_by_one_consumer(kafka, hook, unique):

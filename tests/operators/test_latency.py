@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import ValidationError
-from airflow_kafka_spark.operators.visibility.metrics import emit, values
+from airflow_kafka_spark.operators.visibility.metrics import collect_metrics, emit
 from tests.support.pipelines import make, order
 
 MINUTE = datetime.now(timezone.utc).replace(second=0, microsecond=0) - timedelta(minutes=30)
@@ -37,7 +37,7 @@ def test_latency_is_told_to_the_flush_and_over_and_under_consumption_per_bucket_
     before = datetime.now(timezone.utc)
     report = files.run(upstream_counts=str(upstream))
     after = datetime.now(timezone.utc)
-    latency, consumption, told = report["latency"], report["consumption"], values(report)
+    latency, consumption, told = report["latency"], report["consumption"], collect_metrics(report)
     oldest, newest = MINUTE, MINUTE + timedelta(minutes=10, seconds=34.5)
     assert (before - oldest).total_seconds() < latency["max"] < (after - oldest).total_seconds()
     assert (before - newest).total_seconds() < latency["min"] < (after - newest).total_seconds()
@@ -62,4 +62,4 @@ def test_an_upstream_count_is_a_mapping_or_a_text_of_one_and_anything_else_is_re
     # A window without records has no latency.
     report = files.run()
     assert report["latency"] is None
-    assert "latency_p50_seconds" not in values(report)
+    assert "latency_p50_seconds" not in collect_metrics(report)

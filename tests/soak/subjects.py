@@ -16,11 +16,12 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.sinks import PostgresSink
+from airflow_kafka_spark.sinks import IcebergSink, PostgresSink
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from airflow_kafka_spark.windows.offset_specs import ShiftBy
 from tests.faults.test_capturing import Other
 from tests.operators.test_follows import load
+from tests.sources.postgres_cdc.shop import Captured, captured
 from tests.support.cluster import Driver, connection
 from tests.support.control import forget, pause, rename, replay, reset, resume, skip
 from tests.support.dead_letters import check_sorted_out, produce_mixed
@@ -260,7 +261,8 @@ class ToSink(Subject):
 
     def _replay(self, chance: random.Random) -> str | None:
         last, low = self.flow.reports[-1], self._lows()
-        if self.flow.kind != "postgres" or any(r["start"] < low.get(r["partition"], 0) for r in last["ranges"]):
+        replaces = self.flow.kind in ("postgres", "delta", "iceberg")
+        if not replaces or any(r["start"] < low.get(r["partition"], 0) for r in last["ranges"]):
             return None  # its sink does not replace windows, or the records are deleted
         self._ask(replay, window=int(last["window"]))
         self.run(max_tries=1)
@@ -300,7 +302,9 @@ class ToSink(Subject):
         if not self._leave_open(chance):
             return None
         options: dict[str, Any] = {"place": f"{self.flow.place}-elsewhere"}
-        if "sink" in self.flow.options:
+        if self.flow.kind == "iceberg":
+            options["sink"] = IcebergSink("shop.elsewhere", "lake")
+        elif "sink" in self.flow.options:
             options["sink"] = PostgresSink(conn_id="warehouse", table=options["place"], window_column="window")
         try:
             self.attempts.run(self.run_id, facts=self.facts, **options)
@@ -498,6 +502,23 @@ class FromTable(Subject):
         return compared
 
 
+class FromLog(Subject):
+    """Changes of two tables in topics, and a copy of one of them."""
+
+    def __init__(self, made: Captured) -> None:
+        super().__init__(made, (*faults.PUBLISHING, *faults.CAPTURING))
+        self.shop = made
+        # The first window makes the slot: changes before it are not captured.
+        made.run("begin")
+
+    def feed(self, chance: random.Random) -> None:
+        self.shop.change(chance.randrange(1, 80))
+
+    def check(self) -> int:
+        self.shop.drain(f"drain{self.number}")
+        return self.shop.compare()
+
+
 class WithDeadLetters(Subject):
     """Good records in a sink, bad ones in a topic of dead letters."""
 
@@ -638,7 +659,7 @@ def subjects(
     def flow(kind: str, **options: Any) -> Pipeline:
         return stack.enter_context(pipeline(kind, kafka, lambda: postgres, unique, place(kind), **options))
 
-    for kind in ("files", "postgres", "postgres-split", "postgres-upsert"):
+    for kind in ("files", "postgres", "postgres-split", "postgres-upsert", "delta", "iceberg"):
         options = {"split_records": 50} if kind == "postgres-split" else {}
         yield ToSink(flow(kind, **options))
     yield WithDeadLetters(flow("postgres"))
@@ -646,4 +667,5 @@ def subjects(
     yield IntoTwoSinks(flow("postgres"))
     yield ByInterval(flow("postgres"), chance)
     yield BetweenTopics(stack.enter_context(relay(kafka, unique, place("relay"))))
+    yield FromLog(stack.enter_context(captured(kafka, postgres, unique, place("log"), chance.randrange(10**6))))
     yield FromTable(stack.enter_context(shop(kafka, postgres, unique, place("shop"))), stack)

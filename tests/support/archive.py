@@ -18,8 +18,8 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.hooks import class_archive
 from airflow_kafka_spark.hooks.class_archive import SparkClassArchive, is_whole, making
 from airflow_kafka_spark.testing import EmbeddedKafka
-from airflow_kafka_spark.testing._kafka_nodes import class_archive as kafka_archive
 from airflow_kafka_spark.testing.kafka import JVM_OPTIONS
+from airflow_kafka_spark.testing.kafka import class_archive as kafka_archive
 
 # Short lives: what a better compiler would gain, they do not see.
 _SHORT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -27,11 +27,6 @@ LONG = (
     "tests/soak/",
     "tests/transforms/",
     "tests/faults/",
-    # These wait more than they work.
-    "tests/triggers/",
-    "tests/sensors/",
-    "tests/hooks/kafka/",
-    "tests/ledger/",
     "tests/control/",
     "tests/operators/",
     "tests/sources/",
@@ -77,7 +72,7 @@ WITHOUT_BROKER = (
     "tests/sources/postgres_cdc/test_events.py",
     "tests/sources/postgres_cdc/test_pgoutput.py",
     "tests/sources/postgres_cdc/test_validation.py",
-    "tests/hooks/test_partitioner.py",
+    "tests/hooks/kafka/test_partitioner.py",
     "tests/hooks/test_spark.py",
     "tests/mutants/",
     "tests/road/",
@@ -85,7 +80,22 @@ WITHOUT_BROKER = (
     "tests/test_signatures.py",
 )
 
-# From this number of test processes on, the last one runs the tests without a broker.
+# Tests that wait more than they work, for timeouts of brokers above all. The last test process but one runs them beside the
+# others: in several processes at the same time they leave the cores idle. Those that take longest come first.
+WAITING = (
+    "tests/sensors/",
+    "tests/operators/test_log_truncated.py",
+    "tests/faults/test_three_brokers.py",
+    "tests/triggers/",
+    "tests/hooks/kafka/",
+    "tests/faults/test_publish_broker.py",
+    "tests/faults/test_broker.py",
+    "tests/control/test_resend.py",
+    "tests/operators/visibility/test_operator.py",
+    "tests/ledger/",
+)
+
+# From this number of test processes on, the last one runs the tests without a broker, the one before it those that wait.
 SEVERAL = 4
 
 
@@ -94,31 +104,38 @@ def place(nodeid: str, starts: tuple[str, ...]) -> int:
     return next((number for number, start in enumerate(starts) if nodeid.startswith(start)), len(starts))
 
 
+def queue_of(nodeid: str) -> str:
+    """Return the name of the queue of a test, by its id: ``"without broker"``, ``"waiting"`` or ``"others"``."""
+    if place(nodeid, WITHOUT_BROKER) < len(WITHOUT_BROKER):
+        return "without broker"
+    return "waiting" if place(nodeid, WAITING) < len(WAITING) else "others"
+
+
 def order(items: list[pytest.Item]) -> None:
     """Sort tests in place: those that need a broker or Spark before those that do not, long ones first in each group."""
-    places: dict[str, tuple[int, int]] = {}
+    places: dict[str, tuple[int, int, int]] = {}
     for item in items:
         if (file := item.nodeid.partition("::")[0]) not in places:
-            places[file] = (place(file, WITHOUT_BROKER), place(file, LONG))
-    last = len(WITHOUT_BROKER)
-    items.sort(
-        key=lambda item: (0, at[1]) if (at := places[item.nodeid.partition("::")[0]])[0] == last else (1, at[0]),
-    )
+            alone = queue_of(file) == "without broker"
+            places[file] = (place(file, WITHOUT_BROKER) if alone else -1, place(file, WAITING), place(file, LONG))
+    items.sort(key=lambda item: places[item.nodeid.partition("::")[0]])
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """Give a test to the next free process, keep together what :data:`TOGETHER` names, and let the last process run
-    :data:`WITHOUT_BROKER`: its tests keep the cores busy while others wait, and it starts neither a broker nor Spark.
+    """Give a test to the next free process, and keep together what :data:`TOGETHER` names.
 
-    A process whose own tests are done goes on with those of the others.
+    Of :data:`SEVERAL` processes or more, the last one runs :data:`WITHOUT_BROKER`: its tests keep the cores busy while others
+    wait, and it starts neither a broker nor Spark. The one before it runs :data:`WAITING`. A process whose own tests are done
+    goes on with those of the others.
     """
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
-        moved = [name for name in (*SERVER_TESTS, *LONG, *TOGETHER, *WITHOUT_BROKER) if not (config.rootpath / name).exists()]
+        lists = (*SERVER_TESTS, *LONG, *TOGETHER, *WITHOUT_BROKER, *WAITING)
+        moved = [name for name in lists if not (config.rootpath / name).exists()]
         assert not moved, f"{Path(__file__).name} names what is not there (any more): {moved}"
         config.option.loadscopereorder = False  # in the order of `order`
         super().__init__(config, log)
-        self._queues: dict[bool, deque[str]] = {}
+        self._queues: dict[str, deque[str]] = {}
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -127,11 +144,13 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
 
     def _assign_work_unit(self, node: Any) -> None:
         if not self._queues:
-            self._queues = {True: deque(), False: deque()}
+            self._queues = {name: deque() for name in ("others", "waiting", "without broker")}
             for scope in self.workqueue:
-                self._queues[place(scope, WITHOUT_BROKER) < len(WITHOUT_BROKER)].append(scope)
-        last = self.numnodes >= SEVERAL and node.gateway.id == f"gw{self.numnodes - 1}"
-        for queue in (self._queues[last], self._queues[not last]):
+                self._queues[queue_of(scope)].append(scope)
+        own = "others"
+        if self.numnodes >= SEVERAL:
+            own = {self.numnodes - 1: "without broker", self.numnodes - 2: "waiting"}.get(int(node.gateway.id[2:]), own)
+        for queue in (self._queues[own], *self._queues.values()):
             while queue:
                 if (scope := queue.popleft()) in self.workqueue:
                     self.workqueue.move_to_end(scope, last=False)

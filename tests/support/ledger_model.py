@@ -40,7 +40,7 @@ from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.instants import instant_of
 from airflow_kafka_spark.windows.interval_boundaries import Boundary
-from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, marker_record, remember, window_key
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, fold_records, marker_record, window_key
 from airflow_kafka_spark.windows.model import Applied, Landed, Marker, OffsetRange, TargetTopic, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report
 
@@ -100,7 +100,7 @@ class World(NamedTuple):
         return [LedgerRecord(r.key, r.value, offset) for offset, r in enumerate(self.log) if r.state == DONE]
 
     def memory(self, pipeline: str = PIPELINE) -> Memory:
-        return remember(pipeline, self.committed)
+        return fold_records(pipeline, self.committed)
 
     def aborted(self, producer: str) -> World:
         """Whatever this id left open is gone."""
@@ -352,10 +352,10 @@ def _produce_all(producer: Producer, topic: str, partition: int, records: Sequen
 
 @lru_cache(100_000)
 def _remembered(pipeline: str, records: tuple[LedgerRecord, ...]) -> Memory:
-    return remember(pipeline, records)
+    return fold_records(pipeline, records)
 
 
-def _remember(pipeline: str, records: Any, archives: Any = None) -> Memory:
+def _fold_records(pipeline: str, records: Any, archives: Any = None) -> Memory:
     return _remembered(pipeline, tuple(records))
 
 
@@ -613,7 +613,7 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(ledger, "ThreadPoolExecutor", Pool),
         patch.object(ledger, "secrets", SimpleNamespace(token_hex=lambda size: _now.token(size))),
         patch.object(ledger_topic, "read_to", _read_to),
-        patch.object(ledger_topic, "remember", _remember),
+        patch.object(ledger_topic, "fold_records", _fold_records),
         patch.object(boundaries_hook, "Boundaries", FixedBoundaries),
         # Records of one partition stand for partitions.
         patch.object(position_change, "split_count", lambda window: window.span),

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from airflow_kafka_spark.errors import JavaMissing, ServerFailed, ServerInvalid
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.testing import _processes as processes
-from airflow_kafka_spark.testing._kafka_nodes import CHECKPOINT
+from airflow_kafka_spark.testing.kafka import CHECKPOINT
 from tests.testing.parents import gone
 
 QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}

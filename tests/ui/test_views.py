@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -102,6 +103,12 @@ def test_failed_pipelines_come_first_by_status():
 )
 def test_only_actions_that_a_pipeline_allows_are_offered(found, actions):
     assert row(found)["actions"] == actions
+
+
+def test_a_pipeline_of_a_databases_log_shows_the_bytes_behind_its_last_window():
+    last = replace(summary().last, report={"source_bytes_behind": 1_000_000})
+    assert row(PipelineSummary("p", last=last, has_source=True))["log_bytes_behind"] == 1_000_000
+    assert row(summary(has_source=True))["log_bytes_behind"] is None
 
 
 @pytest.mark.parametrize(

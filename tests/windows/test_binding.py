@@ -20,7 +20,7 @@ from airflow_kafka_spark.windows.binding import (
 )
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.codec import window_from_json, window_to_json
-from airflow_kafka_spark.windows.memory import Memory, binding_record, control_record, remember
+from airflow_kafka_spark.windows.memory import Memory, binding_record, control_record, fold_records
 from airflow_kafka_spark.windows.model import Window
 
 TASK = Writer("dag", "task", -1, "run1", "prod")
@@ -86,8 +86,8 @@ def test_it_is_written_with_the_window_and_read_again_and_a_missing_one_is_not_k
     assert window_from_json(told).binding is None
     later = {**binding_to_json(binding), "unheard": 1, "writer": {**vars(TASK), "unheard": 2}}
     assert binding_from_json(later) == binding
-    assert remember("p", [binding_record("p", binding)]).binding == binding
-    assert remember("p", []).binding is None
+    assert fold_records("p", [binding_record("p", binding)]).binding == binding
+    assert fold_records("p", []).binding is None
 
 
 def test_a_decision_counts_for_what_was_bound_before_it_and_for_an_open_window_that_it_names():
@@ -95,10 +95,10 @@ def test_a_decision_counts_for_what_was_bound_before_it_and_for_an_open_window_t
         return control_record("p", Change(number, "rebind", "ann", "x", "now", window=window))
 
     old, new = Binding(TASK), Binding(TASK, decided=2)
-    memory: Memory = remember("p", [decision(1), decision(2)])
+    memory: Memory = fold_records("p", [decision(1), decision(2)])
     assert memory.decided == 2 and memory.rebound_after(new) is None
     assert memory.rebound_after(old).number == 2 and memory.rebound_after(old, window=5) is None
-    memory = remember("p", [decision(1, window=5), decision(2)])
+    memory = fold_records("p", [decision(1, window=5), decision(2)])
     assert memory.rebound_after(old, window=5).number == 1 and memory.rebound_after(old, window=6) is None
 
 

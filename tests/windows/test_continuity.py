@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import ForeignOffsets, WindowConflict
-from airflow_kafka_spark.windows.continuity import continues, refuse_foreign, refuse_gap, same_ranges, without_recreated
+from airflow_kafka_spark.windows.continuity import continues, drop_recreated_topics, refuse_foreign, refuse_gap, same_ranges
 from airflow_kafka_spark.windows.model import Applied, Gap, OffsetRange, Window
 
 
@@ -89,7 +89,7 @@ def test_a_topic_that_was_created_again_starts_anew():
     again = window(5, ("t", 0, 0, 3), ("t", 1, 0, 3), ids={"t": "new"})
 
     def reasons(**ids):
-        return continues(without_recreated(replace(BEFORE, topic_ids=ids), again), again)
+        return continues(drop_recreated_topics(replace(BEFORE, topic_ids=ids), again), again)
 
     assert reasons(t="old") == []
     assert len(reasons(t="new")) == 2

@@ -13,7 +13,7 @@ from airflow_kafka_spark.windows.dead_letters import (
     offsets_in,
     runs_of,
 )
-from airflow_kafka_spark.windows.memory import dead_record, key_prefix, remember
+from airflow_kafka_spark.windows.memory import dead_record, fold_records, key_prefix
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
 OFFSETS = st.frozensets(st.integers(0, 2**62) | st.integers(0, 50))
@@ -37,7 +37,7 @@ def test_dead_letters_are_remembered_as_they_were(batches):
     assert dead_letters_from_json(7, json.loads(json.dumps(dead_letters_to_json(dead)))) == dead
     record = dead_record("pipe", dead)
     assert record.key.startswith(key_prefix("pipe"))
-    assert remember("pipe", [record._replace(offset=3)]).dead[7].batches == made
+    assert fold_records("pipe", [record._replace(offset=3)]).dead[7].batches == made
     ever = {tp: set() for batch in made for tp in batch.offsets}
     for batch in made:
         for tp, runs in batch.offsets.items():
@@ -52,5 +52,5 @@ def test_offsets_that_lie_together_take_little_room():
 
 
 def test_a_reader_of_the_ledger_begins_before_the_dead_letters_of_remembered_windows():
-    memory = remember("pipe", [dead_record("pipe", DeadLetters(1, "dead"))._replace(offset=4)])
+    memory = fold_records("pipe", [dead_record("pipe", DeadLetters(1, "dead"))._replace(offset=4)])
     assert memory.oldest_offset == 4

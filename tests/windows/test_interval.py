@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from airflow_kafka_spark.windows.interval import (
     Interval,
     IntervalState,
-    contiguous,
+    contiguous_offsets,
+    exclude_other_intervals,
     overlapping,
     topic_start,
-    without_others,
 )
-from airflow_kafka_spark.windows.memory import interval_record, remember
+from airflow_kafka_spark.windows.memory import fold_records, interval_record
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -78,43 +78,43 @@ class TestInterval:
 class TestContiguous:
     def test_the_group_follows_the_intervals_that_are_complete_without_a_hole(self):
         known = [done(0, (0, 10)), done(1, (10, 20)), done(3, (30, 40))]
-        assert contiguous(known, {T0: 0}) == {T0: 20}
+        assert contiguous_offsets(known, {T0: 0}) == {T0: 20}
 
     def test_an_interval_that_is_not_complete_is_a_hole(self):
         known = [done(0, (0, 10)), done(1, (10, 20), state=State.PLANNED), done(2, (20, 30))]
-        assert contiguous(known, {T0: 0}) == {T0: 10}
+        assert contiguous_offsets(known, {T0: 0}) == {T0: 10}
 
     def test_an_interval_without_records_is_no_hole(self):
-        assert contiguous([done(0, (0, 10)), done(2, (10, 15))], {T0: 0}) == {T0: 15}
+        assert contiguous_offsets([done(0, (0, 10)), done(2, (10, 15))], {T0: 0}) == {T0: 15}
 
     def test_it_never_goes_back(self):
-        assert contiguous([done(0, (0, 10))], {T0: 500}) == {T0: 500}
+        assert contiguous_offsets([done(0, (0, 10))], {T0: 500}) == {T0: 500}
 
     def test_what_an_interval_has_passed_over_because_it_was_deleted_is_no_hole(self):
         known = [done(0, (0, 10)), replace(done(1, (15, 20)), gaps=(Gap("t", 0, 10, 15),)), done(2, (20, 30))]
-        assert contiguous(known, {T0: 0}) == {T0: 30}
+        assert contiguous_offsets(known, {T0: 0}) == {T0: 30}
         record = interval_record("p", known[1])
-        assert remember("p", [record]).intervals[hour(1).name].gaps == known[1].gaps
+        assert fold_records("p", [record]).intervals[hour(1).name].gaps == known[1].gaps
 
     def test_one_partition_that_lags_holds_the_others(self):
-        assert contiguous([done(1, (5, 10), (7, 9))], {T0: 5, T1: 6}) == {T0: 5, T1: 6}
+        assert contiguous_offsets([done(1, (5, 10), (7, 9))], {T0: 5, T1: 6}) == {T0: 5, T1: 6}
 
     def test_a_schedule_begins_with_its_first_interval_whatever_lies_before_it(self):
         known = [done(5, (100, 110)), done(6, (110, 120))]
-        assert contiguous(known, {T0: 0}) == {T0: 0}
-        assert contiguous(known, {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 120}
-        assert contiguous(known, {T0: 0}, NEW_YEAR + timedelta(hours=4, minutes=30)) == {T0: 120}
-        assert contiguous(known[1:], {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 0}
+        assert contiguous_offsets(known, {T0: 0}) == {T0: 0}
+        assert contiguous_offsets(known, {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 120}
+        assert contiguous_offsets(known, {T0: 0}, NEW_YEAR + timedelta(hours=4, minutes=30)) == {T0: 120}
+        assert contiguous_offsets(known[1:], {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 0}
 
     def test_offsets_of_a_topic_that_was_created_anew_since_do_not_count(self):
         old = [replace(k, topic_ids={"t": "old"}) for k in (done(0, (0, 10)), done(1, (10, 20)))]
         new = replace(done(2, (0, 5)), topic_ids={"t": "new"})
-        assert contiguous([*old, new], {T0: 0}, NEW_YEAR, {"t": "new"}) == {T0: 5}
-        assert contiguous([*old, new], {T0: 0}, NEW_YEAR, {"t": "old"}) == {T0: 20}
-        assert contiguous(old, {T0: 0}, NEW_YEAR, {"t": "new"}) == {T0: 0}
+        assert contiguous_offsets([*old, new], {T0: 0}, NEW_YEAR, {"t": "new"}) == {T0: 5}
+        assert contiguous_offsets([*old, new], {T0: 0}, NEW_YEAR, {"t": "old"}) == {T0: 20}
+        assert contiguous_offsets(old, {T0: 0}, NEW_YEAR, {"t": "new"}) == {T0: 0}
 
     def test_a_partition_that_came_later_is_part_of_it(self):
-        assert contiguous([done(0, (0, 10)), done(1, (10, 20), (0, 7))], {T0: 0, T1: 0}) == {T0: 20, T1: 7}
+        assert contiguous_offsets([done(0, (0, 10)), done(1, (10, 20), (0, 7))], {T0: 0, T1: 0}) == {T0: 20, T1: 7}
 
     @given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.data())
     def test_in_whatever_order_intervals_complete_it_ends_at_the_first_hole(self, sizes, data):
@@ -125,7 +125,7 @@ class TestContiguous:
         reached = {T0: 0}
         for number in order:
             complete.append(known[number])
-            before, reached = reached[T0], contiguous(complete, reached)
+            before, reached = reached[T0], contiguous_offsets(complete, reached)
             there = {k.interval for k in complete}
             hole = next((ends[n] - sizes[n] for n in range(len(sizes)) if sizes[n] and hour(n) not in there), ends[-1])
             assert before <= reached[T0] == hole
@@ -170,9 +170,9 @@ class TestATopicThatJoins:
             begin = topic_start("b", "id-b", hour(number), known)
             start = 0 if begin is None else ends[round((begin - NEW_YEAR) / timedelta(hours=1))]
             natural = (OffsetRange("b", 0, start, ends[number + 1]),)
-            (left,) = without_others(natural, {"b": "id-b"}, known)
+            (left,) = exclude_other_intervals(natural, {"b": "id-b"}, known)
             known.append(self.state(number, a=(number, number + 1), b=(left.start, left.end)))
         moved = sorted(o for k in known for r in k.ranges if r.topic == "b" for o in range(r.start, r.end))
         assert moved == [*range(0 if joins else ends[0], ends[-1])]
-        group = contiguous(known, {TopicPartition("a", 0): 0, TopicPartition("b", 0): 0 if joins else ends[0]})
+        group = contiguous_offsets(known, {TopicPartition("a", 0): 0, TopicPartition("b", 0): 0 if joins else ends[0]})
         assert group == {TopicPartition("a", 0): count + 1, TopicPartition("b", 0): ends[-1]}

@@ -14,14 +14,14 @@ from airflow_kafka_spark.windows import interval_archive
 from airflow_kafka_spark.windows.interval import (
     Interval,
     IntervalState,
-    contiguous,
+    contiguous_offsets,
+    exclude_other_intervals,
+    find_sharing_intervals,
     overlapping,
-    sharing_offsets,
     topic_start,
-    without_others,
 )
-from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, IntervalArchive, Intervals, archived
-from airflow_kafka_spark.windows.memory import archive_record, interval_record, known_topic_ids, remember
+from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, IntervalArchive, Intervals, group_into_archives
+from airflow_kafka_spark.windows.memory import archive_record, fold_records, interval_record, known_topic_ids
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition, Tries
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -42,7 +42,7 @@ def chain(first: int, count: int) -> list[IntervalState]:
 
 def split(states: list[IntervalState]) -> Intervals:
     """As the ledger would hold them, had it archived what can be archived."""
-    made = archived(states)
+    made = group_into_archives(states)
     gone = {state.interval.name for _, members in made for state in members}
     return Intervals({s.interval.name: s for s in states if s.interval.name not in gone}, [archive for archive, _ in made])
 
@@ -54,8 +54,8 @@ def at_once(monkeypatch):
 
 def test_old_intervals_are_archived_once_there_are_many(monkeypatch):
     monkeypatch.setattr(interval_archive, "ARCHIVE_AFTER", ARCHIVE_AFTER)
-    assert archived(chain(0, ARCHIVE_AFTER)) == []
-    ((archive, members),) = archived(chain(0, ARCHIVE_AFTER + 1))
+    assert group_into_archives(chain(0, ARCHIVE_AFTER)) == []
+    ((archive, members),) = group_into_archives(chain(0, ARCHIVE_AFTER + 1))
     assert archive.count == len(members) == ARCHIVE_AFTER + 1
     assert archive.span.interval == hour(0, ARCHIVE_AFTER + 1)
     assert archive.span.ranges == (OffsetRange("t", 0, 0, 10 * (ARCHIVE_AFTER + 1)),)
@@ -99,7 +99,7 @@ def test_a_record_of_its_own_counts_before_an_archive():
 def test_an_archive_knows_its_holes(broken, parts):
     states = chain(0, 10)
     states[5] = broken(states[5])
-    ((archive, _),) = archived(states)
+    ((archive, _),) = group_into_archives(states)
     assert archive.count == 10
     assert archive.has_holes == (archive.as_one.parts is not None) == (len(parts) > 1)
     if archive.has_holes:
@@ -119,7 +119,7 @@ def test_an_archive_knows_its_holes(broken, parts):
 def test_other_topics_end_an_archive(broken):
     states = chain(0, 10)
     states[5] = broken(states[5])
-    assert [archive.count for archive, _ in archived(states)] == [5, 4]
+    assert [archive.count for archive, _ in group_into_archives(states)] == [5, 4]
 
 
 def test_the_group_passes_holes_in_time_without_taking_archives_apart(monkeypatch):
@@ -127,22 +127,22 @@ def test_the_group_passes_holes_in_time_without_taking_archives_apart(monkeypatc
         replace(state, interval=Interval(state.interval.start, state.interval.start + timedelta(minutes=30)))
         for state in chain(0, 20)
     ]
-    ((archive, _),) = archived(states)
-    (read,) = remember("p", [archive_record("p", archive)._replace(offset=3)]).intervals.archives
+    ((archive, _),) = group_into_archives(states)
+    (read,) = fold_records("p", [archive_record("p", archive)._replace(offset=3)]).intervals.archives
     assert read.has_holes and read.only_in_time
     monkeypatch.setattr(interval_archive, "unpacked", None)
-    assert contiguous([read.as_one], {TopicPartition("t", 0): 0}) == {TopicPartition("t", 0): 200}
+    assert contiguous_offsets([read.as_one], {TopicPartition("t", 0): 0}) == {TopicPartition("t", 0): 200}
 
 
 def test_few_intervals_are_not_worth_an_archive():
-    assert archived(chain(0, 3)) == []
+    assert group_into_archives(chain(0, 3)) == []
 
 
 def test_no_archive_is_made_around_another_one():
-    old = [archive for archive, _ in archived(chain(20, 10))]
-    assert [archive.count for archive, _ in archived(chain(0, 5) + chain(40, 6), old)] == [5, 6]
-    assert [archive.count for archive, _ in archived(chain(0, 2) + chain(40, 6), old)] == [6]
-    assert archived(chain(22, 6), old) == [], "those that are moved once more"
+    old = [archive for archive, _ in group_into_archives(chain(20, 10))]
+    assert [archive.count for archive, _ in group_into_archives(chain(0, 5) + chain(40, 6), old)] == [5, 6]
+    assert [archive.count for archive, _ in group_into_archives(chain(0, 2) + chain(40, 6), old)] == [6]
+    assert group_into_archives(chain(22, 6), old) == [], "those that are moved once more"
 
 
 @pytest.mark.parametrize("length", [timedelta(hours=1), timedelta(minutes=15)], ids=["an hour a day", "a quarter of an hour"])
@@ -158,7 +158,7 @@ def test_intervals_of_a_schedule_with_holes_are_archived(length, monkeypatch):
     known = Intervals()
     for state in states:
         recent = {**known.recent, state.interval.name: state}
-        made = archived(recent.values(), known.archives)
+        made = group_into_archives(recent.values(), known.archives)
         gone = {member.interval.name for _, members in made for member in members}
         kept = {name: found for name, found in recent.items() if name not in gone}
         known = Intervals(kept, (*known.archives, *(archive for archive, _ in made)))
@@ -168,10 +168,10 @@ def test_intervals_of_a_schedule_with_holes_are_archived(length, monkeypatch):
     monkeypatch.setattr(interval_archive, "unpacked", lambda text: taken_apart.append(1) or unpack(text))
     new = hour(24 * days)
     assert not overlapping(new, known.spans)
-    assert not list(sharing_offsets([OffsetRange("t", 0, days * 100, days * 100 + 10)], {"t": "id"}, known.spans))
+    assert not list(find_sharing_intervals([OffsetRange("t", 0, days * 100, days * 100 + 10)], {"t": "id"}, known.spans))
     assert topic_start("t", "id", new, known.spans) == new.start
     assert not taken_apart
-    assert contiguous(known.spans, {TopicPartition("t", p): 0 for p in range(50)}, topic_ids={"t": "id"}) == {
+    assert contiguous_offsets(known.spans, {TopicPartition("t", p): 0 for p in range(50)}, topic_ids={"t": "id"}) == {
         TopicPartition("t", p): 10 for p in range(50)
     }
     assert len(taken_apart) == 1, "the one that holds what comes next"
@@ -182,20 +182,20 @@ def test_intervals_of_a_schedule_with_holes_are_archived(length, monkeypatch):
 def test_an_archive_fits_into_a_record(monkeypatch):
     states = chain(10, 20)
     monkeypatch.setattr(interval_archive, "MAX_BYTES", 5 * len(json.dumps(interval_archive.interval_to_json(states[0]))))
-    assert {archive.count for archive, _ in archived(states)} == {5}
+    assert {archive.count for archive, _ in group_into_archives(states)} == {5}
 
 
 def test_the_ledger_remembers_archives():
     states = chain(0, 30)
-    made = archived(states[:20])
+    made = group_into_archives(states[:20])
     records = [archive_record("p", archive)._replace(offset=70 + n) for n, (archive, _) in enumerate(made)]
     records += [interval_record("p", state)._replace(offset=90) for state in states[20:]]
-    memory = remember("p", records)
+    memory = fold_records("p", records)
     assert dict(memory.intervals) == {s.interval.name: s for s in states}
     assert memory.oldest_offset == 20, "the first record of the oldest interval that has one of its own"
     assert known_topic_ids(memory) == {"t": ("id",)}
-    assert remember("p", records[:1]).oldest_offset == 70, "whoever begins behind it would miss it"
-    assert remember("p", [*records, archive_record("p", made[0][0])._replace(value=None, offset=99)]).intervals.archives == ()
+    assert fold_records("p", records[:1]).oldest_offset == 70, "whoever begins behind it would miss it"
+    assert fold_records("p", [*records, archive_record("p", made[0][0])._replace(value=None, offset=99)]).intervals.archives == ()
 
 
 HOURS = st.lists(
@@ -250,16 +250,18 @@ def test_spans_answer_as_the_intervals_one_by_one(steps, start, length, offset, 
     assume(mine not in [s.interval for s in states])
     wanted = [OffsetRange("t", partition, offset, offset + count) for partition in (0, 1)]
     assert bool(overlapping(mine, spans)) == bool([s for s in states if s.interval.overlaps(mine)])
-    assert bool(list(sharing_offsets(wanted, topic_ids, spans))) == bool(list(sharing_offsets(wanted, topic_ids, states)))
+    assert bool(list(find_sharing_intervals(wanted, topic_ids, spans))) == bool(
+        list(find_sharing_intervals(wanted, topic_ids, states))
+    )
     assert split(states).complete == len(states)
-    assert without_others(wanted, topic_ids, spans) == without_others(wanted, topic_ids, states)
+    assert exclude_other_intervals(wanted, topic_ids, spans) == exclude_other_intervals(wanted, topic_ids, states)
     if not overlapping(mine, states):
         assert topic_start("t", topic_ids["t"], mine, spans) == topic_start("t", topic_ids["t"], mine, states)
     # The group stands where it stands once old intervals are archived: it has followed them as far as it goes.
     position = {TopicPartition("t", p): committed for p in (0, 1)}
     for begin in (None, hour(first).start):
-        reached = contiguous(states, position, begin, topic_ids)
-        assert contiguous(spans, reached, begin, topic_ids) == reached
+        reached = contiguous_offsets(states, position, begin, topic_ids)
+        assert contiguous_offsets(spans, reached, begin, topic_ids) == reached
 
 
 def test_an_archive_says_how_it_was_made():
@@ -270,13 +272,13 @@ def test_an_archive_says_how_it_was_made():
 
 
 def test_a_reader_that_looks_again_holds_each_archive_once_and_notices_another_one_in_its_place():
-    (one, _), (other, _) = archived(chain(0, 10))[0], archived(chain(0, 9))[0]
+    (one, _), (other, _) = group_into_archives(chain(0, 10))[0], group_into_archives(chain(0, 9))[0]
     same_key = archive_record("p", one)
     first = same_key._replace(offset=5)
     kept = {}
-    memory = remember("p", [first], kept)
-    assert remember("p", [first], kept).intervals.archives[0] is memory.intervals.archives[0]
+    memory = fold_records("p", [first], kept)
+    assert fold_records("p", [first], kept).intervals.archives[0] is memory.intervals.archives[0]
     again = first._replace(value=archive_record("p", other).value)
-    assert [archive.count for archive in remember("p", [again], kept).intervals.archives] == [9]
+    assert [archive.count for archive in fold_records("p", [again], kept).intervals.archives] == [9]
     gone = first._replace(value=None, offset=6)
-    assert not remember("p", [first, gone], kept).intervals
+    assert not fold_records("p", [first, gone], kept).intervals

@@ -18,17 +18,17 @@ from airflow_kafka_spark.windows.interval_boundaries import (
     BoundaryArchive,
     archive_from_record,
     archive_to_record,
-    beyond_retention,
     boundary_from_record,
     boundary_prefix,
     boundary_to_record,
+    find_removable_boundaries,
     fit_proposal,
     interval_ranges,
-    near_boundaries,
+    last_expired_boundary,
     propose,
-    settle,
+    resolve_proposals,
+    select_near_boundaries,
     to_archive,
-    unneeded,
 )
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from airflow_kafka_spark.windows.plan import Log, PartitionLog, Position
@@ -52,15 +52,15 @@ def between(one: Boundary, other: Boundary, current: Log, position: Position | N
 
 class TestSettle:
     def test_the_first_proposal_counts(self):
-        assert settle([at(100, p0=5), at(100, p0=7)])[100].offsets == {0: 5}
+        assert resolve_proposals([at(100, p0=5), at(100, p0=7)])[100].offsets == {0: 5}
 
     def test_a_boundary_decided_late_stays_between_those_that_are_there(self):
         # 200 was decided at the end of the log, before a late record of 150 came to offset 9.
-        settled = settle([at(100, p0=3), at(200, p0=8), at(150, p0=9), at(120, p0=1)])
+        settled = resolve_proposals([at(100, p0=3), at(200, p0=8), at(150, p0=9), at(120, p0=1)])
         assert {instant: b.offsets[0] for instant, b in sorted(settled.items())} == {100: 3, 120: 3, 150: 8, 200: 8}
 
     def test_a_partition_that_a_later_boundary_does_not_know_stands_at_its_beginning(self):
-        settled = settle([at(300, p0=9), at(200, p0=5, p1=4), at(400, p0=12, p1=6)])
+        settled = resolve_proposals([at(300, p0=9), at(200, p0=5, p1=4), at(400, p0=12, p1=6)])
         assert settled[200].offsets == {0: 5, 1: 0}
         assert settled[400].offsets == {0: 12, 1: 6}
 
@@ -84,9 +84,9 @@ class TestSettle:
                 case "ask":
                     instant = data.draw(st.integers(0, 6)) * 10
                     proposals.append(Boundary("t", "id", instant, {p: found.first(instant) for p, found in logs.items()}))
-        settled = settle(proposals)
+        settled = resolve_proposals(proposals)
         for count in range(len(proposals)):
-            earlier = settle(proposals[:count])
+            earlier = resolve_proposals(proposals[:count])
             assert all(settled[instant] == b for instant, b in earlier.items()), "what was decided has changed"
         current = Log(
             "c", {"t": "id"}, {TopicPartition("t", p): PartitionLog(found.low, found.end, found.end) for p, found in logs.items()}
@@ -105,18 +105,18 @@ class TestSettle:
     @given(st.data())
     def test_settling_is_what_looking_at_every_other_boundary_gave_and_is_idempotent(self, data):
         proposals = data.draw(random_proposals(most=30))
-        settled = settle(proposals)
+        settled = resolve_proposals(proposals)
         assert settled == settle_by_looking_at_all(proposals)
         assert list(settled) == list(dict.fromkeys(p.instant for p in proposals)), "in the order of the log"
-        assert settle(settled.values()) == settled
-        assert settle([*proposals, *data.draw(st.permutations(proposals))]) == settled
+        assert resolve_proposals(settled.values()) == settled
+        assert resolve_proposals([*proposals, *data.draw(st.permutations(proposals))]) == settled
 
     def test_settling_months_of_hours_of_fifty_partitions_takes_no_time(self):
         offsets = [{p: n * 10 + p for p in range(50)} for n in range(4_000)]
         # Backfilled: in the order of the instants the neighbours would always be at the end.
         order = [*range(0, 4_000, 2), *range(3_999, 0, -2)]
         begun = time.process_time()
-        settled = settle(Boundary("t", "id", n, offsets[n]) for n in order)
+        settled = resolve_proposals(Boundary("t", "id", n, offsets[n]) for n in order)
         assert time.process_time() - begun < 10, "more than a minute, when each was compared with all others"
         assert all(settled[n].offsets == offsets[n] for n in order)
 
@@ -124,50 +124,50 @@ class TestSettle:
 class TestPrune:
     def test_what_lies_before_the_first_record_that_is_left_is_not_needed_but_for_the_last_of_it(self):
         proposals = [at(instant, p0=offset) for instant, offset in ((100, 1), (200, 4), (300, 6), (400, 9))]
-        assert unneeded((), proposals, "id", {0: 6}).proposals == [1, 0]
-        assert unneeded((), proposals, "id", {0: 5}).proposals == [0]
-        assert unneeded((), proposals, "id", {0: 0}).proposals == []
-        assert unneeded((), proposals, "id", {}).proposals == []
+        assert find_removable_boundaries((), proposals, "id", {0: 6}).proposals == [1, 0]
+        assert find_removable_boundaries((), proposals, "id", {0: 5}).proposals == [0]
+        assert find_removable_boundaries((), proposals, "id", {0: 0}).proposals == []
+        assert find_removable_boundaries((), proposals, "id", {}).proposals == []
 
     def test_a_partition_that_still_has_records_keeps_the_boundaries_of_all(self):
         proposals = [at(instant, p0=offset, p1=offset) for instant, offset in ((100, 1), (200, 4), (300, 6), (400, 9))]
-        assert unneeded((), proposals, "id", {0: 9, 1: 4}).proposals == [0]
+        assert find_removable_boundaries((), proposals, "id", {0: 9, 1: 4}).proposals == [0]
 
     def test_what_came_second_and_what_is_of_a_topic_that_was_replaced_is_not_needed(self):
         old = [replace(at(100, p0=500), topic_id="old"), replace(at(200, p0=600), topic_id="old")]
         proposals = [*old, at(100, p0=1), at(200, p0=3), at(100, p0=2)]
-        assert unneeded((), proposals, "id", {0: 0}).proposals == [4, 1, 0]
-        assert unneeded((), proposals, "old", {0: 700}).proposals == [0], (
+        assert find_removable_boundaries((), proposals, "id", {0: 0}).proposals == [4, 1, 0]
+        assert find_removable_boundaries((), proposals, "old", {0: 700}).proposals == [0], (
             "a stale answer: the topic that is there now is not known to it"
         )
 
     def test_what_holds_another_boundary_in_its_place_is_needed(self):
         # 300 was looked up at 30, though 100 had been decided at 50, and 200 came later.
         proposals = [at(100, p0=50), at(300, p0=30), at(200, p0=40)]
-        assert unneeded((), proposals, "id", {0: 50}).proposals == [2]
-        assert settle(proposals[:2])[300].offsets == {0: 50}
+        assert find_removable_boundaries((), proposals, "id", {0: 50}).proposals == [2]
+        assert resolve_proposals(proposals[:2])[300].offsets == {0: 50}
 
     @given(st.data())
     def test_at_every_moment_of_the_removal_and_whatever_is_proposed_meanwhile_what_is_needed_stays(self, data):
         proposals = data.draw(random_proposals(most=20))
         partitions = sorted({p for b in proposals for p in b.offsets})
         lows = {p: data.draw(st.integers(0, 40)) for p in partitions}
-        settled, removed = settle(proposals), unneeded((), proposals, "id", lows).proposals
-        horizon = beyond_retention(settled, lows)
+        settled, removed = resolve_proposals(proposals), find_removable_boundaries((), proposals, "id", lows).proposals
+        horizon = last_expired_boundary(settled, lows)
         later = data.draw(random_proposals(most=6))
         for count in range(len(removed) + 1):
             left = [p for n, p in enumerate(proposals) if n not in removed[:count]]
-            now = settle(left)
+            now = resolve_proposals(left)
             assert all(settled[instant] == boundary for instant, boundary in now.items())
             assert horizon is None or {i for i in settled if i >= horizon.instant} <= now.keys()
             # Whoever proposed something had perhaps not seen the removal: it lies behind it in the log all the same.
-            with_all, with_rest = settle([*proposals, *later]), settle([*left, *later])
+            with_all, with_rest = resolve_proposals([*proposals, *later]), resolve_proposals([*left, *later])
             after = [i for i in with_all if horizon is None or i > horizon.instant]
             assert all(_stands(with_rest[i], lows) == _stands(with_all[i], lows) for i in after)
             # What is asked for once more lies below what is left.
             before = [b for i, b in with_rest.items() if horizon is not None and i < horizon.instant]
             assert all(b.offsets.get(p, 0) <= low for b in before for p, low in lows.items())
-        assert unneeded((), [p for n, p in enumerate(proposals) if n not in removed], "id", lows).proposals == []
+        assert find_removable_boundaries((), [p for n, p in enumerate(proposals) if n not in removed], "id", lows).proposals == []
 
 
 class TestArchives:
@@ -185,13 +185,13 @@ class TestArchives:
         proposals = data.draw(random_proposals(most=24))
         partitions = sorted({p for b in proposals for p in b.offsets})
         lows = {p: data.draw(st.integers(0, 40)) for p in partitions}
-        settled = settle(proposals)
+        settled = resolve_proposals(proposals)
         # Two that archive know the log as far as it was when they read it.
         archives: list[BoundaryArchive] = []
         left = proposals
         for _ in range(2):
             seen = data.draw(st.integers(0, len(left)))
-            archives += to_archive(near_boundaries(archives, (p.instant for p in left[:seen]), {}), left[:seen])
+            archives += to_archive(select_near_boundaries(archives, (p.instant for p in left[:seen]), {}), left[:seen])
             held = {b.instant for archive in archives for b in archive.boundaries}
             removed = data.draw(st.sets(st.sampled_from([n for n, p in enumerate(left) if p.instant in held] or [-1])))
             left = [p for n, p in enumerate(left) if n not in removed]
@@ -199,21 +199,21 @@ class TestArchives:
         assert read == archives
         assert [a.boundaries for a in read] == [a.boundaries for a in archives]
         for wanted in ([], [data.draw(st.integers(0, 12))], range(13)):
-            now = settle([*near_boundaries(read, [*wanted, *(p.instant for p in left)], lows), *left])
+            now = resolve_proposals([*select_near_boundaries(read, [*wanted, *(p.instant for p in left)], lows), *left])
             assert all(stand_alike(now[instant], settled[instant], partitions) for instant in now)
             assert {i for i in wanted if i in settled} <= now.keys()
-            gone = beyond_retention(settled, lows)
-            assert (gone.instant if gone else None) == (found.instant if (found := beyond_retention(now, lows)) else None)
+            gone = last_expired_boundary(settled, lows)
+            assert (gone.instant if gone else None) == (found.instant if (found := last_expired_boundary(now, lows)) else None)
             # What is proposed next stands where it would have stood.
             later = at(data.draw(st.integers(0, 12)), **{f"p{p}": data.draw(st.integers(0, 40)) for p in partitions})
-            near = near_boundaries(read, [later.instant, *(p.instant for p in left)], lows)
-            with_all = settle([*proposals, later])
-            assert stand_alike(settle([*near, *left, later])[later.instant], with_all[later.instant], partitions)
+            near = select_near_boundaries(read, [later.instant, *(p.instant for p in left)], lows)
+            with_all = resolve_proposals([*proposals, later])
+            assert stand_alike(resolve_proposals([*near, *left, later])[later.instant], with_all[later.instant], partitions)
         # Removing what is not needed leaves the others where they are.
-        gone_too = unneeded(read, left, "id", lows).archives
+        gone_too = find_removable_boundaries(read, left, "id", lows).archives
         rest = [archive for n, archive in enumerate(read) if n not in gone_too]
-        horizon = beyond_retention(settled, lows)
-        now = settle([*near_boundaries(rest, range(13), lows), *left])
+        horizon = last_expired_boundary(settled, lows)
+        now = resolve_proposals([*select_near_boundaries(rest, range(13), lows), *left])
         assert all(stand_alike(now[i], b, partitions) for i, b in settled.items() if horizon is None or i >= horizon.instant)
 
     def test_a_year_of_hours_is_looked_up_without_taking_it_apart(self):
@@ -222,18 +222,18 @@ class TestArchives:
             for begin in range(0, 17_500, 500)
         ]
         singles = [at(n, **{f"p{p}": n for p in range(50)}) for n in range(17_500, 17_700)]
-        near = near_boundaries(archives, [17_699, 17_700, *(b.instant for b in singles)], {})
+        near = select_near_boundaries(archives, [17_699, 17_700, *(b.instant for b in singles)], {})
         assert [b.instant for b in near] == [17_499]
         assert not any("boundaries" in vars(archive) for archive in archives)
-        found = near_boundaries(archives, [3_250], dict.fromkeys(range(50), 3_000))
+        found = select_near_boundaries(archives, [3_250], dict.fromkeys(range(50), 3_000))
         assert [b.instant for b in found] == [3_000, 3_249, 3_250, 3_251], "and the last that has nothing before it"
         assert sum("boundaries" in vars(archive) for archive in archives) <= 2
 
     def test_archives_of_a_topic_that_was_replaced_are_not_needed(self):
         old = BoundaryArchive.of([replace(at(n, p0=n), topic_id="old") for n in range(3)])
         new = BoundaryArchive.of([at(n, p0=n) for n in range(3)])
-        assert unneeded([old, new, new], [], "id", {0: 0}).archives == [0, 2], "and one that was written twice"
-        assert unneeded([old], [], "id", {0: 0}).archives == [], "a stale answer, perhaps"
+        assert find_removable_boundaries([old, new, new], [], "id", {0: 0}).archives == [0, 2], "and one that was written twice"
+        assert find_removable_boundaries([old], [], "id", {0: 0}).archives == [], "a stale answer, perhaps"
 
 
 def stand_alike(one: Boundary, other: Boundary, partitions: Iterable[int]) -> bool:

@@ -15,10 +15,10 @@ from airflow_kafka_spark.windows.latency import (
     WIDTHS,
     Latency,
     TimestampHistogram,
-    consumption,
-    latency,
     parse_counts,
-    total,
+    sum_histograms,
+    summarize_consumption,
+    summarize_latency,
 )
 
 STAMPS = st.lists(st.integers(0, 40 * DAY), min_size=1, max_size=200)
@@ -30,7 +30,7 @@ def times(stamps, width=WIDTHS[0]):
 
 @given(st.lists(STAMPS, min_size=1, max_size=6))
 def test_whatever_tasks_tell_no_record_is_lost_and_what_is_kept_stays_small(parts):
-    together = total(map(times, parts))
+    together = sum_histograms(map(times, parts))
     assert together.records == sum(map(len, parts)) > 0
     assert len(together.counts) <= MAX_BUCKETS
     stamps = sorted(stamp for part in parts for stamp in part)
@@ -39,25 +39,25 @@ def test_whatever_tasks_tell_no_record_is_lost_and_what_is_kept_stays_small(part
 
 @given(STAMPS, st.sampled_from([0.05, 0.5, 0.95]))
 def test_a_percentile_is_right_to_the_width_of_a_bucket(stamps, share):
-    counted, found = total([times(stamps)]), sorted(stamps)
+    counted, found = sum_histograms([times(stamps)]), sorted(stamps)
     exact = found[max(-(-int(share * 100) * len(found) // 100) - 1, 0)]
     assert abs(counted.percentile(share) - exact) <= counted.width
 
 
 def test_latency_is_from_the_timestamp_of_a_record_to_the_flush():
     stamps = [1000 * n for n in range(100)]
-    found = latency(times(stamps), min(stamps), max(stamps), 100_000)
+    found = summarize_latency(times(stamps), min(stamps), max(stamps), 100_000)
     assert found == Latency(min=1.0, p50=pytest.approx(51, abs=1), p95=pytest.approx(96, abs=1), max=100.0)
-    assert latency(TimestampHistogram(), None, None, 5) is None
+    assert summarize_latency(TimestampHistogram(), None, None, 5) is None
 
 
 def test_one_record_has_one_latency():
-    assert latency(times([5050]), 5050, 5050, 6050) == Latency(1.0, 1.0, 1.0, 1.0)
+    assert summarize_latency(times([5050]), 5050, 5050, 6050) == Latency(1.0, 1.0, 1.0, 1.0)
 
 
 def test_under_and_over_consumption_are_told_bucket_by_bucket():
     read = times([0, 1, 2, MINUTE, MINUTE + 1, 5 * MINUTE])
-    found = consumption(read, upstream={0: 3, MINUTE: 4, 2 * MINUTE: 1})
+    found = summarize_consumption(read, upstream={0: 3, MINUTE: 4, 2 * MINUTE: 1})
     assert (found.under, found.over) == (3, 1)
     assert found.to_dict() == {
         "bucket_seconds": 60.0,
@@ -65,13 +65,13 @@ def test_under_and_over_consumption_are_told_bucket_by_bucket():
         "over": 1,
         "under": 3,
     }
-    assert consumption(read).to_dict()["buckets"] == [[0, 3], [MINUTE, 2], [5 * MINUTE, 1]]
+    assert summarize_consumption(read).to_dict()["buckets"] == [[0, 3], [MINUTE, 2], [5 * MINUTE, 1]]
 
 
 @given(STAMPS)
 def test_the_same_records_are_neither_over_nor_under_consumed(stamps):
     upstream = Counter(stamp // MINUTE * MINUTE for stamp in stamps)
-    found = consumption(total([times(stamps)]), upstream=upstream)
+    found = summarize_consumption(sum_histograms([times(stamps)]), upstream=upstream)
     assert (found.over, found.under) == (0, 0)
     assert sum(found.read.values()) == len(stamps)
 
@@ -81,8 +81,10 @@ def test_a_record_that_is_missing_or_too_much_shows(stamps, data):
     upstream = Counter(stamp // MINUTE * MINUTE for stamp in stamps)
     dropped = list(stamps)
     dropped.pop(data.draw(st.integers(0, len(stamps) - 1)))
-    assert consumption(total([times(dropped)]), upstream=upstream).under == 1
-    assert consumption(total([times([*stamps, data.draw(st.sampled_from(stamps))])]), upstream=upstream).over == 1
+    assert summarize_consumption(sum_histograms([times(dropped)]), upstream=upstream).under == 1
+    assert (
+        summarize_consumption(sum_histograms([times([*stamps, data.draw(st.sampled_from(stamps))])]), upstream=upstream).over == 1
+    )
 
 
 def test_upstream_counts_are_taken_as_users_have_them():

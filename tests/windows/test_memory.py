@@ -21,12 +21,12 @@ from airflow_kafka_spark.windows.memory import (
     change_key,
     change_record,
     control_record,
+    fold_records,
     group_record,
     interval_record,
     known_topic_ids,
     owner_of_group,
     position_record,
-    remember,
     window_key,
     window_record,
 )
@@ -44,7 +44,7 @@ def log(*records: LedgerRecord) -> list[LedgerRecord]:
 
 
 def test_the_newest_record_of_a_window_counts():
-    memory = remember(
+    memory = fold_records(
         "p",
         log(
             window_record(entry(1, State.PLANNED)),
@@ -59,7 +59,7 @@ def test_the_newest_record_of_a_window_counts():
 
 
 def test_other_pipelines_are_not_mine_even_when_their_name_begins_like_mine():
-    memory = remember(
+    memory = fold_records(
         "p",
         log(
             window_record(entry(1, State.PLANNED, "p2")),
@@ -71,13 +71,13 @@ def test_other_pipelines_are_not_mine_even_when_their_name_begins_like_mine():
 
 
 def test_a_tombstone_forgets_a_window():
-    memory = remember("p", log(window_record(entry(1, State.COMPLETE)), LedgerRecord(window_key("p", 1), None)))
+    memory = fold_records("p", log(window_record(entry(1, State.COMPLETE)), LedgerRecord(window_key("p", 1), None)))
     assert memory.exists and not memory.entries
 
 
 def test_the_position_is_remembered():
     position = Position({TopicPartition("t", 3): 8}, {"t": "id"}, "c")
-    memory = remember("p", log(position_record("p", Position(), 1), position_record("p", position, 2)))
+    memory = fold_records("p", log(position_record("p", Position(), 1), position_record("p", position, 2)))
     assert (memory.position, memory.last_number) == (position, 2)
 
 
@@ -85,7 +85,7 @@ def test_a_record_of_a_newer_version_is_refused_not_guessed_at():
     record = window_record(entry(1, State.COMPLETE))
     newer = record._replace(value=json.dumps({**json.loads(record.value), "v": 2}).encode())
     with pytest.raises(NewerVersion, match="version 2"):
-        remember("p", log(newer))
+        fold_records("p", log(newer))
 
 
 KINDS = ("position", BINDING, "window", "interval", ARCHIVE, "split", "dead", "change", CONTROL, "a kind of a later release")
@@ -97,12 +97,12 @@ def test_a_newer_record_of_any_kind_is_refused_before_its_content_is_read(kind):
     key = json.dumps(["p", kind, 1], separators=(",", ":")).encode()
     newer = LedgerRecord(key, json.dumps({"v": version, "what": "this release does not know"}).encode())
     with pytest.raises(NewerVersion, match=f"version {version} at offset 1"):
-        remember("p", log(window_record(entry(1, State.COMPLETE)), newer))
+        fold_records("p", log(window_record(entry(1, State.COMPLETE)), newer))
 
 
 def test_a_newer_record_of_another_pipeline_refuses_nothing():
     newer = LedgerRecord(window_key("other", 1), json.dumps({"v": VERSION + 1}).encode())
-    assert remember("p", log(window_record(entry(1, State.COMPLETE)), newer)).completed_by("run1")
+    assert fold_records("p", log(window_record(entry(1, State.COMPLETE)), newer)).completed_by("run1")
 
 
 def test_the_owner_of_a_group_is_read_and_refused_if_a_later_release_wrote_it():
@@ -120,18 +120,18 @@ CHANGE = Change(
 
 
 def test_what_was_changed_by_hand_is_remembered():
-    memory = remember("p", log(change_record("p", CHANGE), change_record("p", replace(CHANGE, number=4))))
+    memory = fold_records("p", log(change_record("p", CHANGE), change_record("p", replace(CHANGE, number=4))))
     assert memory.changes == {3: CHANGE, 4: replace(CHANGE, number=4)}
     assert memory.exists and memory.is_blank
-    assert not remember("p", log(change_record("p", CHANGE), LedgerRecord(change_key("p", 3), None))).changes
+    assert not fold_records("p", log(change_record("p", CHANGE), LedgerRecord(change_key("p", 3), None))).changes
 
 
 def test_a_pause_counts_until_it_is_ended_and_history_is_in_the_order_of_numbers():
     paused, resumed = replace(CHANGE, action="pause", number=4), replace(CHANGE, action="resume", number=5)
-    memory = remember("p", log(change_record("p", CHANGE), control_record("p", paused, PAUSE_VERSION)))
+    memory = fold_records("p", log(change_record("p", CHANGE), control_record("p", paused, PAUSE_VERSION)))
     assert memory.is_paused and memory.pause == paused and memory.next_change == 5
     ended = log(change_record("p", CHANGE), control_record("p", paused), control_record("p", resumed))
-    memory = remember("p", ended)
+    memory = fold_records("p", ended)
     assert not memory.is_paused and [c.number for c in memory.history] == [5, 4, 3]
 
 
@@ -144,27 +144,27 @@ def test_a_release_that_knows_no_pauses_does_not_pass_over_one_and_reads_everyth
     )
     newer = {**skip, "change": {**skip["change"], "mood": "good"}}
     record = change_record("p", CHANGE)._replace(value=json.dumps(newer).encode())
-    assert remember("p", log(record)).changes[3].action == "skip"
+    assert fold_records("p", log(record)).changes[3].action == "skip"
 
 
 def test_a_replay_that_is_asked_for_counts_until_the_window_is_moved_again():
     done = entry(1, State.COMPLETE)
     asked = replace(CHANGE, action="replay", window=1)
-    memory = remember("p", log(control_record("p", asked), window_record(done)))
+    memory = fold_records("p", log(control_record("p", asked), window_record(done)))
     assert memory.replay_asked(done.window) == asked and memory.oldest_offset == 0
     assert memory.replay_asked(replace(done.window, replay=1)) is None
 
 
 def test_a_window_and_a_position_say_that_they_were_moved_by_hand():
     moved = replace(entry(1, State.PLANNED), window=replace(entry(1, State.PLANNED).window, moved=3))
-    memory = remember("p", log(position_record("p", Position({TopicPartition("t", 0): 4}, moved=3), 0), window_record(moved)))
+    memory = fold_records("p", log(position_record("p", Position({TopicPartition("t", 0): 4}, moved=3), 0), window_record(moved)))
     assert (memory.position.moved, memory.entries[1].window.moved) == (3, 3)
 
 
 def test_a_forgotten_pipeline_is_blank_though_its_tombstones_are_there():
     records = [position_record("p", Position({TopicPartition("t", 0): 4}), 1), window_record(entry(1, State.COMPLETE))]
-    assert not remember("p", log(*records)).is_blank
-    memory = remember("p", log(*records, *(record._replace(value=None) for record in records)))
+    assert not fold_records("p", log(*records)).is_blank
+    memory = fold_records("p", log(*records, *(record._replace(value=None) for record in records)))
     assert memory.is_blank and not memory.position.offsets
 
 
@@ -173,46 +173,46 @@ def test_a_topic_is_known_by_every_id_under_which_it_was_read_the_last_one_last(
         interval = Interval.of_ms(hour * 3_600_000, (hour + 1) * 3_600_000)
         return interval_record("p", IntervalState(interval, State.COMPLETE, (), topic_ids=ids))
 
-    memory = remember("p", log(moved(5, t="a", u="x"), moved(3, t="b"), moved(4, t=""), moved(6, t="a")))
+    memory = fold_records("p", log(moved(5, t="a", u="x"), moved(3, t="b"), moved(4, t=""), moved(6, t="a")))
     assert known_topic_ids(memory) == {"t": ("a", "b"), "u": ("x",)}
     position = Position({TopicPartition("t", 0): 4}, {"t": "first"})
     assert known_topic_ids(replace(memory, position=position))["t"] == ("first", "a", "b")
-    assert known_topic_ids(remember("p", ())) == {}
+    assert known_topic_ids(fold_records("p", ())) == {}
 
 
 def test_kinds_of_records_that_a_later_release_may_add_are_passed_over():
-    memory = remember("p", log(LedgerRecord(b'["p","mood",1]', b'{"v":1}'), LedgerRecord(b'["p","mood",1]', None)))
+    memory = fold_records("p", log(LedgerRecord(b'["p","mood",1]', b'{"v":1}'), LedgerRecord(b'["p","mood",1]', None)))
     assert memory.is_blank
 
 
 @pytest.mark.parametrize("name", ["a/b", "ü", 'quote"d', "with space", "a.b-c_d"])
 def test_any_name_is_found_again(name):
-    assert remember(name, log(window_record(entry(1, State.PLANNED, name)))).open_entry is not None
+    assert fold_records(name, log(window_record(entry(1, State.PLANNED, name)))).open_entry is not None
 
 
 def test_a_window_tells_where_it_was_planned_however_often_it_was_taken_over():
     planned = entry(1, State.PLANNED)
-    first = remember("p", log(window_record(planned))).entries[1]
+    first = fold_records("p", log(window_record(planned))).entries[1]
     assert first.first == 0
     again = replace(first, attempt=replace(first.attempt, number=2))
-    assert remember("p", log(window_record(planned), window_record(again))).entries[1].first == 0
+    assert fold_records("p", log(window_record(planned), window_record(again))).entries[1].first == 0
     unknown = replace(planned, attempt=replace(planned.attempt, number=2))
-    assert remember("p", log(window_record(unknown))).entries[1].first == -1, "written by an earlier release"
+    assert fold_records("p", log(window_record(unknown))).entries[1].first == -1, "written by an earlier release"
 
 
 def test_what_an_open_window_has_is_moved_by_nobody_else():
-    memory = remember("p", log(position_record("p", Position({TopicPartition("t", 0): 5}), 6)))
+    memory = fold_records("p", log(position_record("p", Position({TopicPartition("t", 0): 5}), 6)))
     assert memory.claimed_position.offsets == {TopicPartition("t", 0): 5}
     records = log(position_record("p", Position({TopicPartition("t", 0): 5}), 6), window_record(entry(7, State.PLANNED)))
-    assert remember("p", records).claimed_position.offsets == {TopicPartition("t", 0): 8}
+    assert fold_records("p", records).claimed_position.offsets == {TopicPartition("t", 0): 8}
     replayed = replace(entry(3, State.PLANNED), window=replace(entry(3, State.PLANNED).window, replay=1))
     records = log(position_record("p", Position({TopicPartition("t", 0): 5}), 6), window_record(replayed))
-    assert remember("p", records).claimed_position.offsets == {TopicPartition("t", 0): 5}
+    assert fold_records("p", records).claimed_position.offsets == {TopicPartition("t", 0): 5}
 
 
 def test_whoever_begins_at_the_oldest_record_that_counts_sees_all_intervals():
     state = IntervalState(
         Interval(datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(2026, 1, 2, tzinfo=timezone.utc)), State.COMPLETE, ()
     )
-    memory = remember("p", log(interval_record("p", state), window_record(entry(1, State.COMPLETE))))
+    memory = fold_records("p", log(interval_record("p", state), window_record(entry(1, State.COMPLETE))))
     assert memory.oldest_offset == 0

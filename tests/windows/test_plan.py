@@ -15,8 +15,8 @@ from airflow_kafka_spark.windows.plan import (
     Log,
     PartitionLog,
     Position,
-    cap,
     check_readable,
+    limit_ranges,
     lost_topics,
     make_splits,
     next_position,
@@ -77,7 +77,7 @@ class TestWhereAWindowEnds:
     @given(st.lists(st.integers(0, 1000), min_size=1, max_size=8), st.integers(1, 3000))
     def test_max_records_is_never_exceeded_and_always_makes_progress(self, spans, limit):
         ranges = [OffsetRange("t", i, 5, 5 + span) for i, span in enumerate(spans)]
-        capped = cap(ranges, limit)
+        capped = limit_ranges(ranges, limit)
         assert sum(r.span for r in capped) == min(limit, sum(spans))
         assert all(c.start == r.start and c.end <= r.end for c, r in zip(capped, ranges, strict=True))
 

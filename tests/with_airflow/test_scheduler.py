@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_kafka_spark.windows.memory import LedgerRecord, remember
+from airflow_kafka_spark.windows.memory import LedgerRecord, fold_records
 from airflow_kafka_spark.windows.model import Tries
 from tests.support.alarms import alarms
 from tests.support.oracle import committed_records
@@ -38,7 +38,7 @@ def ran(site, flow):
 def counted(flow, window):
     """Airflow's counters at the attempts at a window, as the ledger holds them."""
     ledger = committed_records(flow.kafka.connection_extra(), f"ledger-{DAG}")
-    memory = remember(DAG, (LedgerRecord(key, value, offset) for _, offset, key, value in ledger))
+    memory = fold_records(DAG, (LedgerRecord(key, value, offset) for _, offset, key, value in ledger))
     return memory.entries[window].tries
 
 

@@ -7,7 +7,7 @@ records they were. So an attempt after a crash neither sends one of them again n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.hooks.kafka.transactions import abort
 from airflow_kafka_spark.windows.dead_letters import Batch, Captured, DeadLetters
 from airflow_kafka_spark.windows.memory import LedgerRecord, dead_record
-from airflow_kafka_spark.windows.model import SplitResult, TopicPartition
+from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, OffsetRange, Split, SplitResult, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,7 +112,7 @@ class SideOutputs:
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
         from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
-        from airflow_kafka_spark.sinks.tasks.dead_letters import LIMIT_BYTES, ROUTED, from_bytes, without
+        from airflow_kafka_spark.sinks.tasks.dead_letters import LIMIT_BYTES, ROUTED, drop_sent, from_bytes
 
         results, window = list(results), ledger.claimed.window
         number, before = window.number, ledger.memory.dead.get(window.number)
@@ -128,7 +128,7 @@ class SideOutputs:
         # applied the window, nothing else knows.
         skipped = sum(result.rejected for result in results)
         if self.dead:
-            skipped = letters.num_rows - without(letters, before.sent() if before else {}).num_rows
+            skipped = letters.num_rows - drop_sent(letters, before.sent() if before else {}).num_rows
         if not (wanted or captured or skipped != (before.skips(window.replay) if before else 0)):
             return before
         for topic, factor in wanted.items():
@@ -153,14 +153,14 @@ class SideOutputs:
         """Return the records that were not sent before, by topic."""
         import pyarrow.compute as pc
 
-        from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records, without
+        from airflow_kafka_spark.sinks.tasks.dead_letters import drop_sent, routed_records
 
         outputs = []
         if self.dead is not None:
-            left = without(letters, known.sent() if known else {})
+            left = drop_sent(letters, known.sent() if known else {})
             outputs.append(_SideOutput(self.dead.name, left, self.dead.envelope.records))
         for topic in routes["to"].unique().to_pylist():
-            left = without(routes.filter(pc.equal(routes["to"], topic)), known.routed(topic=topic) if known else {})
+            left = drop_sent(routes.filter(pc.equal(routes["to"], topic)), known.routed(topic=topic) if known else {})
             outputs.append(_SideOutput(topic, left, lambda found: routed_records(found, self.pipeline), routed=True))
         return [output for output in outputs if output.letters.num_rows]
 
@@ -278,3 +278,72 @@ def known_dead_letters(ledger: Ledger) -> DeadLetters | None:
         ledger.fence_dead_letters()
         ledger.read_as_owner()
     return ledger.memory.dead.get(ledger.claimed.window.number)
+
+
+def replace_results(results: Sequence[SplitResult], again: Sequence[SplitResult]) -> list[SplitResult]:
+    """Return the results of a window's splits, with those of splits that were moved once more in place of their first ones."""
+    new = {result.index: result for result in again}
+    return [new.get(result.index, result) for result in results]
+
+
+def add_refused(
+    results: Sequence[SplitResult], refused: Sequence[BadRecord], splits: Sequence[Split], hook: KafkaHook | None
+) -> list[SplitResult]:
+    """Return the results of a window's splits, with the records that the sink has refused among the bad ones.
+
+    :param refused: a few.
+    :param hook: where the records are read once more, since they are wanted as dead letters; None where they are only counted.
+    :raises KafkaSparkError: they cannot be read any more.
+    """
+    if not refused:
+        return list(results)
+    from airflow_kafka_spark.sinks.tasks.dead_letters import join_streams
+
+    by_split: dict[int, dict[int, BadRecord]] = {}
+    epochs: dict[int, int] = {}
+    for bad in refused:
+        split = _split_of(bad, splits)
+        by_split.setdefault(split.index, {})[bad.offset] = bad
+        epochs[split.index] = split.epoch
+    made = []
+    for result in results:
+        found = by_split.get(result.index)
+        if not found:
+            made.append(result)
+            continue
+        rows = int(result.token.get("rows", 0)) - len(found)
+        made.append(
+            replace(
+                result,
+                rejected=result.rejected + len(found),
+                samples=tuple(sorted([*result.samples, *found.values()], key=lambda bad: bad.offset))[:SAMPLES],
+                letters=join_streams(result.letters, _letters(found, hook, epochs[result.index]))
+                if hook is not None
+                else result.letters,
+                token={**result.token, "rows": rows},
+            )
+        )
+    return made
+
+
+def _split_of(bad: BadRecord, splits: Sequence[Split]) -> Split:
+    place = (bad.topic, bad.partition)
+    return next(s for s in splits if s.range.topic_partition == place and s.range.start <= bad.offset < s.range.end)
+
+
+def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> bytes:
+    """Return the dead letters of one split's refused records. They are read once more, since tasks do not keep what they read."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer, dead_letters
+    from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
+
+    first, letters = next(iter(found.values())), DeadLetterBuffer()
+    wanted = OffsetRange(first.topic, first.partition, min(found), max(found) + 1)
+    offsets = pa.array(sorted(found), pa.int64())
+    for records in KafkaSplitReader(hook.consumer_config(), wanted, with_headers=True, epoch=epoch):
+        at = pc.indices_nonzero(pc.is_in(records.offsets, offsets)).to_pylist()
+        if at:
+            letters.add(dead_letters([found[records.offsets[index].as_py()] for index in at], records.originals(at)))
+    return letters.to_bytes()

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, RightMissing, TooManyBadRecords, ValidationError
-from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, first_bad
+from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, first_bad_records
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
@@ -119,7 +119,7 @@ class ErrorOptions:
         count, records = sum(r.rejected for r in results), sum(r.records for r in results)
         if not count:
             return
-        samples = first_bad(results, SHOWN)
+        samples = first_bad_records(results, SHOWN)
         if self.most is not None and self.too_many(count, records):
             raise TooManyBadRecords(str(window), count, records, self.most, samples, by_split)
         log.warning(

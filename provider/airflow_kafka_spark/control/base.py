@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.control.pipelines import existing_ledger, find, open_entries
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
 from airflow_kafka_spark.ledger.topic import TOPIC, LedgerContent

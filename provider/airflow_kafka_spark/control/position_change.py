@@ -10,7 +10,7 @@ from airflow_kafka_spark.control.base import ChangeRequest, Move
 from airflow_kafka_spark.control.pipelines import group_of, open_entries
 from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, GroupHasMembers, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.hooks.kafka.resolve_offsets import listed, resolve_start, within
+from airflow_kafka_spark.hooks.kafka.resolve_offsets import check_in_log, describe_partitions, resolve_start
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
 from airflow_kafka_spark.ledger.group import offset_metadata
 from airflow_kafka_spark.ledger.topic import Hint, LedgerContent
@@ -39,7 +39,7 @@ KEEP_CHANGES = 100
 """Maximum number of changes of a pipeline that the ledger keeps."""
 
 
-def mirroring_group(hook: KafkaHook, memory: Memory, group_id: str | None) -> str:
+def resolve_group(hook: KafkaHook, memory: Memory, group_id: str | None) -> str:
     """Return the group that mirrors a pipeline. It has no members.
 
     :raises ChangeRefused: it is not known.
@@ -102,7 +102,7 @@ def current_offsets(memory: Memory) -> dict[TopicPartition, int]:
     return {**first, **memory.position.offsets}
 
 
-def named_topics(only: Sequence[str]) -> set[str]:
+def topics_of(only: Sequence[str]) -> set[str]:
     """Return the topics that ``only`` names."""
     return {str(item).partition(":")[0] for item in ([only] if isinstance(only, str) else only)}
 
@@ -115,7 +115,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
     """
     windows, position, number, before = open_entries(memory), memory.position, memory.next_change, current_offsets(memory)
     # A pipeline that the ledger knows nothing of reads what is named.
-    topics = {tp.topic for tp in before} or named_topics(only)
+    topics = {tp.topic for tp in before} or topics_of(only)
     log = read_log(hook, topics)
     scope = _scope(only, target, log, topics)
     stale = {t for t in topics if is_other_topic(position, log, t)}
@@ -123,7 +123,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
         wanted, after = _shifted(target, before, scope, log, stale)
     else:
         part = replace(log, partitions={tp: log.partitions[tp] for tp in scope})
-        wanted, after = {}, within(resolve_start(hook, target, part, group), part)
+        wanted, after = {}, check_in_log(resolve_start(hook, target, part, group), part)
     if not after:
         raise ChangeRefused(
             f"There is nothing of pipeline `{memory.pipeline}` to move",
@@ -135,7 +135,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
         raise ChangeRefused(
             f"Topic `{min(left).topic}` was deleted and created again since the pipeline read it",
             expected="all of its partitions to be moved at once",
-            action=f"Move {listed(left)}, too",
+            action=f"Move {describe_partitions(left)}, too",
         )
     kept = {tp: offset for tp, offset in before.items() if tp.topic not in stale}
     ids = {t: log.topic_ids[t] for t in topics if log.topic_ids.get(t)}
@@ -170,7 +170,7 @@ def _scope(only: Sequence[str], target: MoveTarget, log: Log, topics: set[str]) 
         scope = named & set(log.partitions)
     if unknown := named - set(log.partitions):
         raise BoundRefused(
-            f"The pipeline reads no {listed(unknown)}",
+            f"The pipeline reads no {describe_partitions(unknown)}",
             expected=f"partitions of {', '.join(sorted(topics))}",
             action="Correct the names",
         )

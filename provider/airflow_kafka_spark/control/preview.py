@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.control.pipelines import find, group_of, has_source, open_entries
 from airflow_kafka_spark.errors import ChangeRefused, GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.hooks.kafka.log import PROMPT, compare_epochs, read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
-from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.beginning import Beginning, LastApplied, decide_beginning
 from airflow_kafka_spark.ledger.group import owner_of
 from airflow_kafka_spark.ledger.topic import TOPIC
@@ -217,7 +216,7 @@ def _preview(
     number: int,
     run: str | None = None,
 ) -> Preview:
-    samples = sample(hook, ranges)
+    samples = sample_ranges(hook, ranges)
     parts = []
     for r in ranges:
         found = samples.get(r.topic_partition)
@@ -244,7 +243,7 @@ class RangeSample:
     oldest: int | None = None
 
 
-def sample(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAMPLES) -> dict[TopicPartition, RangeSample]:
+def sample_ranges(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAMPLES) -> dict[TopicPartition, RangeSample]:
     """Read a little of each range: enough to judge how large and how old it is.
 
     :param records: at most so many of each partition.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, refuse_intervals
 from airflow_kafka_spark.control.forget import live_keys
 from airflow_kafka_spark.control.pipelines import existing_ledger, find, has_source
-from airflow_kafka_spark.control.position_change import is_other_topic, mirroring_group, refuse_open
+from airflow_kafka_spark.control.position_change import is_other_topic, refuse_open, resolve_group
 from airflow_kafka_spark.errors import ChangeRefused
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
@@ -95,7 +95,7 @@ def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, group_id: st
     if memory.pause is not None:
         action = "Resume it, and pause it again under its new name"
         raise ChangeRefused(f"Pipeline `{memory.pipeline}` is paused", expected="one that is not", action=action)
-    return mirroring_group(hook, memory, group_id)
+    return resolve_group(hook, memory, group_id)
 
 
 def _write(hook: KafkaHook, ledger: ChangeLedger, found: LedgerContent, other: LedgerContent, to: str, change: Change) -> None:

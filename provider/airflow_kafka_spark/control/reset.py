@@ -14,10 +14,10 @@ from airflow_kafka_spark.control.pipelines import find, has_source, open_entries
 from airflow_kafka_spark.control.position_change import (
     PositionChange,
     fence_splits,
-    mirroring_group,
-    named_topics,
     plan_move,
     refuse_open,
+    resolve_group,
+    topics_of,
     write_position_change,
 )
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown
@@ -69,12 +69,12 @@ def reset(
 
     def planned(memory: Memory) -> tuple[PositionChange, str]:
         if isinstance(target, CommittedOffsets) and target.group_id == group_of_source(request):
-            return _behind_lost_window(hook, memory, request, named_topics(only), discard_open), target.group_id
-        group = _check(hook, memory, request.ledger_topic, group_id, discard_open, is_said=bool(named_topics(only)))
+            return _behind_lost_window(hook, memory, request, topics_of(only), discard_open), target.group_id
+        group = _check(hook, memory, request.ledger_topic, group_id, discard_open, is_said=bool(topics_of(only)))
         return plan_move(hook, memory, target, only, group), group
 
     # First without fencing: a window that is being worked on must not be disturbed by what is refused.
-    is_said = bool(group_id and (named_topics(only) or group_id == group_of_source(request)))
+    is_said = bool(group_id and (topics_of(only) or group_id == group_of_source(request)))
     move, group = planned(_read_memory(hook, request, is_said=is_said))
     if not request.dry_run:
         run = f"reset by {request.who}"
@@ -161,4 +161,4 @@ def _check(
         )
     if not discard_open:
         refuse_open(memory)
-    return mirroring_group(hook, memory, group_id)
+    return resolve_group(hook, memory, group_id)

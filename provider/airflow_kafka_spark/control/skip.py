@@ -11,8 +11,8 @@ from airflow_kafka_spark.control.position_change import (
     PositionChange,
     current_offsets,
     fence_splits,
-    mirroring_group,
     plan_move,
+    resolve_group,
     write_position_change,
 )
 from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused
@@ -92,7 +92,7 @@ def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | N
             action="Mark the interval's task as you like. Its records are not moved, and the group stays before them",
         )
     if not has_source(memory):
-        return mirroring_group(hook, memory, group_id)
+        return resolve_group(hook, memory, group_id)
     if not open_entries(memory):
         raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` reads rows from a source and has no open window: only its source knows what waits",

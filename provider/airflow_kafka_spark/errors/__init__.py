@@ -88,6 +88,7 @@ from airflow_kafka_spark.errors.sinks import (
     WindowConflict,
 )
 from airflow_kafka_spark.errors.sources import (
+    LogLost,
     PartitionsChanged,
     RowRejected,
     RowsCutOff,
@@ -131,6 +132,7 @@ __all__ = [
     "KafkaUnavailable",
     "LedgerBehind",
     "LedgerUnreadable",
+    "LogLost",
     "LogTruncated",
     "NotYetStable",
     "OffsetsWentBack",

@@ -37,6 +37,10 @@ class SourceRejected(KafkaSparkError):
         super().__init__(f"Source {source}: {detail}", action=action)
 
 
+class LogLost(SourceRejected):
+    """Raised when a database no longer has the log behind the last window, so that changes may be missing."""
+
+
 class RowRejected(KafkaSparkError):
     """Raised when a row of a source cannot be converted to a record. Nothing of its split was committed.
 

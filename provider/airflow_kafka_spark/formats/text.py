@@ -41,7 +41,7 @@ class BadValue(Exception):
         self.what = what
         self.path: list[str] = []
 
-    def within(self, step: str) -> BadValue:
+    def prepend(self, step: str) -> BadValue:
         """Prepend a step to the path, and return the error."""
         self.path.insert(0, step)
         return self
@@ -56,7 +56,7 @@ class BadValue(Exception):
 # --- the grammar of JSON ------------------------------------------------------------------------------------------------
 
 
-def short(text: str) -> str:
+def shorten(text: str) -> str:
     """Return the beginning of a value for a message, without characters that would garble a log."""
     shown = text[:_SHOWN]
     if not shown.isprintable():
@@ -73,7 +73,7 @@ def to_decimal(found: str, data_type: Decimal) -> decimal.Decimal:
     :raises BadValue: it is no number, or the type cannot hold it exactly.
     """
     if match_decimal(found) is None:
-        raise BadValue(f'found "{short(found)}", expected {data_type}')
+        raise BadValue(f'found "{shorten(found)}", expected {data_type}')
     return _exact(found, data_type)
 
 
@@ -83,7 +83,7 @@ def _exact(found: str, data_type: Decimal) -> decimal.Decimal:
     try:
         sign, digits, exponent = decimal.Decimal(found, _malformed).as_tuple()
     except decimal.InvalidOperation:
-        raise BadValue(f"found {short(found)}, expected {data_type}: such an exponent fits no decimal") from None
+        raise BadValue(f"found {shorten(found)}, expected {data_type}: such an exponent fits no decimal") from None
     assert isinstance(exponent, int)
     significant = "".join(map(str, digits)).lstrip("0")
     trimmed = significant.rstrip("0")
@@ -91,13 +91,13 @@ def _exact(found: str, data_type: Decimal) -> decimal.Decimal:
     if not trimmed:
         return decimal.Decimal((0, (0,), -scale))
     if exponent < -scale:
-        raise BadValue(f"found {short(found)}, expected {data_type}: at most {scale} digits after the point")
+        raise BadValue(f"found {shorten(found)}, expected {data_type}: at most {scale} digits after the point")
     if len(trimmed) + exponent > precision - scale:
-        raise BadValue(f"found {short(found)}, expected {data_type}: at most {precision - scale} digits before the point")
+        raise BadValue(f"found {shorten(found)}, expected {data_type}: at most {precision - scale} digits before the point")
     return decimal.Decimal((sign, tuple(map(int, trimmed + "0" * (exponent + scale))), -scale))
 
 
-def nearest(found: str, name: str, single: bool) -> float:
+def parse_float(found: str, name: str, single: bool) -> float:
     """Return the floating point number nearest to a number's text.
 
     :raises BadValue: it is too large for the type.
@@ -109,7 +109,7 @@ def nearest(found: str, name: str, single: bool) -> float:
     except OverflowError:
         number = math.inf
     if math.isinf(number):
-        raise BadValue(f"found {short(found)}, expected {name}: it is too large for one")
+        raise BadValue(f"found {shorten(found)}, expected {name}: it is too large for one")
     return number
 
 
@@ -134,10 +134,10 @@ def from_base64(found: str) -> bytes:
             return base64.b64decode(found, validate=True)
     except (binascii.Error, ValueError):
         pass
-    raise BadValue(f'found "{short(found)}", expected binary: base64 with padding')
+    raise BadValue(f'found "{shorten(found)}", expected binary: base64 with padding')
 
 
-def day_number(found: str) -> int:
+def parse_day(found: str) -> int:
     """Return an ISO 8601 date as days since 1970."""
     match = _date(found)
     try:
@@ -145,10 +145,10 @@ def day_number(found: str) -> int:
             return datetime.date(*map(int, match.groups())).toordinal() - _EPOCH
     except ValueError:
         pass
-    raise BadValue(f'found "{short(found)}", expected date: yyyy-MM-dd')
+    raise BadValue(f'found "{shorten(found)}", expected date: yyyy-MM-dd')
 
 
-def micros(found: str, name: str, zoned: bool) -> int:
+def parse_micros(found: str, name: str, zoned: bool) -> int:
     """Return an ISO 8601 date and time as microseconds since 1970.
 
     :param name: the column's type, for messages.
@@ -156,12 +156,12 @@ def micros(found: str, name: str, zoned: bool) -> int:
     """
     match = _timestamp(found)
     if match is None:
-        raise BadValue(f'found "{short(found)}", expected {name}: yyyy-MM-ddTHH:mm:ss[.ffffff]{"[Z|+HH:mm]" if zoned else ""}')
+        raise BadValue(f'found "{shorten(found)}", expected {name}: yyyy-MM-ddTHH:mm:ss[.ffffff]{"[Z|+HH:mm]" if zoned else ""}')
     year, month, day, hour, minute, second, fraction, zulu, sign, zone_hour, zone_minute = match.groups(default="")
     if not zoned and (zulu or sign):
         raise BadValue(f'found "{found}", expected {name}: no time zone')
     if fraction[6:].strip("0"):
-        raise BadValue(f'found "{short(found)}", expected {name}: at most 6 digits of a second')
+        raise BadValue(f'found "{shorten(found)}", expected {name}: at most 6 digits of a second')
     offset = int(zone_hour or 0) * 3600 + int(zone_minute or 0) * 60
     try:
         days = datetime.date(int(year), int(month), int(day)).toordinal() - _EPOCH

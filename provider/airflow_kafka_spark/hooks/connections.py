@@ -29,7 +29,7 @@ def look_up(
     from airflow.providers.common.compat.sdk import BaseHook
 
     named = " or ".join(f"`{kind}`" for kind in types)
-    with defined(conn_id, f"`{types[0]}` ({hint})" if hint else named, option=option):
+    with require_connection(conn_id, f"`{types[0]}` ({hint})" if hint else named, option=option):
         connection = (get or BaseHook.get_connection)(conn_id)
     if kind_of(connection) not in types:
         raise ConnectionInvalid(conn_id, f"it is of type `{connection.conn_type}`", f"Use a connection of type {named}")
@@ -37,7 +37,7 @@ def look_up(
 
 
 @contextmanager
-def defined(conn_id: str, kind: str, *, option: str) -> Iterator[None]:
+def require_connection(conn_id: str, kind: str, *, option: str) -> Iterator[None]:
     """Raise one clear error if Airflow's code in this block does not find the connection.
 
     :param kind: the type of connection to add, as the error names it.

@@ -201,7 +201,7 @@ def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> N
     return Name(current[0][0], table)
 
 
-def tables_alike(connection: psycopg.Connection, name: Name) -> list[Name]:
+def find_tables_ignoring_case(connection: psycopg.Connection, name: Name) -> list[Name]:
     """Return the tables whose names differ from ``name`` in upper and lower case only."""
     found = rows(
         connection,

@@ -35,16 +35,15 @@ from airflow_kafka_spark.errors import (
     RightMissing,
     WindowTooWide,
 )
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, right_missing
 from airflow_kafka_spark.hooks.kafka.config import identity
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
-from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.ledger.group import offset_metadata, planned_metadata
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
 from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerClaim, LedgerTopic, unreadable_version
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.dead_letters import DeadLetters
-from airflow_kafka_spark.windows.interval import sharing_offsets
+from airflow_kafka_spark.windows.interval import find_sharing_intervals
 from airflow_kafka_spark.windows.memory import (
     BINDING,
     CONTROL,
@@ -67,7 +66,7 @@ from airflow_kafka_spark.windows.memory import (
 )
 from airflow_kafka_spark.windows.model import Marker, State, TopicPartition, Tries, Window, add_landed, with_tries
 from airflow_kafka_spark.windows.plan import next_position
-from airflow_kafka_spark.windows.report import widest
+from airflow_kafka_spark.windows.report import widest_report
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaException, Producer
@@ -334,7 +333,7 @@ class Ledger:
         """
         from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
 
-        report = widest(window, self.group_id or "").to_dict()
+        report = widest_report(window, self.group_id or "").to_dict()
         value = window_record(WindowEntry(window, State.COMPLETE, self._attempt(1), report)).value or b""
         if len(value) <= SMALL_RECORD_BYTES:
             return
@@ -362,7 +361,7 @@ class Ledger:
         if window.replay:
             return
         before = (state for state in self.memory.intervals.spans if state.offset < entry.first)
-        for state, _ in sharing_offsets(window.ranges, window.topic_ids, before):
+        for state, _ in find_sharing_intervals(window.ranges, window.topic_ids, before):
             self.withdraw(window_key(self.pipeline, window.number))
             raise PlannedMeanwhile(self.parent_pipeline, f"Window {window.number}", f"interval {state.interval}")
 
@@ -462,6 +461,16 @@ class Ledger:
         """The window that this attempt works on."""
         assert self._entry is not None
         return self._entry
+
+    def move_source(self, position: Mapping[str, Any]) -> None:
+        """Replace the position of the source behind the claimed window, which is written when the window is closed.
+
+        :param position: follows from the markers of all its splits, so that every attempt that closes the window has the same.
+        """
+        window = self.claimed.window
+        assert window.source is not None
+        window = replace(window, source=replace(window.source, position=position))
+        self._entry = replace(self.claimed, window=window)
 
     def read_as_owner(self) -> Memory:
         """Read the ledger, and return the state of the pipeline if this attempt still owns the claimed window.

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaUnavailable
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, right_missing
 from airflow_kafka_spark.hooks.kafka.config import identity
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import first_offsets
-from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import describe, produce_all
 from airflow_kafka_spark.ledger.topic import LedgerTopic, unreadable_version
 from airflow_kafka_spark.windows.instants import iso, now_ms
@@ -24,16 +23,16 @@ from airflow_kafka_spark.windows.interval_boundaries import (
     archive_from_record,
     archive_prefix,
     archive_to_record,
-    beyond_retention,
     boundary_from_record,
     boundary_prefix,
     boundary_to_record,
+    find_removable_boundaries,
     fit_proposal,
-    near_boundaries,
+    last_expired_boundary,
     propose,
-    settle,
+    resolve_proposals,
+    select_near_boundaries,
     to_archive,
-    unneeded,
 )
 from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -74,12 +73,14 @@ class TopicBoundaries:
     def near(self, topic_id: str, instants: Iterable[int], lows: Mapping[int, int]) -> dict[int, Boundary]:
         """Return settled boundaries by instant: all that are not archived, and the archived ones that affect these instants."""
         archives, proposals = self.of(topic_id)
-        return settle([*near_boundaries(archives, (*instants, *(p.instant for p in proposals)), lows), *proposals])
+        return resolve_proposals(
+            [*select_near_boundaries(archives, (*instants, *(p.instant for p in proposals)), lows), *proposals]
+        )
 
     def settled(self, topic_id: str) -> dict[int, Boundary]:
         """Return all settled boundaries, by instant. Every archive is decompressed."""
         archives, proposals = self.of(topic_id)
-        return settle([*(boundary for archive in archives for boundary in archive.boundaries), *proposals])
+        return resolve_proposals([*(boundary for archive in archives for boundary in archive.boundaries), *proposals])
 
 
 class Boundaries:
@@ -200,7 +201,7 @@ class Boundaries:
         They are not written to the ledger: all that is known is that they lie below the first offset that is left.
         """
         lows = current.lows(topic)
-        horizon = beyond_retention(known, lows)
+        horizon = last_expired_boundary(known, lows)
         if horizon is None:
             return {}
         topic_id, now = current.topic_ids.get(topic, ""), now_ms()
@@ -248,7 +249,7 @@ class Boundaries:
         """
         topic_id, lows = current.topic_ids.get(topic, ""), current.lows(topic)
         singles = [boundary for _, boundary in kept.proposals]
-        found = unneeded([archive for _, archive in kept.archives], singles, topic_id, lows)
+        found = find_removable_boundaries([archive for _, archive in kept.archives], singles, topic_id, lows)
         removed, gone = found.proposals[:MAX_PRUNED], found.archives
         needed = {index for index, boundary in enumerate(singles) if boundary.topic_id == topic_id} - set(removed)
         archives = to_archive(found.near, [singles[index] for index in sorted(needed)])

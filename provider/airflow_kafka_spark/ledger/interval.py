@@ -15,8 +15,8 @@ from airflow_kafka_spark.ledger.attempt import KEEP_WINDOWS, TRANSACTION_SECONDS
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
 from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, LedgerContent
 from airflow_kafka_spark.windows.binding import Binding
-from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous, overlapping, sharing_offsets
-from airflow_kafka_spark.windows.interval_archive import archived
+from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous_offsets, find_sharing_intervals, overlapping
+from airflow_kafka_spark.windows.interval_archive import group_into_archives
 from airflow_kafka_spark.windows.memory import (
     BINDING,
     Attempt,
@@ -188,7 +188,7 @@ class IntervalLedger(Ledger):
             raise IntervalOverlaps(self.parent_pipeline, self.interval, others[0].interval)
         if self.sink_has_it:
             return
-        for state, _ in sharing_offsets(window.ranges, window.topic_ids, before):
+        for state, _ in find_sharing_intervals(window.ranges, window.topic_ids, before):
             self._withdraw_for(f"interval {state.interval}")
         progress = self._parent.open_entry
         is_before = progress is not None and not progress.window.replay and progress.first < mine.offset
@@ -229,7 +229,7 @@ class IntervalLedger(Ledger):
         one, and reads the interval that it has completed.
 
         :param where: returns the group's offsets and the present log.
-        :param first: start of the schedule, see :func:`~airflow_kafka_spark.windows.interval.contiguous`.
+        :param first: start of the schedule, see :func:`~airflow_kafka_spark.windows.interval.contiguous_offsets`.
         :return: the committed offsets; empty if there was nothing to move.
         """
         try:
@@ -251,7 +251,7 @@ class IntervalLedger(Ledger):
         lows = {tp: partition.low for tp, partition in log.partitions.items()}
         intervals = self._parent.intervals.spans
         # Ranges of a topic that was deleted or recreated since do not apply to the present partitions.
-        reached = contiguous(intervals, {**lows, **committed}, first, log.topic_ids)
+        reached = contiguous_offsets(intervals, {**lows, **committed}, first, log.topic_ids)
         moved = {tp: offset for tp, offset in reached.items() if tp in lows and offset > committed.get(tp, lows[tp])}
         forgotten = self._old()
         if not moved and not forgotten:
@@ -278,7 +278,7 @@ class IntervalLedger(Ledger):
                 keys = (window_key(lane, NUMBER), position_key(lane), dead_key(lane, NUMBER))
                 records += [LedgerRecord(key, None) for key in keys]
                 records.append(interval_record(self.parent_pipeline, replace(state, forgotten=True)))
-        for archive, states in archived(candidates, self._parent.intervals.archives):
+        for archive, states in group_into_archives(candidates, self._parent.intervals.archives):
             records.append(archive_record(self.parent_pipeline, archive))
             records += [LedgerRecord(interval_key(self.parent_pipeline, state.interval), None) for state in states]
         return records

@@ -21,9 +21,8 @@ from airflow_kafka_spark.errors import (
     TopicMissing,
     ValidationError,
 )
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
-from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.topic import TOPIC, LedgerReader
 from airflow_kafka_spark.windows.cadence import CompletedWindow, Periodic, cadence_of_windows
 from airflow_kafka_spark.windows.instants import parse_iso

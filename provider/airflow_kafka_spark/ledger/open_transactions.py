@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_kafka_spark.errors import RightMissing
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer
 from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.memory import ARCHIVE, LedgerRecord

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, RightMissing
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
-from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction, transaction_of_record
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive
-from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, key_prefix, remember
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, fold_records, key_prefix
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -269,7 +268,7 @@ class LedgerTopic:
 
     def partition_of(self, name: str) -> int:
         """Return the partition for the first record of a name."""
-        from airflow_kafka_spark.hooks.partitioner import partition_of
+        from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
 
         return partition_of(name.encode(), len(self.partitions))
 
@@ -294,8 +293,8 @@ class LedgerTopic:
         mine = tuple(map(key_prefix, names))
         records = self.newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
         try:
-            memory = remember(pipeline, records, self._archives)
-            return LedgerContent(memory, partition, remember(parent, records, self._archives) if parent else None)
+            memory = fold_records(pipeline, records, self._archives)
+            return LedgerContent(memory, partition, fold_records(parent, records, self._archives) if parent else None)
         except NewerVersion as error:
             raise unreadable_version(self.name, f"pipeline `{pipeline}` has {error}", "records") from None
 

@@ -48,7 +48,7 @@ from airflow_kafka_spark.operators.visibility.metrics import emit
 from airflow_kafka_spark.operators.visibility.operator import VisibleOperator
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, with_details
-from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, first_bad
+from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, first_bad_records
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
 if TYPE_CHECKING:
@@ -378,7 +378,9 @@ class WindowOperator(VisibleOperator):
         :raises BindingChanged: the pipeline is bound to others.
         """
         bindings.note_without_name(ledger.parent_pipeline, ledger.parent_memory, found)
-        kept = ledger.bind(lambda whole: bindings.bound(ledger.parent_pipeline, whole, found, is_free=self._destination_is_free))
+        kept = ledger.bind(
+            lambda whole: bindings.decide_binding(ledger.parent_pipeline, whole, found, is_free=self._destination_is_free)
+        )
         return replace(found, writer=replace(found.writer, deployment=kept.writer.deployment), decided=kept.decided)
 
     def _complete(self, ledger: Ledger, entry: WindowEntry, watch: Stopwatch) -> Report:
@@ -438,7 +440,7 @@ class WindowOperator(VisibleOperator):
         """
         rejected = sum(result.rejected for result in results)
         if rejected:
-            raise BadRecords(str(window), rejected, first_bad(results, 10), self.sink.guarantee.by_split)
+            raise BadRecords(str(window), rejected, first_bad_records(results, 10), self.sink.guarantee.by_split)
 
     def check_counts(self, window: Window, results: Sequence[SplitResult]) -> None:
         """Compare the number of rows that the reader has handed over with the number that the sink has written.

@@ -118,7 +118,7 @@ def note_without_name(pipeline: str, whole: Memory, found: Binding) -> None:
         )
 
 
-def bound(pipeline: str, whole: Memory, found: Binding, *, is_free: bool) -> Binding:
+def decide_binding(pipeline: str, whole: Memory, found: Binding, *, is_free: bool) -> Binding:
     """Return the binding of the pipeline's next window.
 
     :param pipeline: the pipeline's name.

@@ -399,13 +399,13 @@ class FromKafkaOperator(WindowOperator):
         if not self.follows:
             return None, log
         from airflow_kafka_spark.ledger.topic import LedgerTopic
-        from airflow_kafka_spark.windows.follow import beginnings, follow, log_up_to, reached_of
+        from airflow_kafka_spark.windows.follow import follow, limit_log, reached_of, resolve_starts
 
         ledgers = LedgerTopic(self.kafka, self.ledger_topic)
         ledgers.ensure()
         upstream = ledgers.read(self.follows).memory
         recreated = {t for t in topics if is_recreated(t, log, position)}
-        begins = beginnings(log, position, starts, expects_all=self.read_options.data_loss == "fail")
+        begins = resolve_starts(log, position, starts, expects_all=self.read_options.data_loss == "fail")
         followed, ends = follow(upstream, reached_of(upstream, position), topics, begins, recreated)
         self.log.info(
             "Following pipeline %s: windows %d to %d, %s",
@@ -416,7 +416,7 @@ class FromKafkaOperator(WindowOperator):
             if followed.records is None
             else f"{followed.records:,} records",
         )
-        return followed, log_up_to(ends, log, position, starts, recreated)
+        return followed, limit_log(ends, log, position, starts, recreated)
 
     def check_followed(self, window: Window, read: int) -> None:
         """Compare the number of records that were read with that of the followed pipeline, if there is one.

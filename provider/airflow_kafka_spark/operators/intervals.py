@@ -14,8 +14,8 @@ from airflow_kafka_spark.hooks.kafka.log import compare_epochs
 from airflow_kafka_spark.operators.binding import refuse_other_group
 from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.instants import instant_ms
-from airflow_kafka_spark.windows.interval import Interval, contiguous, topic_start
-from airflow_kafka_spark.windows.interval_boundaries import Boundary, begins_at_most, interval_ranges, known_epochs
+from airflow_kafka_spark.windows.interval import Interval, contiguous_offsets, topic_start
+from airflow_kafka_spark.windows.interval_boundaries import Boundary, interval_ranges, known_epochs, limit_start
 from airflow_kafka_spark.windows.memory import Memory, known_topic_ids
 from airflow_kafka_spark.windows.model import Applied, State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges, epochs_of, refuse_recreated
@@ -117,7 +117,7 @@ class IntervalPlan:
             is_lost = followed is not None and followed.interval.name not in ledger.parent_memory.intervals
             if followed is not None and followed.interval.end == interval.start:
                 behind = followed.offsets if is_lost else followed.last
-                starts = {topic: begins_at_most(start, behind) for topic, start in starts.items()}
+                starts = {topic: limit_start(start, behind) for topic, start in starts.items()}
             # Offsets that progress windows of this pipeline have moved, or are about to move, are left out.
             moved = ledger.parent_memory.claimed_position
             current = self._compared(current, starts, ends)
@@ -196,7 +196,7 @@ def after_intervals(memory: Memory, current: Log, committed: Mapping[TopicPartit
     """
     position = memory.position
     known = {tp: position.offsets.get(tp, committed.get(tp, p.low)) for tp, p in current.partitions.items()}
-    reached = contiguous(memory.intervals.spans, known, first, current.topic_ids)
+    reached = contiguous_offsets(memory.intervals.spans, known, first, current.topic_ids)
     for state in sorted(memory.intervals.spans, key=lambda state: state.interval):
         ranges = state.ranges_of(current.topic_ids)
         beyond = any(r.end > reached.get(r.topic_partition, 0) for r in ranges if r.span)

@@ -25,13 +25,13 @@ from airflow_kafka_spark.operators.options import (
 )
 from airflow_kafka_spark.operators.publishing import (
     check_target,
-    connected,
     publish_splits,
     publisher,
     refuse_too_many,
     sink_problems,
     target,
     topic_uris,
+    with_connection,
     with_dead_letters,
     with_routes,
     writer_classes,
@@ -195,7 +195,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            sink=connected(sink, kafka_conn_id),
+            sink=with_connection(sink, kafka_conn_id),
             record_options=RecordOptions(value or Raw(), key, metadata_columns, behavior_on_null_values),
             read_options=ReadOptions(
                 topics,

@@ -576,7 +576,7 @@ class SinkMove:
 
     def _fill_sinks(self, writer: WindowWriter, others: RoutedSinks) -> None:
         """Write all rows to where no reader sees them; last the splits that commit by themselves."""
-        from airflow_kafka_spark.bad_records.refused import replaced
+        from airflow_kafka_spark.bad_records.dead_letters import replace_results
 
         make = partial(self.operator.job, self.window, shape=self.shape, tolerance=self.tolerance, left_out=others.left_out)
         results: list[SplitResult] = []
@@ -591,7 +591,7 @@ class SinkMove:
         if put_off := tuple(writer.deferred(self.results)):
             self.operator.progress.step("move")
             with self.operator.running(make(put_off)) as job:
-                self.results = replaced(self.results, job.run(writer.split_writer()))
+                self.results = replace_results(self.results, job.run(writer.split_writer()))
 
     def _check(self, others: RoutedSinks) -> None:
         """Compare all counts, and check again that no topic was recreated and no newer attempt has taken over."""
@@ -657,13 +657,13 @@ class SinkMove:
         :raises SinkRejected: there are some, and bad records are not tolerated.
         :raises TooManyBadRecords: there are more than ``max_errors``.
         """
-        from airflow_kafka_spark.bad_records.refused import with_refused
+        from airflow_kafka_spark.bad_records.dead_letters import add_refused
 
         operator, tolerated = self.operator, self.tolerance is not None
         hook = operator.kafka if self.letters else None
         found = writer.refused_records(self.results)
         refuse_rejected(found, operator.sink.uri, str(self.window), tolerated=tolerated)
-        self.results = with_refused(self.results, found, self.splits, hook)
+        self.results = add_refused(self.results, found, self.splits, hook)
         self.refused = others.refused(hook, tolerated=tolerated)
         if tolerated:
             by_split = operator.sink.guarantee.by_split

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def connected(sink: KafkaSink, kafka_conn_id: str) -> KafkaSink:
+def with_connection(sink: KafkaSink, kafka_conn_id: str) -> KafkaSink:
     """Return a sink with the connection of its operator, unless it names one itself."""
     # A sink of another kind is refused when the task runs, with all other problems.
     return replace(sink, conn_id=kafka_conn_id) if isinstance(sink, KafkaSink) and sink.conn_id is None else sink

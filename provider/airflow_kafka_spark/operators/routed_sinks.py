@@ -18,7 +18,7 @@ from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
 from airflow_kafka_spark.transforms.base import Transform
 from airflow_kafka_spark.transforms.chain import as_transform
 from airflow_kafka_spark.transforms.routing import Filter
-from airflow_kafka_spark.windows.continuity import without_recreated
+from airflow_kafka_spark.windows.continuity import drop_recreated_topics
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, Gap, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.offset_set import OffsetSet, digest_of
@@ -69,7 +69,7 @@ class RoutedSink:
         name = self.pipeline(window.pipeline)
         last, starts = self.sink.last_applied(name), {r.topic_partition: r.start for r in window.ranges}
         # Offsets of a topic that was recreated since do not compare with those of the new one.
-        before = without_recreated(last, window).ranges if last and last.number < window.number else ()
+        before = drop_recreated_topics(last, window).ranges if last and last.number < window.number else ()
         ends = {r.topic_partition: r.end for r in before}
         holes = [Gap(*tp, end, starts[tp]) for tp, end in ends.items() if starts.get(tp, 0) > end]
         return replace(window, pipeline=name, gaps=(*window.gaps, *holes))
@@ -200,15 +200,15 @@ class RoutedPart:
     def refused(self, hook: KafkaHook | None, compacted: CompactedTopics, *, tolerated: bool) -> SplitResult:
         """Return the account of the records that the sink refuses. Afterwards it is decided what the sink takes.
 
-        :param hook: as for :func:`~airflow_kafka_spark.bad_records.refused.with_refused`.
+        :param hook: as for :func:`~airflow_kafka_spark.bad_records.dead_letters.add_refused`.
         :param compacted: returns those of some topics that are compacted.
         :raises SinkRejected: the sink refuses records, and bad records are not tolerated.
         """
-        from airflow_kafka_spark.bad_records.refused import with_refused
+        from airflow_kafka_spark.bad_records.dead_letters import add_refused
 
         found = self.writer.refused_records(self.results) if self.applied is None else ()
         refuse_rejected(found, self.uri, str(self.window), tolerated=tolerated)
-        self.results = with_refused(self.results, found, self.splits, hook)
+        self.results = add_refused(self.results, found, self.splits, hook)
         letters, where = _refused_letters(self.results)
         left = {tp: OffsetSet() for tp in self.taken}
         for tp, offsets in self.taken.items():

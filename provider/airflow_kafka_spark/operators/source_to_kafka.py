@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,13 +15,13 @@ from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
     accounts_of,
     check_target,
-    connected,
     publish_splits,
     publisher,
     refuse_too_many,
     sink_problems,
     target,
     topic_uris,
+    with_connection,
     with_dead_letters,
     with_routes,
     writer_classes,
@@ -30,7 +30,15 @@ from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.model import TRANSFORMATION, Applied, SourcePlan, TargetTopic, TopicPartition, Window, first_bad
+from airflow_kafka_spark.windows.model import (
+    TRANSFORMATION,
+    Applied,
+    SourcePlan,
+    TargetTopic,
+    TopicPartition,
+    Window,
+    first_bad_records,
+)
 from airflow_kafka_spark.windows.report import Report, sum_up_published
 
 if TYPE_CHECKING:
@@ -121,7 +129,7 @@ class SourceToKafkaOperator(WindowOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            sink=connected(sink, kafka_conn_id),
+            sink=with_connection(sink, kafka_conn_id),
             transforms=transforms,
             errors=ErrorOptions(
                 errors_tolerance,
@@ -146,6 +154,7 @@ class SourceToKafkaOperator(WindowOperator):
         problems = [*self.pipeline_problems(run), *of_source, *wrong_sink]
         if self.read_with not in ("auto", "task", "spark"):
             problems.append(Problem("read_with", f"`{self.read_with}` is not one of auto, task, spark"))
+        problems += self._reading_problems()
         of_spark = self.spark_problems()
         if wrong_sink:
             return [*problems, *of_spark]
@@ -173,6 +182,17 @@ class SourceToKafkaOperator(WindowOperator):
         if not isinstance(self.source, RowSource):
             return [Problem("source", f"`{self.source!r}` is no RowSource")]
         return self.source.validate()
+
+    def _reading_problems(self) -> Iterator[Problem]:
+        """Yield why Spark would have to read a source that only tasks can read."""
+        if not isinstance(self.source, RowSource) or not self.source.needs_tasks:
+            return
+        found = "only tasks can read this source, because they note what they have read"
+        if self.transforms:
+            action = "Transform the topics' records in a KafkaToKafkaOperator, or do without a snapshot"
+            yield Problem("transforms", found, action)
+        if self.read_with == "spark":
+            yield Problem("read_with", found, 'Use "auto"')
 
     def _known_columns(self, of_source: Sequence[Problem]) -> tuple[str, ...] | None:
         """Return the columns of the source; None if only Spark can find them, or if the source's own problems hide them.
@@ -354,6 +374,9 @@ class SourceToKafkaOperator(WindowOperator):
         splits = range(len(window.source.splits))
         markers = publish_splits(ledger, window, splits, lambda left: self._publish(window, ledger, left))
         self.check(window)
+        plan = window.source
+        tokens = [marker.result.token if marker.result else {} for marker in markers]
+        ledger.move_source(self.source.position_after(plan.splits, plan.position, tokens))
         report = sum_up_published(window, markers)
         if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
             self.errors.accept(window, accounts_of(markers))
@@ -384,7 +407,7 @@ class SourceToKafkaOperator(WindowOperator):
             refuse_too_many(job, self.errors, window, ledger)
             _, rejected = job.run()
         if count := sum(result.rejected for result in rejected):
-            raise RowsRejected(str(window), count, first_bad(rejected, SHOWN))
+            raise RowsRejected(str(window), count, first_bad_records(rejected, SHOWN))
 
     @property
     def _chain(self) -> SourceChain | None:
@@ -416,6 +439,7 @@ class SourceToKafkaOperator(WindowOperator):
         claim = ledger.ledger_claim
         offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._place_in_target()}
         ledger.close(report.to_dict(), offsets)
-        assert window.source is not None
-        self.source.completed(window.source.position)
+        closed = ledger.claimed.window.source
+        assert closed is not None
+        self.source.completed(closed.position)
         return report

@@ -3,7 +3,7 @@
 :class:`SinkChain` is for records on the way to a sink, :class:`TopicChain` for records on the way to another topic, and
 :class:`SourceChain` for the rows of a source.
 
-A chain is built from column expressions only. Spark is asked for the types, and reads nothing for it.
+A chain consists of column expressions only. Spark's analyzer returns their types without reading any record.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 SETTINGS: Mapping[str, str] = {
-    # A batch is what a task holds at once, and what it hands to the producer.
+    # A task holds one batch in memory, and passes it to the producer.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.sql.session.timeZone": "UTC",
 }
@@ -45,7 +45,7 @@ SETTINGS: Mapping[str, str] = {
 
 @contextmanager
 def sql_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Set SQL settings for the time of one job, since the session may be shared."""
+    """Set SQL settings for one job, and restore the former ones afterwards, because the session may be shared."""
     before = {name: session.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         session.conf.set(name, value)
@@ -60,7 +60,7 @@ def sql_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator
 
 
 MADE, BYTES = "__kafka_made_", "__kafka_bytes_"
-"""Prefixes of the names of columns that hold a part as the transforms have made it, and as it is written."""
+"""Prefixes of column names: a part of the record as the transforms return it, and its encoded bytes."""
 
 
 # --- records on the way to a sink ------------------------------------------------------------
@@ -71,8 +71,8 @@ class ChainPlan:
     """The plan of a chain of transforms, as Spark's analyzer resolves it before anything is read.
 
     :param schema: the rows' columns.
-    :param program: the chain in Arrow, with all columns that may be carried past it; None if Spark has to compute it.
-    :param unknown: the first expression that is not known in Arrow; empty if all are.
+    :param program: the chain as an Arrow program, which also passes on the carried columns; None if Spark has to compute it.
+    :param unknown: the first expression that has no implementation in Arrow; empty if all have one.
     """
 
     schema: pa.Schema
@@ -80,24 +80,25 @@ class ChainPlan:
     unknown: str = ""
 
     def program_for(self, read: ReadTask) -> Program | None:
-        """Return the program for a task that reads, without the columns that the task does not carry; None without a program."""
+        """Return the program for a task that also reads, without the columns that it does not carry; None if Spark computes the
+        chain."""
         missing = set(ORIGINAL.values()).difference(read.schema.names)
-        return self.program and self.program.without(missing)
+        return self.program and self.program.without_outputs(missing)
 
 
 @dataclass(frozen=True)
 class SinkChain:
     """The conversion of records to rows by a chain of transforms.
 
-    The rows' columns: those of the value, then those of the key where it is a struct (a column that both have is taken from the
-    key), then metadata columns; a value that is no struct is the column ``value``.
+    The columns of the rows are the fields of the value, then the fields of the key if it is a struct, then metadata columns. If
+    key and value have a column of the same name, the key's is used. A value that is no struct becomes the column ``value``.
 
     :param value: decodes values.
-    :param key: decodes keys; None leaves them bytes.
+    :param key: decodes keys; None: keys stay bytes.
     :param transforms: in the order in which they apply.
-    :param metadata: what of a record goes into which column: ``key`` and ``value`` as they were read, everything else as the
-        transforms have left it.
-    :param null_values: what a record means that has no value behind the transforms.
+    :param metadata: column names by the part of a record that they hold. ``key`` and ``value`` hold the bytes that were read, all
+        other parts their state after the transforms.
+    :param null_values: handling of records that have no value after the transforms.
     """
 
     value: Format
@@ -136,9 +137,9 @@ class SinkChain:
         return replace(read, layout=replace(read.layout, wanted=columns))
 
     def _layout(self, kept: bool) -> RecordLayout:
-        """Return how records become a record frame.
+        """Return the layout that makes a record frame of records.
 
-        :param kept: True if dead letters or routed records are wanted as they were read.
+        :param kept: True if dead letters or routed records need the bytes that were read.
         """
         from airflow_kafka_spark.road.tasks.layout import RecordLayout
 
@@ -216,9 +217,9 @@ class SinkChain:
         return columns
 
     def plan(self, spark: SparkHook) -> ChainPlan:
-        """Return the plan of the chain. Spark is asked once, and reads nothing for it.
+        """Return the plan of the chain, from one analysis by Spark, which reads no record.
 
-        :raises ValidationError: a transform does not fit what comes to it.
+        :raises ValidationError: a transform does not fit its input.
         """
         if not self._plans:
             with spark.session() as session, sql_settings(session, SETTINGS):
@@ -247,15 +248,15 @@ class SinkChain:
 
 @dataclass(frozen=True)
 class TopicChain:
-    """Transforms of records on the way to another topic, and how their results are written.
+    """Transforms of records that are published to another topic, and the encoding of their results.
 
-    A key or a value that no transform changes keeps its bytes. Others are written in the formats given, by default as Connect
-    would: structs as JSON, numbers and texts as text, bytes as they are.
+    A key or a value that no transform changes keeps its bytes. Other keys and values are encoded by the given formats, by default
+    as Connect does: structs as JSON, numbers and texts as text, bytes unchanged.
 
-    :param chain: how records are decoded, and the transforms.
-    :param topics: where records go whose topic a transform changes.
-    :param value: how values are written; None: by their type.
-    :param key: how keys are; None: by their type.
+    :param chain: decodes records, and has the transforms.
+    :param topics: the rules for records whose topic a transform changes.
+    :param value: the format of values; None: the default of their type.
+    :param key: the format of keys; None: the default of their type.
     :param timestamps: True if records keep the timestamp that they have after the transforms.
     :param headers: True if they keep their headers.
     :param partitions: True if they keep the number of their partition.
@@ -316,7 +317,7 @@ class TopicChain:
         """
         from pyspark.sql import functions as F
 
-        frame, changed = transformed(frame, self.chain.transforms)
+        frame, changed = transform_frame(frame, self.chain.transforms)
         kept = [name for name in frame.columns if not name.startswith(MADE)]
         columns = [F.col(MADE + "value").isNull().alias(TOMBSTONE), *map(spark_column, kept)]
         fine = F.col(END).isNull() & F.col(ERROR).isNull()
@@ -328,7 +329,7 @@ class TopicChain:
         ]
         for part, where, format, read in parts:
             if part in changed:
-                frame = with_bytes(frame, part, where, fine, format, read)
+                frame = encode_part(frame, part, where, fine, format, read)
             columns.append(F.col(BYTES + part if part in changed else ORIGINAL[part]).alias(part))
         if "topic" in changed:
             columns.append(F.col(MADE + "topic").alias("topic"))
@@ -348,16 +349,16 @@ class TopicChain:
 class SourceChain:
     """Transforms of the records that a source's rows become.
 
-    The first transform gets a record as the sink's options make it of a row: ``value`` has its columns, ``key`` is the
-    value of one column, or has those of several, ``topic``, ``partition``, ``timestamp`` and ``headers`` are where it would go.
-    The result of the last transform is written.
+    The first transform gets the record that the sink's options make of a row: ``value`` is a struct of the row's columns, ``key``
+    is the value of one column or a struct of several, and ``topic``, ``partition``, ``timestamp`` and ``headers`` are those of
+    the record to publish. The result of the last transform is written.
 
     :param transforms: in the order in which they apply.
-    :param sink: how rows become records, and how these are written.
+    :param sink: makes records of rows, and encodes them.
     :param reserved: topics that no record is sent to.
     :param pipeline: the pipeline's name, for rows that a filter sends elsewhere.
-    :param source: the source's URI, for the same.
-    :param window: the window, for the same.
+    :param source: the source's URI, for the headers of these records.
+    :param window: the window, for the headers of these records.
     """
 
     transforms: tuple[TransformLike, ...]
@@ -376,10 +377,10 @@ class SourceChain:
         _ = self.records(rows, keep=False).schema
 
     def records(self, rows: DataFrame, *, keep: bool) -> DataFrame:
-        """Return the frame that tasks publish: keys and values in binary, or as rows if tasks encode them, and the columns that
-        are counted.
+        """Return the frame that tasks publish: keys and values in binary, or as structs if tasks encode them, and the columns
+        that the account needs.
 
-        :param keep: True if bad rows are wanted as dead letters.
+        :param keep: True if bad rows become dead letters.
         :raises ValidationError: as :meth:`check`.
         """
         from pyspark.sql import functions as F
@@ -388,7 +389,7 @@ class SourceChain:
 
         routed = bool(chain_routes(self.transforms))
         given = {GIVEN[name]: column for name, column in self._given(rows).items()} if keep or routed else {}
-        made, changed = transformed(self._record_frame(rows, given), self.transforms)
+        made, changed = transform_frame(self._record_frame(rows, given), self.transforms)
         aside = F.col(ERROR).isNotNull() | F.col(ROUTE).isNotNull() if routed else F.col(ERROR).isNotNull()
         fine = ~aside & ~F.col(LEFT_OUT)
         parts: list[tuple[Part, str, Format | None]] = [
@@ -399,8 +400,9 @@ class SourceChain:
             if part == "key" and not self.sink.key_columns and "key" not in changed:
                 made = made.withColumn(BYTES + part, F.lit(None).cast("binary"))
                 continue
-            made = with_bytes(made, part, where, fine, format, None)
-        # Only what is set aside is looked at again, which is known here where no task encodes.
+            made = encode_part(made, part, where, fine, format, None)
+        # Dead letters and routed records need the row before the transforms. If tasks encode, any row may still become a dead
+        # letter.
         wanted = F.lit(True) if self._encodes_in_tasks(changed) else aside
         columns = [F.when(wanted, F.col(name)).alias(name) for name in given]
         columns += [
@@ -465,7 +467,7 @@ class SourceChain:
 
     @property
     def _is_bare(self) -> bool:
-        """Return True if a key is the value of its column, not a struct of one, as its format writes it."""
+        """Return True if the key's format writes the value of a single key column, not a struct of one field."""
         return len(self.sink.key_columns) == 1 and isinstance(self.sink.key_writer, (String, Raw))
 
     def _headers(self) -> Column:
@@ -479,7 +481,7 @@ class SourceChain:
         return tuple(self.sink.value_columns or rows.columns)
 
     def _key_writer(self, changed: frozenset[str]) -> Format | None:
-        """Return the format of keys; None if a transform makes them and no format is given: then their type decides."""
+        """Return the format of keys; None if a transform makes the keys and no format is given, so that their type decides."""
         if self.sink.key_format is not None or (self.sink.key_columns and "key" not in changed):
             return self.sink.key_writer
         return None
@@ -489,7 +491,7 @@ class SourceChain:
         return self.sink.value_writer.encodes_in_tasks or (key is not None and key.encodes_in_tasks)
 
     def _given(self, rows: DataFrame) -> dict[str, Column]:
-        """Return the columns that a dead letter shows: the row before all transforms."""
+        """Return the columns of a dead letter: the row before all transforms."""
         from pyspark.sql import functions as F
 
         sink = self.sink
@@ -507,12 +509,12 @@ class SourceChain:
 # --- keys and values as bytes --------------------------------------------------------------
 
 
-def transformed(frame: DataFrame, transforms: Sequence[TransformLike]) -> tuple[DataFrame, frozenset[str]]:
-    """Return the frame that a chain makes of a record frame, and the parts that it may have changed.
+def transform_frame(frame: DataFrame, transforms: Sequence[TransformLike]) -> tuple[DataFrame, frozenset[str]]:
+    """Return the result of a chain on a record frame, and the names of the parts that the chain may have changed.
 
-    :return: the parts under names that begin with :data:`MADE`, since fields of a value may be called like them, and what is
-        carried.
-    :raises ValidationError: a transform does not fit, named by its place.
+    :return: the parts, under names that begin with :data:`MADE` because fields of a value may have the plain names, and the
+        carried columns.
+    :raises ValidationError: a transform does not fit its input; the message has its position.
     """
     from pyspark.sql import functions as F
 
@@ -525,14 +527,16 @@ def transformed(frame: DataFrame, transforms: Sequence[TransformLike]) -> tuple[
     return frame.select(*(F.col(name).alias(MADE + name) for name in named), *map(spark_column, kept)), frozenset(changed)
 
 
-def with_bytes(frame: DataFrame, part: Part, where: str, fine: Column, format: Format | None, read: Format | None) -> DataFrame:
-    """Return the frame of :func:`transformed` with the bytes of a key or a value.
+def encode_part(frame: DataFrame, part: Part, where: str, fine: Column, format: Format | None, read: Format | None) -> DataFrame:
+    """Return the frame of :func:`transform_frame` with the bytes of a key or a value.
 
-    :param where: the operator's argument that says how it is written.
-    :param fine: which rows are written at all.
-    :param format: how; None: as Connect would by its type: a struct as JSON, a number or a text as text, bytes as they are.
-    :param read: how it was read: what still is one column of bytes or text is written so.
-    :raises ValidationError: it cannot be written so.
+    :param where: the operator's argument that sets the format, for errors.
+    :param fine: a condition; True for the rows that are written.
+    :param format: the format; None: the default of Connect for its type: a struct as JSON, a number or a text as text, bytes
+        unchanged.
+    :param read: the format in which the part was read. If the part is still one column of bytes or text, it is written in this
+        format.
+    :raises ValidationError: the part cannot be written in this format.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
@@ -547,13 +551,13 @@ def with_bytes(frame: DataFrame, part: Part, where: str, fine: Column, format: F
         raise ValidationError(problems)
     before = [spark_column(name) for name in frame.columns]
     fields: list[Column] = [whole.getField(n).alias(n) for n in names] if isinstance(found, StructType) else [whole.alias(part)]
-    # In two steps, so that a field is named as the format names it, whatever else is called so.
+    # In two steps: the first makes each field a column of its own name, to which `encode` refers.
     written = F.when(fine & whole.isNotNull(), writer.encode(names))
     return frame.select(*before, *fields).select(*before, written.alias(BYTES + part))
 
 
 def _fitting(found: DataType, read: Format | None) -> Format:
-    """Return the format in which Connect would write a type."""
+    """Return the default format of Connect for a type."""
     from pyspark.sql.types import BinaryType, StructType
 
     if isinstance(found, StructType):

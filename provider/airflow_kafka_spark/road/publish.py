@@ -1,8 +1,8 @@
 """The driver's side of publishing: run a window as one Spark job whose tasks publish its splits, and watch it.
 
 :class:`TopicJob` publishes records of other topics: copied, computed by SQL (:class:`SqlProjection`), or transformed
-(:class:`~airflow_kafka_spark.road.chain.TopicChain`). :class:`SourceJob` publishes the rows of a source; it decides between the
-two ways to read them: each task reading and encoding its own split, or Spark's JVM doing both. Byte for byte they write the same
+(:class:`~airflow_kafka_spark.road.chain.TopicChain`). :class:`SourceJob` publishes the rows of a source. It decides between the
+two ways to read them: each task reads and encodes its own split, or Spark's JVM does both. Both ways write byte for byte equal
 records.
 """
 
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class PublishJob(ABC):
-    """One window on its way to a topic.
+    """The Spark job that publishes one window to a topic.
 
     :param spark: makes the session.
     :param window: the window.
@@ -72,10 +72,10 @@ class PublishJob(ABC):
     def run(self) -> tuple[list[Marker], list[SplitResult]]:
         """Publish the splits that are left: one Spark job, one task a split.
 
-        :return: the markers of those that are published, and the accounts of those with bad records that are not tolerated, which
-            are not.
+        :return: the markers of the published splits, and the accounts of splits that were not published because they have bad
+            records that are not tolerated.
         :raises ValidationError: an expression or a transform is wrong, or columns cannot be written.
-        :raises SparkJobFailed: when Spark gave up, or was cancelled.
+        :raises SparkJobFailed: the job failed or was cancelled.
         :raises KafkaSparkError: the error of a task.
         """
         results = self._results(self.publisher)
@@ -83,9 +83,9 @@ class PublishJob(ABC):
         return published, [result_from_json(facts["rejected"]) for facts in results if "rejected" in facts]
 
     def count(self) -> list[SplitResult]:
-        """Read the splits that are left and count their bad records: the same job, but nothing is published.
+        """Read the splits that are left and count their bad records, in a job that publishes nothing.
 
-        :return: their accounts; none where no record can be bad.
+        :return: their accounts; empty if no record can be bad.
         :raises KafkaSparkError: as :meth:`run` does.
         """
         return [result_from_json(facts["counted"]) for facts in self._results(None)]
@@ -95,7 +95,7 @@ class PublishJob(ABC):
         self._watch.cancel()
 
     def _results(self, publisher: Publisher | None) -> list[dict[str, Any]]:
-        """Return what the tasks report.
+        """Return the results of the tasks.
 
         :param publisher: None: records are only counted.
         """
@@ -119,7 +119,7 @@ class PublishJob(ABC):
 
     @abstractmethod
     def _reading_task(self, publisher: Publisher | None) -> PublishTask | None:
-        """Return the task that reads a split by itself; None if Spark's SQL has to take part. No other place decides this."""
+        """Return the task that reads a split by itself; None if Spark's SQL has to take part. This is decided only here."""
 
     @abstractmethod
     def _session(self) -> AbstractContextManager[SparkSession]:
@@ -140,10 +140,10 @@ class PublishJob(ABC):
 
 @dataclass(kw_only=True)
 class TopicJob(PublishJob):
-    """One window on its way from topics to a topic.
+    """The Spark job that publishes one window of records of other topics.
 
     :param left: its splits that are not published yet.
-    :param change: the copy, the SQL or the transforms that make the published records of those that are read.
+    :param change: the copy, the SQL or the transforms that turn the records that are read into those that are published.
     :param reading: the options of reading. Without a tolerance a split with a bad record is not published.
     """
 
@@ -180,14 +180,14 @@ class TopicJob(PublishJob):
 class SqlProjection:
     """A filter and expressions of Spark's SQL over records.
 
-    :param layout: how records become rows, with the columns that carry a record past the SQL (``formats/internal_columns.py``).
-    :param filter: a condition of Spark's SQL over a record's columns: records for which it does not hold are left out. Records
-        without a value pass it, because a reader of the topic needs them to delete.
+    :param layout: makes rows of records, with the columns that carry a record past the SQL (``formats/internal_columns.py``).
+    :param filter: a condition of Spark's SQL over a record's columns; records for which it is not true are left out. Records
+        without a value always pass, because readers of the topic need them as deletes.
     :param columns: column of the new value -> expression of Spark's SQL; None leaves the value's bytes.
-    :param value: how it is written.
-    :param key: the columns of the new key, among the new columns, or the record's where those are left; empty leaves the key's
+    :param value: the format of the new value.
+    :param key: the columns of the new key, of the new columns or of the record's if ``columns`` is None; empty keeps the key's
         bytes.
-    :param key_format: how that is written.
+    :param key_format: the format of the new key.
     """
 
     layout: RowLayout
@@ -199,7 +199,7 @@ class SqlProjection:
 
     @property
     def is_none(self) -> bool:
-        """Return True if records stay as they are. Then no SQL runs."""
+        """Return True if all records stay unchanged, so that no SQL runs."""
         return self.filter is None and self.columns is None and not self.key
 
     @property
@@ -216,7 +216,7 @@ class SqlProjection:
         from airflow_kafka_spark.road.tasks.publish import KafkaSplits, PublishTask, Sorting
         from airflow_kafka_spark.road.tasks.read import ReadTask
 
-        # What is bad turns out when it is decoded: to count it, no SQL has to run.
+        # Records turn out to be bad when they are decoded, so counting them needs no SQL.
         if not (self.is_none or (publisher is None and not self.may_refuse)):
             return None
         packed = PackedSplits.of(splits)
@@ -233,7 +233,7 @@ class SqlProjection:
     ) -> DataFrame:
         """Return the frame of the tasks' results.
 
-        :param numbers: one row a task, which split it shall read.
+        :param numbers: one row for each task: the number of the split that it reads.
         :param splits: the splits.
         :param reading: the options of reading.
         :param publisher: publishes a split; None: they are only counted.
@@ -257,12 +257,12 @@ class SqlProjection:
     def apply(self, rows: DataFrame) -> DataFrame:
         """Return a split's rows as records. The last row stays as it is.
 
-        :raises ValidationError: the filter or an expression is wrong, with what Spark says of it.
+        :raises ValidationError: the filter or an expression is wrong; the message has Spark's reason.
         """
         from pyspark.sql import functions as F
 
         is_record = F.col(END).isNull()
-        # Only a record that cannot be written is looked at again.
+        # The original columns are needed only for a record that cannot be written.
         needed = (OFFSET, *ORIGINAL.values()) if self.may_refuse else ()
         originals = [name for name in rows.columns if name in needed]
         carried = [name for name in rows.columns if name in (END, HEADERS, KEY, PARTITION, TIMESTAMP, TOMBSTONE, VALUE)]
@@ -287,7 +287,7 @@ class SqlProjection:
         """Return the rows that the filter lets pass, with the new columns.
 
         :param carried: the columns that SQL does not change.
-        :raises ValidationError: what is wrong with the filter and with each of the columns, as Spark says it.
+        :raises ValidationError: the filter or columns are wrong; the message has Spark's reason for each of them.
         """
         from pyspark.sql import functions as F
 
@@ -297,7 +297,7 @@ class SqlProjection:
             kept = _understood("filter", lambda: rows.where(~is_record | F.col(TOMBSTONE) | F.expr(text)), problems)
             rows = kept if kept is not None else rows
         if (columns := self.columns) is not None:
-            # Not computed for the row that ends a split: it holds nothing that could be computed with.
+            # Not computed for the row that ends a split, because its columns are empty.
             def computed(names: Iterable[str]) -> DataFrame:
                 new = [F.when(is_record & ~F.col(TOMBSTONE), F.expr(columns[name])).alias(name) for name in names]
                 return rows.select(*new, *(spark_column(name) for name in self.key if name not in columns), *carried)
@@ -316,12 +316,12 @@ class SqlProjection:
 
 
 def _understood(where: str, make: Callable[[], DataFrame], problems: list[Problem]) -> DataFrame | None:
-    """Return a frame that SQL makes. If Spark does not understand it, add why to the problems and return None."""
+    """Return a frame that SQL makes. If Spark refuses the SQL, add its reason to the problems and return None."""
     from pyspark.errors import AnalysisException, ParseException
 
     try:
         made = make()
-        _ = made.schema  # Spark Connect says what is wrong only when it is asked
+        _ = made.schema  # Spark Connect analyzes only on request
     except (AnalysisException, ParseException) as error:
         reason = str(error).strip().partition("\n")[0]
         problems.append(Problem(where, f"Spark's SQL does not understand it: {reason}", "Correct it"))
@@ -334,14 +334,14 @@ def _understood(where: str, make: Callable[[], DataFrame], problems: list[Proble
 
 @dataclass(kw_only=True)
 class SourceJob(PublishJob):
-    """One window of rows on its way to Kafka.
+    """The Spark job that publishes one window of a source's rows.
 
-    :param source: where its rows come from.
-    :param sink: how they become records.
+    :param source: the source.
+    :param sink: makes records of rows.
     :param left: the indexes of the splits that are not published yet, ascending.
-    :param read_with: ``task``: tasks read and encode their splits themselves (fastest; what reads has to be on the executors);
-        ``spark``: the JVM does; ``auto``: ``task`` where that is certain to make the same records, else ``spark``.
-    :param chain: the transforms between them: then the JVM reads; None without transforms.
+    :param read_with: ``task``: tasks read and encode their splits themselves (fastest; the source's driver has to be installed on
+        the executors). ``spark``: the JVM does. ``auto``: ``task`` if that is certain to make equal records, else ``spark``.
+    :param chain: the transforms between source and sink, with which the JVM reads; None without transforms.
     """
 
     source: RowSource
@@ -420,6 +420,6 @@ def reading(spark: SparkHook, source: RowSource) -> Iterator[SparkSession]:
 def _jars(spark: SparkHook, source: RowSource) -> tuple[str, ...]:
     from airflow_kafka_spark.hooks import jars
 
-    if spark.is_connect or not source.packages:  # a server that is only connected to has its own, and Java
+    if spark.is_connect or not source.packages:  # a remote server has jars and a Java of its own
         return ()
     return tuple(map(str, jars.resolve(list(source.packages), exclude_bundled=True)))

@@ -1,4 +1,4 @@
-"""A running Spark job: its progress, how it is cancelled, and how its errors are translated."""
+"""A running Spark job: report its progress, cancel it, and translate its errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobFailed
-from airflow_kafka_spark.hooks.kafka.rights import right_missing_in_java
+from airflow_kafka_spark.hooks.kafka.client_errors import right_missing_in_java
 from airflow_kafka_spark.hooks.spark_health import context_of
 from airflow_kafka_spark.hooks.tasks.executor_check import explain
 from airflow_kafka_spark.windows.model import Split, Window
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WORKER_EXITED = "Python worker exited unexpectedly"
-"""A text in Spark's stack trace; the message of the error itself may be that of a socket."""
+"""A text in Spark's stack trace. The message of the error itself may be about a socket."""
 PROGRESS_SECONDS = 10.0
 """Seconds between two lines in the log."""
 
@@ -39,13 +39,13 @@ POLL_SECONDS = 2.0
 class Follower(Protocol):
     """Receives the progress of a window's Spark job. Must not raise: an exception ends the window."""
 
-    def begun(self, context: SparkContext | None) -> None:
+    def on_start(self, context: SparkContext | None) -> None:
         """Called when a job is about to start. The context is None for a client of Spark Connect."""
 
     def on_progress(self, finished: int, tasks: int) -> None:
         """Called with the number of finished tasks, about every two seconds, from one thread beside the job's."""
 
-    def done(self) -> None:
+    def on_success(self) -> None:
         """Called when a job has succeeded, with all of its tasks."""
 
 
@@ -64,7 +64,7 @@ _follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
 
 
 @contextmanager
-def followed_by(follower: Follower) -> Iterator[None]:
+def follow_jobs(follower: Follower) -> Iterator[None]:
     """Follow the jobs that this thread watches inside of this context."""
     token = _follower.set(follower)
     try:
@@ -96,7 +96,7 @@ class Watch:
         self._spark, follower, context = spark, _follower.get(), context_of(spark)
         try:
             if follower:
-                follower.begun(context)
+                follower.on_start(context)
             reporter = _ProgressReporter(self.line, follower)
             if context is None:
                 watched = self._by_handler(cast("SparkSession", spark), reporter)
@@ -105,7 +105,7 @@ class Watch:
             with watched:
                 yield
             if follower:
-                follower.done()
+                follower.on_success()
         finally:
             self._spark = None
 
@@ -230,8 +230,8 @@ def collect(results: RDD[str] | DataFrame, window: Window) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the line of a Spark error that says what happened. The whole error stays in the log."""
-    # Behind it Spark shows where in a user's SQL that was, with a ruler of carets.
+    """Return the line of a Spark error that has the cause. The whole error stays in the log."""
+    # After it, Spark quotes the position in the user's SQL, with a ruler of carets.
     if WORKER_EXITED in str(error):
         return "a Python worker of Spark was killed or crashed while it worked on a split, perhaps because memory ran out"
     text = re.sub(r"\n== SQL\b.*?\n\s*\^+", "", str(error), flags=re.DOTALL)

@@ -47,7 +47,7 @@ SPARK_SOURCE: Mapping[str, str] = {
 
 @dataclass(kw_only=True)
 class SinkJob(ABC):
-    """One window on its way through Spark to a sink.
+    """The Spark job that writes one window to a sink.
 
     :param spark: makes the session.
     :param window: the window.
@@ -70,7 +70,7 @@ class SinkJob(ABC):
     def run(self, writer: SplitWriter) -> list[SplitResult]:
         """Read the window and hand it to the sink's writer: one Spark job, one action.
 
-        :return: one result per split, in the order of their indexes.
+        :return: one result for each split, in the order of their indexes.
         :raises SparkJobFailed: the job failed or was cancelled.
         :raises KafkaSparkError: the error of a task.
         """
@@ -84,8 +84,8 @@ class SinkJob(ABC):
 class RowJob(SinkJob):
     """Each task reads, decodes and writes its split.
 
-    :param kafka: the cluster it is read from.
-    :param layout: how records become rows.
+    :param kafka: the cluster that is read.
+    :param layout: makes rows of records.
     :param read_with: ``task``: each task reads its range itself (fastest, and needs confluent-kafka on the executors); ``spark``:
         Spark's Kafka source; ``auto``: ``task``.
     """
@@ -96,7 +96,7 @@ class RowJob(SinkJob):
 
     @property
     def reads_with_spark(self) -> bool:
-        """Return True if Spark's Kafka source reads. No other place decides this."""
+        """Return True if Spark's Kafka source reads. This is decided only here."""
         return self.read_with == "spark"
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
@@ -152,10 +152,10 @@ class RowJob(SinkJob):
 
 @dataclass(kw_only=True)
 class ChainJob(SinkJob):
-    """A job with transforms. Tasks read, transform and write in Arrow if that gives what Spark's SQL gives; else Spark's SQL
-    stands between reading and writing. :meth:`run` also raises ValidationError if a transform does not fit the records.
+    """A job with transforms. Tasks read, transform and write in Arrow if Arrow's results are equal to those of Spark's SQL; else
+    Spark's SQL runs between reading and writing. :meth:`run` also raises ValidationError if a transform does not fit the records.
 
-    :param chain: how records become rows.
+    :param chain: makes rows of records.
     :param schema: the rows' columns, as in the sink's :class:`Shape`.
     :param others: the sinks that the chain's filters send rows to, in the order of these filters.
     """
@@ -187,16 +187,14 @@ class ChainJob(SinkJob):
         numbers = session.range(0, len(self.splits), 1, len(self.splits))
         records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         rows = self.chain.apply(records)
-        # Spark takes a dot in the name of a column that it maps for a path, and Flatten makes such names.
+        # In the name of a column that it maps, Spark takes a dot as a path; Flatten makes names with dots.
         plain = [name if name.startswith("__kafka_") else f"column{n}" for n, name in enumerate(rows.columns)]
         write = replace(write, names=dict(zip(plain, rows.columns, strict=True)))
         return rows.toDF(*plain).mapInArrow(cast(Any, write), "result string")
 
 
 def _by_topic(splits: Sequence[Split], value: Callable[[OffsetRange], int | None]) -> str:
-    """Return the JSON that Spark's source takes: ``{"topic": {"0": offset}}``, or ``{"topic": [0]}`` where ``value`` returns
-    None.
-    """
+    """Return JSON for Spark's source: ``{"topic": {"0": offset}}``, or ``{"topic": [0]}`` if ``value`` returns None."""
     topics: dict[str, dict[str, Any]] = {}
     for split in splits:
         topics.setdefault(split.range.topic, {})[str(split.range.partition)] = value(split.range)

@@ -19,6 +19,8 @@ from airflow.providers.common.compat.sdk import (
 from airflow_kafka_spark.errors import KafkaSparkError, ValidationError
 
 if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.triggers.base import KafkaTrigger, Polling, Probe, ProbeResult
 
@@ -70,7 +72,7 @@ class KafkaSensor(BaseSensorOperator):
 
     # --- for Airflow ---
 
-    def execute(self, context: Any) -> Any:
+    def execute(self, context: Context) -> Any:
         """Wait until the condition holds, and return the observed values.
 
         :raises ValidationError: the arguments have problems; the message names all of them.
@@ -115,7 +117,7 @@ class KafkaSensor(BaseSensorOperator):
             raise AirflowSensorTimeout(f"Sensor has timed out after {self.timeout:g} s. {event['line']}")
         raise_failure(event)
 
-    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except KafkaSparkError as error:

@@ -59,6 +59,16 @@ class SplitReader(ABC):
         :raises SourceRejected: the source refuses, or holds a value that cannot be published.
         """
 
+    def token(self, split: int) -> Mapping[str, Any]:
+        """Return what the source has to know of a split that is read (JSON), for :meth:`RowSource.position_after`.
+
+        It is part of the split's marker, so that it is that of the task whose rows are published. Called once :meth:`read` is
+        exhausted. Default: nothing.
+
+        :param split: the index of the split, as for :meth:`read`.
+        """
+        return {}
+
 
 class RowSource(ABC):
     """A source of rows: a frozen dataclass of options. Connections are looked up when they are used, never at DAG parse."""
@@ -121,6 +131,22 @@ class RowSource(ABC):
         :raises SourceUnavailable: the source does not answer; the task may be retried.
         :raises SourceRejected: the source does not fit the options, or the position of earlier windows.
         """
+
+    @property
+    def needs_tasks(self) -> bool:
+        """True if some windows can only be read by tasks (:meth:`reader`), not by Spark; default False."""
+        return False
+
+    def position_after(
+        self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Return the source's position behind a window whose splits are published; default: the one that was frozen.
+
+        :param splits: of the window.
+        :param position: of the window's :class:`FrozenWindow`.
+        :param tokens: per split, what its reader has noted (:meth:`SplitReader.token`).
+        """
+        return position
 
     def completed(self, position: Mapping[str, Any]) -> None:  # noqa: B027
         """Note that a window is complete: the ledger says so. By default nothing has to be done.

@@ -9,20 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.testing._kafka_nodes import Broker
     from airflow_kafka_spark.testing.airflow import EmbeddedAirflow
-    from airflow_kafka_spark.testing.kafka import EmbeddedKafka
+    from airflow_kafka_spark.testing.kafka import Broker, EmbeddedKafka, KafkaSecurity
     from airflow_kafka_spark.testing.postgres import EmbeddedPostgres
-    from airflow_kafka_spark.testing.security import KafkaSecurity
 
 __all__ = ["Broker", "EmbeddedAirflow", "EmbeddedKafka", "EmbeddedPostgres", "KafkaSecurity"]
 
 _HOMES = {
-    "Broker": "_kafka_nodes",
+    "Broker": "kafka",
     "EmbeddedAirflow": "airflow",
     "EmbeddedKafka": "kafka",
     "EmbeddedPostgres": "postgres",
-    "KafkaSecurity": "security",
+    "KafkaSecurity": "kafka",
 }
 
 

@@ -375,7 +375,7 @@ class EmbeddedAirflow(Embedded):
             parts.append(f"{log.relative_to(folder)}:\n{tail(log, 12)}")
         return "\n".join(parts)
 
-    def api(self, method: str, path: str, body: Any = None) -> Any:
+    def api(self, method: str, path: str, body: object = None) -> Any:
         """Call Airflow's REST API (``/api/v2``) as an administrator, and return the decoded answer.
 
         A ``GET`` that a busy server does not answer, or answers with a status of 500 and above, is repeated for a minute.
@@ -453,7 +453,7 @@ class EmbeddedAirflow(Embedded):
             **self._extra,
         }
 
-    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+    def _ask(self, method: str, path: str, body: object = None) -> Any:
         request = urllib.request.Request(
             f"{self.url}/api/v2{path}",
             method=method,

@@ -2,26 +2,367 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
+import secrets
+import shutil
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from airflow_kafka_spark.errors import ServerFailed, ServerInvalid
-from airflow_kafka_spark.hooks.class_archive import java_options
+from airflow_kafka_spark.errors import ServerFailed, ServerInvalid, TestingUnavailable
+from airflow_kafka_spark.hooks.class_archive import archive_file, java_options
 from airflow_kafka_spark.hooks.jars import KAFKA_BROKER, find_java, resolve
-from airflow_kafka_spark.testing import _kafka_nodes as nodes
 from airflow_kafka_spark.testing import _processes as processes
-from airflow_kafka_spark.testing._kafka_nodes import Broker
 from airflow_kafka_spark.testing._processes import Embedded
-from airflow_kafka_spark.testing.security import KafkaSecurity
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, NewTopic, PartitionMetadata
+
+
+PROTOCOLS = ("SASL_SSL", "SASL_PLAINTEXT", "SSL")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_ITERATIONS = 4096  # the least that Kafka takes
+_MODULE = "org.apache.kafka.common.security"
+
+
+@dataclass(frozen=True)
+class KafkaSecurity:
+    """The security of an `EmbeddedKafka`'s client listener.
+
+    Every cluster has new certificates from a certificate authority of its own, for the names ``localhost`` and ``127.0.0.1``. The
+    brokers communicate with each other on another listener, in plain text on loopback.
+
+    :param protocol: ``SASL_SSL``, ``SASL_PLAINTEXT`` or ``SSL``; default ``SASL_SSL``.
+    :param users: name -> password; each may log in by every mechanism. SASL needs at least one. Default none.
+    :param mechanisms: some of ``PLAIN``, ``SCRAM-SHA-256``, ``SCRAM-SHA-512``; default all three.
+    :param client_certificates: with TLS, True to require a certificate of clients, too (mutual TLS); default False.
+    :raises ServerInvalid: the arguments contradict each other.
+    """
+
+    protocol: str = "SASL_SSL"
+    users: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    mechanisms: tuple[str, ...] = MECHANISMS
+    client_certificates: bool = False
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ServerInvalid("Kafka", f"the security protocol {self.protocol!r}", f"one of {', '.join(PROTOCOLS)}")
+        if unknown := set(self.mechanisms) - set(MECHANISMS):
+            raise ServerInvalid("Kafka", f"the SASL mechanism {sorted(unknown)[0]!r}", f"some of {', '.join(MECHANISMS)}")
+        if self.sasl and not (self.users and self.mechanisms):
+            raise ServerInvalid("Kafka", f"{self.protocol} without a user who may log in", "`users` and `mechanisms`")
+        if self.client_certificates and not self.tls:
+            raise ServerInvalid("Kafka", f"client certificates with {self.protocol}", "a protocol with TLS")
+
+    @property
+    def sasl(self) -> bool:
+        return self.protocol.startswith("SASL")
+
+    @property
+    def tls(self) -> bool:
+        return self.protocol.endswith("SSL")
+
+    def make_certificates(self, directory: Path) -> None:
+        """Write ``ca.pem``, ``server.pem`` (key and certificate), ``client.crt`` and ``client.key``; nothing without TLS."""
+        if not self.tls:
+            return
+        try:
+            import trustme
+            from cryptography.hazmat.primitives import serialization
+        except ImportError as error:
+            raise TestingUnavailable("Kafka with TLS", error.name or "trustme") from error
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(directory / "ca.pem"))
+        for name, issued in (
+            ("server", authority.issue_cert("localhost", "127.0.0.1")),
+            ("client", authority.issue_cert("client@localhost", common_name="client")),
+        ):
+            # Kafka reads only keys in PKCS#8.
+            key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None).private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+            chain = b"".join(pem.bytes() for pem in issued.cert_chain_pems)
+            if name == "server":
+                _write_secret(directory / "server.pem", key + chain)
+            else:
+                _write_secret(directory / "client.key", key)
+                (directory / "client.crt").write_bytes(chain)
+
+    def broker_properties(self, listener: str, certificates: Path) -> Iterator[tuple[str, str]]:
+        """Return the broker's settings of this listener."""
+        prefix = f"listener.name.{listener.lower()}."
+        if self.sasl:
+            yield f"{prefix}sasl.enabled.mechanisms", ",".join(self.mechanisms)
+            for mechanism in self.mechanisms:
+                if mechanism == "PLAIN":
+                    users = " ".join(f'user_{name}="{_quoted(password)}"' for name, password in self.users.items())
+                    module = f"{_MODULE}.plain.PlainLoginModule required {users};"
+                else:
+                    module = f"{_MODULE}.scram.ScramLoginModule required;"
+                yield f"{prefix}{mechanism.lower()}.sasl.jaas.config", module
+        if self.tls:
+            yield f"{prefix}ssl.keystore.type", "PEM"
+            yield f"{prefix}ssl.keystore.location", str(certificates / "server.pem")
+            yield f"{prefix}ssl.truststore.type", "PEM"
+            yield f"{prefix}ssl.truststore.location", str(certificates / "ca.pem")
+            yield f"{prefix}ssl.client.auth", "required" if self.client_certificates else "none"
+
+    def scram_records(self) -> Iterator[str]:
+        """Return the arguments of ``StorageTool format --add-scram``. They are salted, so that no password is in a command
+        line.
+        """
+        for mechanism in self.mechanisms:
+            if not self.sasl or not mechanism.startswith("SCRAM-SHA-"):
+                continue
+            digest = f"sha{mechanism.removeprefix('SCRAM-SHA-')}"
+            for name, password in self.users.items():
+                salt = secrets.token_bytes(16)
+                salted = hashlib.pbkdf2_hmac(digest, password.encode(), salt, _ITERATIONS)
+                encoded = base64.b64encode(salt).decode(), base64.b64encode(salted).decode()
+                yield f'{mechanism}=[name={name},salt="{encoded[0]}",saltedpassword="{encoded[1]}",iterations={_ITERATIONS}]'
+
+    def client_settings(self, user: str | None, mechanism: str | None, certificates: Path) -> dict[str, str]:
+        """Return the librdkafka settings of a client; see `EmbeddedKafka.connection_extra`."""
+        settings = {"security.protocol": self.protocol}
+        if self.sasl:
+            user = next(iter(self.users)) if user is None else user
+            if user not in self.users:
+                raise ServerInvalid("Kafka", f"a connection of the unknown user {user!r}", f"one of {', '.join(self.users)}")
+            chosen = mechanism or self.mechanisms[-1]
+            settings |= {"sasl.mechanism": chosen, "sasl.username": user, "sasl.password": self.users[user]}
+        if self.tls:
+            settings["ssl.ca.location"] = str(certificates / "ca.pem")
+            if self.client_certificates:
+                settings["ssl.certificate.location"] = str(certificates / "client.crt")
+                settings["ssl.key.location"] = str(certificates / "client.key")
+        return settings
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+
+
+def _quoted(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"')
+
+
+CHECKPOINT = "bootstrap.checkpoint"
+"""Name of the file in which Kafka's formatter stores the features of a release."""
+
+
+@dataclass(frozen=True)
+class Broker:
+    """One node of an `EmbeddedKafka`.
+
+    :param number: its number (0, 1, 2), as for `EmbeddedKafka.kill`.
+    :param node_id: Kafka's ``node.id``, which is ``number + 1``.
+    :param port: port of the listener for clients, on 127.0.0.1.
+    :param internal_port: port of the listener for the other brokers.
+    :param controller_port: port of the controller's listener.
+    :param directory: directory of its data, settings and log.
+    :param process: its process; None (default) before the first start.
+    """
+
+    number: int
+    node_id: int
+    port: int
+    internal_port: int
+    controller_port: int
+    directory: Path
+    process: processes.ServerProcess | None = None
+
+    @property
+    def log(self) -> Path:
+        """The log file."""
+        return self.directory / "server.log"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None before the first start."""
+        return self.process.pid if self.process else None
+
+    @property
+    def running(self) -> bool:
+        """True if its process exists, also if it is paused."""
+        return self.process is not None and self.process.running
+
+    @property
+    def settings_file(self) -> Path:
+        return self.directory / "server.properties"
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def formatted(self) -> bool:
+        return (self.data / "meta.properties").exists()
+
+
+def plan_brokers(directory: Path, count: int) -> list[Broker]:
+    """Return nodes with directories below the given one, on ports that are free now."""
+    ports = processes.free_ports(3 * count)
+    return [
+        Broker(n, n + 1, ports[3 * n], ports[3 * n + 1], ports[3 * n + 2], directory / f"broker-{n + 1}") for n in range(count)
+    ]
+
+
+def settings_of(broker: Broker, brokers: Sequence[Broker], security: KafkaSecurity | None, certificates: Path) -> dict[str, Any]:
+    """Return the settings of a node; see `EmbeddedKafka` for those that differ from Kafka's defaults."""
+    listeners = {"CLIENT": broker.port} | ({"INTERNAL": broker.internal_port} if security else {})
+    addresses = [f"{name}://{processes.LOOPBACK}:{port}" for name, port in listeners.items()]
+    protocol = security.protocol if security else "PLAINTEXT"
+    count, enough = len(brokers), min(2, len(brokers))
+    settings: dict[str, Any] = {
+        "process.roles": "broker,controller",
+        "node.id": broker.node_id,
+        "controller.quorum.voters": ",".join(f"{b.node_id}@{processes.LOOPBACK}:{b.controller_port}" for b in brokers),
+        "listeners": ",".join([*addresses, f"CONTROLLER://{processes.LOOPBACK}:{broker.controller_port}"]),
+        "advertised.listeners": ",".join(addresses),
+        "listener.security.protocol.map": f"CLIENT:{protocol},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": "INTERNAL" if security else "CLIENT",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": broker.data,
+        "num.network.threads": 2,
+        "num.io.threads": 4,
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": count,
+        "min.insync.replicas": enough,
+        "offsets.topic.num.partitions": 4,
+        "offsets.topic.replication.factor": count,
+        "transaction.state.log.num.partitions": 4,
+        "transaction.state.log.replication.factor": count,
+        "transaction.state.log.min.isr": enough,
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
+        "share.coordinator.state.topic.num.partitions": 1,
+        "share.coordinator.state.topic.replication.factor": count,
+        "share.coordinator.state.topic.min.isr": enough,
+        "group.initial.rebalance.delay.ms": 0,
+        "log.retention.ms": -1,
+        # A killed broker may register again only when its old session has expired. A single broker has no successor, so its
+        # timeout only has to cover the pauses of a busy machine.
+        "broker.heartbeat.interval.ms": 1000 if count == 1 else 400,
+        "broker.session.timeout.ms": 5000 if count == 1 else 3000,
+    }
+    if count == 1:
+        # A controller writes a no-op record twice a second for its followers. Without followers, it would be half of the CPU time
+        # of an idle broker.
+        settings["metadata.max.idle.interval.ms"] = 0
+    if security:
+        settings |= dict(security.broker_properties("CLIENT", certificates))
+    return settings
+
+
+def write_settings(
+    broker: Broker, brokers: Sequence[Broker], security: KafkaSecurity | None, certificates: Path, own: Mapping[str, Any]
+) -> None:
+    """Write a node's settings file, readable by its owner only, because it may contain passwords."""
+    settings = settings_of(broker, brokers, security, certificates) | dict(own)
+    broker.directory.mkdir(parents=True, exist_ok=True)
+    broker.settings_file.touch(mode=0o600)
+    lines = [f"{name}={_escaped(str(value))}\n" for name, value in settings.items()]
+    broker.settings_file.write_text("".join(lines), encoding="ascii")
+
+
+def cluster_id(brokers: Sequence[Broker]) -> str:
+    """Return the id of the cluster that these nodes were formatted for, or else a new one."""
+    for broker in brokers:
+        with suppress(OSError):
+            text = (broker.data / "meta.properties").read_text(encoding="utf-8")
+            if found := re.search(r"^cluster\.id=(\S+)", text, re.MULTILINE):
+                return found[1]
+    return _random_id()
+
+
+def _random_id() -> str:
+    """Return a random id in Kafka's form, without a leading hyphen, which Kafka's tools would parse as an option."""
+    return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+
+
+def format_storage(
+    commands: Sequence[tuple[Broker, list[str]]], cluster: str, security: KafkaSecurity | None, template: Path | None = None
+) -> None:
+    """Format the storage of new nodes concurrently.
+
+    :param commands: the nodes, each with a Java command line up to the main class.
+    :param template: path of a checkpoint that Kafka has written for other nodes of this release without users. With it no JVM is
+        started, which takes a second of CPU time for each node. A missing one is written. None: Kafka formats each node.
+    :raises ServerFailed: a node could not be formatted.
+    """
+    scram = [part for record in security.scram_records() for part in ("--add-scram", record)] if security else []
+    if template is not None and template.exists():
+        for broker, _ in commands:
+            _format_from(template, broker, cluster)
+        return
+    running = [
+        subprocess.Popen(
+            [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(broker.settings_file), *scram],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for broker, java in commands
+    ]
+    ended = [(process.communicate()[0], process.returncode) for process in running]
+    for output, code in ended:
+        if code:
+            raise ServerFailed("Kafka", f"its storage could not be formatted: {output.strip()[-2000:]}")
+    if template is not None and commands:
+        template.parent.mkdir(parents=True, exist_ok=True)
+        written = template.with_name(f"{template.name}.{uuid.uuid4().hex}")
+        shutil.copyfile(commands[0][0].data / CHECKPOINT, written)
+        written.rename(template)
+
+
+def _format_from(template: Path, broker: Broker, cluster: str) -> None:
+    """Write the files of `kafka-storage format`: the checkpoint, which is equal for all nodes of a release, and the ids."""
+    broker.data.mkdir(parents=True)
+    shutil.copyfile(template, broker.data / CHECKPOINT)
+    ids = {"cluster.id": cluster, "directory.id": _random_id(), "node.id": broker.node_id, "version": 1}
+    # Written last, because a node with this file counts as formatted.
+    text = "".join(f"{name}={value}\n" for name, value in ids.items())
+    (broker.data / "meta.properties").write_text(text, encoding="ascii")
+
+
+def storage_template(java: Path, jars: Sequence[Path]) -> Path:
+    """Return the path of the checkpoint of nodes of this release in the cache of jars. The file need not exist.
+
+    :param java: the executable.
+    :param jars: the class path.
+    """
+    return archive_file("kafka-storage", java, jars).with_suffix(".checkpoint")
+
+
+def class_archive(java: Path, jars: Sequence[Path]) -> Path:
+    """Return the path of the archive of Kafka's classes (`airflow_kafka_spark.hooks.class_archive`), which may not exist.
+
+    With an archive a broker starts with half the CPU time.
+
+    :param java: the executable.
+    :param jars: the class path.
+    """
+    return archive_file("kafka", java, jars)
+
+
+def _escaped(value: str) -> str:
+    """Return a value escaped for a Java properties file, which is read as Latin-1."""
+    units = value.replace("\\", "\\\\").encode("utf-16-be")
+    codes = (int.from_bytes(units[n : n + 2], "big") for n in range(0, len(units), 2))
+    return "".join(chr(code) if 32 <= code < 127 else f"\\u{code:04x}" for code in codes)
+
 
 # An implementation of Kafka's logging interface, because Kafka's own artifact has none.
 _LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
@@ -241,19 +582,19 @@ class EmbeddedKafka(Embedded):
 
     def _place(self) -> None:
         """Choose ports, write every broker's settings, and format the storage of those that are new."""
-        self._brokers = nodes.plan_brokers(self._files, self._count)
+        self._brokers = plan_brokers(self._files, self._count)
         for broker in self._brokers:
-            nodes.write_settings(broker, self._brokers, self.security, self._certificates, self._properties)
+            write_settings(broker, self._brokers, self.security, self._certificates, self._properties)
         fresh = [broker for broker in self._brokers if not broker.formatted]
         # The template fits only nodes without users and with the default directory of the log.
         is_plain = self.security is None and not {"log.dirs", "metadata.log.dir"} & self._properties.keys()
-        template = nodes.storage_template(self._java, self._jars) if is_plain else None
+        template = storage_template(self._java, self._jars) if is_plain else None
         commands = [(broker, self._command(broker)) for broker in fresh]
-        nodes.format_storage(commands, nodes.cluster_id(self._brokers), self.security, template)
+        format_storage(commands, cluster_id(self._brokers), self.security, template)
 
     def _command(self, broker: Broker) -> list[str]:
         logging = Path(__file__).with_name("log4j2.properties")
-        archive = java_options(nodes.class_archive(self._java, self._jars))
+        archive = java_options(class_archive(self._java, self._jars))
         return [
             *(str(self._java), *archive, *self._jvm_options, f"-Dlog4j2.configurationFile={logging}"),
             *("-cp", ":".join(map(str, self._jars))),

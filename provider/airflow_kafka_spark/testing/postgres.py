@@ -283,7 +283,7 @@ def _alive(process: psutil.Process) -> bool:
         return False
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 

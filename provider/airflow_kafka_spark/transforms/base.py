@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats.base import spark_column
@@ -263,7 +263,7 @@ def require_boolean(frame: DataFrame, condition: Column, where: str) -> None:
         raise ValidationError([Problem(where, what, "Compare it with something, for instance `a = 'x'`")])
 
 
-def _schema_after(name: str, given: DataFrame, made: Any) -> RecordSchema:
+def _schema_after(name: str, given: DataFrame, made: object) -> RecordSchema:
     """Return the types of a frame that user code has made of another.
 
     :param given: the frame before.

@@ -228,14 +228,14 @@ async def connect(conn_id: str) -> KafkaHook:
     """
     from airflow.providers.common.compat.sdk import BaseHook
 
-    from airflow_kafka_spark.hooks.connections import defined
+    from airflow_kafka_spark.hooks.connections import require_connection
 
-    with defined(conn_id, "`kafka`", option="kafka_conn_id"):
+    with require_connection(conn_id, "`kafka`", option="kafka_conn_id"):
         connection = await BaseHook.aget_connection(conn_id)
     return await in_thread(_hook_of, conn_id, connection)
 
 
-def _hook_of(conn_id: str, connection: Any) -> KafkaHook:
+def _hook_of(conn_id: str, connection: object) -> KafkaHook:
     # Called in a thread, because importing the client takes some time.
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
@@ -269,7 +269,7 @@ def raise_failure(event: Mapping[str, Any]) -> NoReturn:
     raise error
 
 
-def _is_json(value: Any) -> bool:
+def _is_json(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):

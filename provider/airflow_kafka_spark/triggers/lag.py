@@ -28,7 +28,7 @@ from airflow_kafka_spark.triggers.base import (
     parse_count,
     parse_seconds,
 )
-from airflow_kafka_spark.windows.lag import Lag, Per, Status, Threshold, Verdict, worst
+from airflow_kafka_spark.windows.lag import Lag, Per, Status, Threshold, Verdict, worst_verdict
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -118,7 +118,7 @@ class LagProbe:
         :raises ConsumerUnhealthy: the threshold is not reached, and the consumer's status is one of ``fail_on``.
         """
         lag, verdicts = self._meter.measure(hook)
-        self.lag, verdict, done = lag, worst(verdicts), self.threshold.reached(lag)
+        self.lag, verdict, done = lag, worst_verdict(verdicts), self.threshold.reached(lag)
         line = f"{lag.line}, status {verdict.status.value}{f' ({verdict.reason})' if verdict.reason else ''}"
         if not done and verdict.status.value in self.fail_on:
             raise ConsumerUnhealthy(lag.of, verdict.status.value, verdict.reason, lag.line)
@@ -303,7 +303,7 @@ def should_fire(
     return remind_after is not None and silence >= remind_after
 
 
-def as_json(value: Any) -> Any:
+def as_json(value: object) -> Any:
     """Return a value as JSON: seconds for a ``timedelta``, a list for any other sequence."""
     if isinstance(value, timedelta):
         return value.total_seconds()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.ledger.topic import LedgerReader
 from airflow_kafka_spark.triggers.base import Count, Instant, KafkaTrigger, Polling, ProbeResult, parse_count, parse_instant
-from airflow_kafka_spark.windows.completed import WindowCriteria, completed
+from airflow_kafka_spark.windows.completed import WindowCriteria, find_completed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -44,7 +44,7 @@ class WindowProbe:
 
     def check(self, hook: KafkaHook) -> ProbeResult:
         memory = self._ledger.read(hook)
-        found = completed(memory, self.wanted)
+        found = find_completed(memory, self.wanted)
         if found is None:
             unfinished = memory.open_entry
             state = f"its last complete window is {memory.last_number}" if memory.exists else "the ledger does not know it yet"

@@ -28,7 +28,7 @@ from airflow_kafka_spark.windows.memory import (
     Memory,
     NewerVersion,
     WindowEntry,
-    remember,
+    fold_records,
 )
 from airflow_kafka_spark.windows.model import State, TopicPartition
 
@@ -235,7 +235,7 @@ class PipelineSnapshot:
 
 def _memory_of(pipeline: str, raw: list[RawRecord]) -> Memory:
     try:
-        return remember(pipeline, [LedgerRecord(*record) for record in raw])
+        return fold_records(pipeline, [LedgerRecord(*record) for record in raw])
     except NewerVersion:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -15,8 +15,7 @@ from threading import Event, Lock, RLock, Thread
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
-from airflow_kafka_spark.hooks.kafka.rights import consume
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.ui.airflow_metadata import (
     DEFAULT_CONNECTION,
     DEFAULT_TOPIC,
@@ -29,7 +28,7 @@ from airflow_kafka_spark.ui.dag_schedule import DagSchedule
 from airflow_kafka_spark.ui.lag_monitor import LagMeasurement, LagMonitor, ReadPosition
 from airflow_kafka_spark.ui.snapshot import LedgerSnapshot, PipelineSummary, summarize
 from airflow_kafka_spark.windows.cadence import Cadence, Unscheduled
-from airflow_kafka_spark.windows.lag import History, Lag, Observation, Status, Verdict, worst
+from airflow_kafka_spark.windows.lag import History, Lag, Observation, Status, Verdict, worst_verdict
 from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -104,7 +103,7 @@ class LagTracker:
         """
         for tp, state in lag.partitions.items():
             self.first.setdefault(tp, (lag.now, state.committed))
-        return worst(
+        return worst_verdict(
             self.history.judge(lag, {tp: self._aligned(tp, seen, lag.now) for tp, seen in past.items() if tp in self.first})
         )
 

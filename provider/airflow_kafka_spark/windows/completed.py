@@ -50,7 +50,7 @@ class Completed:
     report: Mapping[str, Any]
 
 
-def completed(memory: Memory, wanted: WindowCriteria) -> Completed | None:
+def find_completed(memory: Memory, wanted: WindowCriteria) -> Completed | None:
     """Return the newest complete window that matches, or None.
 
     :param memory: the pipeline's state in the ledger. Windows that it no longer contains are not found.
@@ -60,13 +60,13 @@ def completed(memory: Memory, wanted: WindowCriteria) -> Completed | None:
             return Completed(entry.window.id, entry.window.run, entry.report)
     if wanted.run and wanted.after is None and wanted.since is None:
         for name, state in memory.intervals.newest_first:
-            if state.state is State.COMPLETE and same_run(state.run, wanted.run):
+            if state.state is State.COMPLETE and is_same_run(state.run, wanted.run):
                 return Completed(name, state.run, {})
     return None
 
 
 def _is_wanted(entry: WindowEntry, wanted: WindowCriteria) -> bool:
-    if wanted.run is not None and not same_run(entry.window.run, wanted.run):
+    if wanted.run is not None and not is_same_run(entry.window.run, wanted.run):
         return False
     if wanted.after is not None and entry.window.number <= wanted.after:
         return False
@@ -81,7 +81,7 @@ def _completed_at(entry: WindowEntry) -> float:
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:?\d\d)?")
 
 
-def same_run(known: str, wanted: str) -> bool:
+def is_same_run(known: str, wanted: str) -> bool:
     """Return True if two names denote one run, or runs of two DAGs for the same moment."""
     if known == wanted:
         return True

@@ -56,7 +56,7 @@ def refuse_gap(previous: Applied, window: Window, place: str) -> None:
     """
     if not window.moved and _differ(previous.cluster_id, window.cluster_id):
         refuse_foreign(previous, window.cluster_id, window.topic_ids)
-    if reasons := continues(without_recreated(previous, window), window):
+    if reasons := continues(drop_recreated_topics(previous, window), window):
         expected = f"a window that follows #{previous.number}, the newest in {place}"
         raise WindowConflict(str(window), "; ".join(reasons), expected)
 
@@ -90,7 +90,7 @@ def refuse_foreign(applied: Applied, cluster_id: str, topic_ids: Mapping[str, st
         raise ForeignOffsets(applied.pipeline, applied.number, applied.cluster_id, cluster_id, topics)
 
 
-def without_recreated(previous: Applied, window: Window) -> Applied:
+def drop_recreated_topics(previous: Applied, window: Window) -> Applied:
     """Return ``previous`` without topics that were deleted and recreated since: their offsets refer to other records now."""
     kept = tuple(r for r in previous.ranges if not _differ(previous.topic_ids.get(r.topic), window.topic_ids.get(r.topic)))
     return replace(previous, ranges=kept)

@@ -61,7 +61,7 @@ def reached_of(upstream: Memory, position: Position) -> FollowedWindow | None:
     return next((position.followed[name] for name in names if name in position.followed), None)
 
 
-def beginnings(
+def resolve_starts(
     log: Log, position: Position, starts: Mapping[TopicPartition, int], *, expects_all: bool
 ) -> dict[TopicPartition, int]:
     """Return the offsets at which a window that follows another pipeline begins: the position, else the configured starts.
@@ -130,7 +130,7 @@ def _number_before(upstream: Memory, starts: Mapping[TopicPartition, int]) -> in
     return min(behind) - 1 if behind else upstream.last_used
 
 
-def log_up_to(
+def limit_log(
     ends: Mapping[TopicPartition, int],
     log: Log,
     position: Position,

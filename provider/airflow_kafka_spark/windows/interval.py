@@ -186,7 +186,7 @@ def topic_start(topic: str, topic_id: str, interval: Interval, known: Iterable[I
     return begin
 
 
-def without_others(
+def exclude_other_intervals(
     ranges: Sequence[OffsetRange], topic_ids: Mapping[str, str], others: Iterable[IntervalState]
 ) -> tuple[OffsetRange, ...]:
     """Return the ranges of an interval without the offsets of other intervals of the pipeline. The first interval that reads a
@@ -195,7 +195,7 @@ def without_others(
     :param topic_ids: the ids of the topics.
     """
     taken: dict[TopicPartition, list[OffsetRange]] = {}
-    for _, r in sharing_offsets(ranges, topic_ids, others):
+    for _, r in find_sharing_intervals(ranges, topic_ids, others):
         taken.setdefault(r.topic_partition, []).append(r)
     left = []
     for r in ranges:
@@ -210,7 +210,7 @@ def without_others(
     return tuple(left)
 
 
-def sharing_offsets(
+def find_sharing_intervals(
     ranges: Iterable[OffsetRange], topic_ids: Mapping[str, str], known: Iterable[IntervalState]
 ) -> Iterator[tuple[IntervalState, OffsetRange]]:
     """Yield the intervals that have some of these offsets, each with the range that overlaps.
@@ -227,12 +227,12 @@ def sharing_offsets(
             if not state.has(r.topic, topic_ids.get(r.topic, "")):
                 continue
             if state.parts is not None:
-                yield from sharing_offsets(wanted.values(), topic_ids, state.parts())
+                yield from find_sharing_intervals(wanted.values(), topic_ids, state.parts())
                 break
             yield state, r
 
 
-def contiguous(
+def contiguous_offsets(
     known: Iterable[IntervalState],
     position: Mapping[TopicPartition, int],
     first: datetime | None = None,

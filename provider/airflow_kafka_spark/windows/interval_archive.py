@@ -149,7 +149,7 @@ class Intervals(Mapping[str, IntervalState]):
             yield from (item for item in sorted(archive.intervals.items(), reverse=True) if item[0] not in self.recent)
 
 
-def archived(
+def group_into_archives(
     old: Iterable[IntervalState], archives: Iterable[IntervalArchive] = ()
 ) -> list[tuple[IntervalArchive, list[IntervalState]]]:
     """Return the archives that can be made of old intervals, each with its intervals.

@@ -1,9 +1,9 @@
 """Boundaries: the offset of each partition that corresponds to an instant, decided once for all pipelines.
 
 A boundary is a record of the ledger topic. A pipeline that needs a missing boundary looks it up in Kafka and *proposes* it, by
-writing such a record. The order of the log decides which proposal came first, and :func:`settle` returns equal boundaries to
-every reader. So several pipelines may propose concurrently without a fence, and neighbouring windows share the boundary between
-them: windows tile the log in whatever order they are planned, and however Kafka's answers change meanwhile.
+writing such a record. The order of the log decides which proposal came first, and :func:`resolve_proposals` returns equal
+boundaries to every reader. So several pipelines may propose concurrently without a fence, and neighbouring windows share the
+boundary between them: windows tile the log in whatever order they are planned, and however Kafka's answers change meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, LogTruncated
 from airflow_kafka_spark.windows.codec import json_bytes, packed, unpacked
 from airflow_kafka_spark.windows.instants import iso
-from airflow_kafka_spark.windows.interval import IntervalState, without_others
+from airflow_kafka_spark.windows.interval import IntervalState, exclude_other_intervals
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
 
@@ -103,7 +103,7 @@ def _around(instant: int, settled: Mapping[int, Boundary]) -> tuple[Boundary | N
     return None if below is None else settled[below], None if above is None else settled[above]
 
 
-def settle(proposals: Iterable[Boundary]) -> dict[int, Boundary]:
+def resolve_proposals(proposals: Iterable[Boundary]) -> dict[int, Boundary]:
     """Return the boundaries of one topic, by instant: the first proposal of each instant, moved between its neighbours.
 
     Records may arrive late, and timestamps may lie in the future. So a late proposal may have offsets beyond those of a boundary
@@ -119,7 +119,7 @@ def settle(proposals: Iterable[Boundary]) -> dict[int, Boundary]:
 
 
 def _fold(proposals: Iterable[Boundary]) -> tuple[dict[int, Boundary], dict[int, set[int]]]:
-    """Return the result of :func:`settle`, and for each instant the instants that its boundary depends on.
+    """Return the result of :func:`resolve_proposals`, and for each instant the instants that its boundary depends on.
 
     A boundary depends on a neighbour that has moved it, and on the instant from which it has inherited a partition.
     """
@@ -192,7 +192,7 @@ def _moves(neighbour: Boundary, proposal: Boundary, settled: Boundary) -> bool:
     )
 
 
-def beyond_retention(settled: Mapping[int, Boundary], lows: Mapping[int, int]) -> Boundary | None:
+def last_expired_boundary(settled: Mapping[int, Boundary], lows: Mapping[int, int]) -> Boundary | None:
     """Return the last boundary before which no record is left in any partition; None if records are left before all boundaries.
 
     :param settled: the boundaries of one topic, by instant.
@@ -203,12 +203,12 @@ def beyond_retention(settled: Mapping[int, Boundary], lows: Mapping[int, int]) -
 
 
 def _removable(proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]) -> tuple[list[int], set[int]]:
-    """Return the indexes of the proposals that may be removed (see :func:`unneeded`), and the instants that are kept."""
+    """Return the indexes of the proposals that may be removed, and the instants that are kept."""
     mine = [index for index, proposal in enumerate(proposals) if proposal.topic_id == topic_id]
     # Only proposals before the first one with this id: if the id is stale, those of the present topic come later, and are kept.
     others = [i for i, proposal in enumerate(proposals) if proposal.topic_id != topic_id and mine and i < mine[0]]
     settled, dependencies = _fold(proposals[index] for index in mine)
-    horizon = beyond_retention(settled, lows)
+    horizon = last_expired_boundary(settled, lows)
     kept = {instant for instant in settled if horizon is None or instant >= horizon.instant}
     pending = list(kept)
     while pending:
@@ -285,18 +285,20 @@ class BoundaryArchive:
             below, above = bisect_left(self._instants, instant), bisect_right(self._instants, instant)
             yield from self.boundaries[max(below - 1, 0) : above + 1]
 
-    def last_gone(self, lows: Mapping[int, int]) -> Boundary | None:
-        """Return the last boundary before which no record is left (:func:`beyond_retention`); None without such a boundary."""
+    def last_expired(self, lows: Mapping[int, int]) -> Boundary | None:
+        """Return the last boundary before which no record is left; None without such a boundary."""
         if _is_gone(self.last, lows):
             return self.last
-        return beyond_retention({b.instant: b for b in self.boundaries}, lows) if _is_gone(self.first, lows) else None
+        return last_expired_boundary({b.instant: b for b in self.boundaries}, lows) if _is_gone(self.first, lows) else None
 
 
-def near_boundaries(archives: Iterable[BoundaryArchive], instants: Iterable[int], lows: Mapping[int, int]) -> list[Boundary]:
+def select_near_boundaries(
+    archives: Iterable[BoundaryArchive], instants: Iterable[int], lows: Mapping[int, int]
+) -> list[Boundary]:
     """Return the archived boundaries that affect the boundaries of some instants, in ascending order.
 
-    Guarantee: for proposals of these instants, :func:`settle` returns equal results with these boundaries as with all archived
-    ones, because only the neighbours of a proposal affect it.
+    Guarantee: for proposals of these instants, :func:`resolve_proposals` returns equal results with these boundaries as with all
+    archived ones, because only the neighbours of a proposal affect it.
 
     :param archives: archives of one topic and one topic id.
     :param instants: the instants that are looked up, and those of all proposals that are not archived.
@@ -310,7 +312,7 @@ def near_boundaries(archives: Iterable[BoundaryArchive], instants: Iterable[int]
         above = min((b for b in near if b.instant > instant), key=lambda b: b.instant, default=None)
         same = next((b for b in near if b.instant == instant), None)
         found |= {b.instant: b for b in (below, same, above) if b is not None}
-    gone = [boundary for archive in archives if (boundary := archive.last_gone(lows)) is not None]
+    gone = [boundary for archive in archives if (boundary := archive.last_expired(lows)) is not None]
     if gone:
         last = max(gone, key=lambda b: b.instant)
         found[last.instant] = last
@@ -320,12 +322,12 @@ def near_boundaries(archives: Iterable[BoundaryArchive], instants: Iterable[int]
 def to_archive(near: Iterable[Boundary], proposals: Sequence[Boundary]) -> list[BoundaryArchive]:
     """Return new archives of the older boundaries, once there are more than :data:`ARCHIVE_AFTER` with records of their own.
 
-    :param near: the archived boundaries that affect these proposals (:func:`near_boundaries`).
+    :param near: the archived boundaries that affect these proposals (:func:`select_near_boundaries`).
     :param proposals: the boundaries of one topic and topic id that are not archived, in the order of the log.
     """
     if len(proposals) <= ARCHIVE_AFTER:
         return []
-    settled = settle([*near, *proposals])
+    settled = resolve_proposals([*near, *proposals])
     mine = sorted({proposal.instant for proposal in proposals})[:-UNARCHIVED]
     made: list[BoundaryArchive] = []
     part: list[Boundary] = []
@@ -354,7 +356,7 @@ class RemovableBoundaries:
     near: list[Boundary]
 
 
-def unneeded(
+def find_removable_boundaries(
     archives: Sequence[BoundaryArchive], proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]
 ) -> RemovableBoundaries:
     """Return the proposals and archives of a topic that are no longer needed.
@@ -372,9 +374,9 @@ def unneeded(
     :param lows: the first offset that is left in each of its partitions.
     """
     mine = [index for index, archive in enumerate(archives) if archive.first.topic_id == topic_id]
-    near = near_boundaries([archives[index] for index in mine], (p.instant for p in proposals), lows)
+    near = select_near_boundaries([archives[index] for index in mine], (p.instant for p in proposals), lows)
     removable, kept = _removable([*near, *proposals], topic_id, lows)
-    horizon = beyond_retention({b.instant: b for b in near}, lows)
+    horizon = last_expired_boundary({b.instant: b for b in near}, lows)
     gone: list[int] = []
     seen: set[str] = set()
     for index, archive in enumerate(archives):
@@ -391,7 +393,7 @@ def unneeded(
     return RemovableBoundaries([index - len(near) for index in removable if index >= len(near)], gone, near)
 
 
-def begins_at_most(boundary: Boundary, offsets: Mapping[TopicPartition, int]) -> Boundary:
+def limit_start(boundary: Boundary, offsets: Mapping[TopicPartition, int]) -> Boundary:
     """Return the start of an interval that directly follows another one, which ended at these offsets.
 
     Usually the boundary has these offsets. If the ledger has lost it, it was decided again, and may have later ones: records that
@@ -446,7 +448,7 @@ def interval_ranges(
             start = min(max(starts[topic].offsets.get(partition, 0), passed), max(end, passed))
             natural.append(OffsetRange(topic, partition, start, max(end, start)))
     ranges, gaps = [], []
-    for r in without_others(natural, log.topic_ids, others):
+    for r in exclude_other_intervals(natural, log.topic_ids, others):
         tp, boundary = r.topic_partition, starts[r.topic]
         cut = log.diverged.get(tp, r.start)
         if tp in log.diverged and data_loss == "fail":

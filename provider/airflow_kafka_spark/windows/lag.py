@@ -340,7 +340,7 @@ class History:
         return verdicts
 
 
-def worst(verdicts: Mapping[TopicPartition, Verdict]) -> Verdict:
+def worst_verdict(verdicts: Mapping[TopicPartition, Verdict]) -> Verdict:
     """Return the most severe of several verdicts, with the partition in its reason; ``OK`` without any."""
     tp, verdict = max(verdicts.items(), key=lambda item: item[1].status.rank, default=(None, Verdict(Status.OK)))
     if tp is None or verdict.status is Status.OK:

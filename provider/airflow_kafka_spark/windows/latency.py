@@ -75,7 +75,7 @@ def fitting_width(oldest: int, newest: int, width: int) -> int:
     return next((w for w in WIDTHS if w >= width and (newest - oldest) // w < MAX_BUCKETS), WIDTHS[-1])
 
 
-def total(parts: Iterable[TimestampHistogram]) -> TimestampHistogram:
+def sum_histograms(parts: Iterable[TimestampHistogram]) -> TimestampHistogram:
     """Return the sum of several counts."""
     both = TimestampHistogram()
     for part in parts:
@@ -98,7 +98,7 @@ class Latency:
     max: float
 
 
-def latency(times: TimestampHistogram, oldest: int | None, newest: int | None, flushed: int) -> Latency | None:
+def summarize_latency(times: TimestampHistogram, oldest: int | None, newest: int | None, flushed: int) -> Latency | None:
     """Return the end-to-end latency of a window's records; None without records.
 
     :param oldest: smallest timestamp, in milliseconds since the epoch.
@@ -147,7 +147,9 @@ class Consumption:
         return {"bucket_seconds": self.width / 1000, "buckets": buckets, "over": self.over, "under": self.under}
 
 
-def consumption(times: TimestampHistogram, bucket: int = MINUTE, upstream: Mapping[int, int] | None = None) -> Consumption:
+def summarize_consumption(
+    times: TimestampHistogram, bucket: int = MINUTE, upstream: Mapping[int, int] | None = None
+) -> Consumption:
     """Return the records that were read beside an upstream count, in buckets of at least the wider of both widths.
 
     :param bucket: width of the upstream's buckets in milliseconds.

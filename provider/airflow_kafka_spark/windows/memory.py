@@ -427,7 +427,7 @@ def window_key(pipeline: str, number: int) -> bytes:
     return json_bytes([pipeline, "window", number])
 
 
-def remember(
+def fold_records(
     pipeline: str, records: Iterable[LedgerRecord], archives: dict[LedgerRecord, IntervalArchive] | None = None
 ) -> Memory:
     """Return the state of one pipeline, folded from the records of a ledger partition.

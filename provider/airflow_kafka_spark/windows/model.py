@@ -456,7 +456,7 @@ class SplitResult:
         return self.records - self.ignored - self.rejected - self.filtered - self.routed
 
 
-def first_bad(results: Iterable[SplitResult], most: int) -> list[BadRecord]:
+def first_bad_records(results: Iterable[SplitResult], most: int) -> list[BadRecord]:
     """Return the first bad records, in the order of topic, partition and offset.
 
     :param most: maximum number of records.

@@ -124,7 +124,7 @@ _START = (
 _STOP = '"latest" (the default), a datetime or ISO 8601 text with a zone, "committed:<group>", or offsets as {"topic": {"0": 23}}'
 
 
-def parse_start(value: Any) -> Start:
+def parse_start(value: object) -> Start:
     """Return the start mode of a pipeline without a ledger.
 
     :param value: an instance of one of the classes above; "committed" (the committed offsets of the pipeline's group, or else
@@ -147,7 +147,7 @@ def parse_start(value: Any) -> Start:
     return found
 
 
-def parse_stop(value: Any) -> Stop:
+def parse_stop(value: object) -> Stop:
     """Return the latest end of a window.
 
     :param value: as for :func:`parse_start`, except "earliest" and the pipeline's own committed offsets, with which it would
@@ -166,7 +166,7 @@ def parse_stop(value: Any) -> Stop:
     return found
 
 
-def parse_target(value: Any) -> MoveTarget:
+def parse_target(value: object) -> MoveTarget:
     """Return the target of a command that moves a pipeline.
 
     :param value: as for :func:`parse_start`, or a :class:`ShiftBy`; committed offsets are those of a group that is named.
@@ -178,7 +178,7 @@ def parse_target(value: Any) -> MoveTarget:
     return found
 
 
-def _parse(value: Any, words: Mapping[str, Any], expected: str) -> Any:
+def _parse(value: object, words: Mapping[str, Any], expected: str) -> Any:
     if isinstance(value, (CommittedOffsets, Earliest, Latest, Timestamp, SpecificOffsets, ShiftBy)):
         return value
     if isinstance(value, datetime):
@@ -216,7 +216,7 @@ def _from_json(text: str) -> Any:
         raise ValueError(f"`{text}` is not JSON: {error}") from None
 
 
-def _flat(offsets: Any) -> dict[TopicPartition, int]:
+def _flat(offsets: object) -> dict[TopicPartition, int]:
     example = 'Expected {"topic": {"0": 23, "1": -2}}'
     if not isinstance(offsets, Mapping) or not offsets:
         raise ValueError(f"`{offsets}` names no offsets. {example}")
@@ -235,7 +235,7 @@ def _flat(offsets: Any) -> dict[TopicPartition, int]:
     return dict(sorted(flat.items()))
 
 
-def _offset(tp: Any, offset: Any) -> int:
+def _offset(tp: tuple[str, int], offset: object) -> int:
     if not isinstance(offset, int) or isinstance(offset, bool) or offset < EARLIEST:
         raise ValueError(
             f"`{offset}` is not an offset of {TopicPartition(*tp)}. Expected a whole number, -2 (earliest) or -1 (latest)"

@@ -150,7 +150,7 @@ def plan_ranges(
         stop = (stops or {}).get(tp, partition.high)
         ranges.append(OffsetRange(*tp, start, max(start, min(stop, partition.lso))))
         held_back += max(0, min(stop, partition.high) - partition.lso)
-    return Ranges(tuple(cap(ranges, max_records)), tuple(gaps), held_back)
+    return Ranges(tuple(limit_ranges(ranges, max_records)), tuple(gaps), held_back)
 
 
 def _lost(tp: TopicPartition, start: int, partition: PartitionLog, cut: int | None) -> Gap | None:
@@ -210,7 +210,7 @@ def _check_partitions(log: Log, position: Position, topics: Iterable[str]) -> No
             raise PartitionsVanished(topic, max(known, 1), found)
 
 
-def cap(ranges: Sequence[OffsetRange], max_records: int | None) -> list[OffsetRange]:
+def limit_ranges(ranges: Sequence[OffsetRange], max_records: int | None) -> list[OffsetRange]:
     """Return ranges shortened to at most ``max_records`` offsets in all, each in proportion to its backlog.
 
     Starts are unchanged. If there is a backlog, at least one range is not empty.

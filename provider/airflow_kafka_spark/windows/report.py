@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters
 from airflow_kafka_spark.windows.instants import iso
-from airflow_kafka_spark.windows.latency import Consumption, Latency, consumption, latency, total
+from airflow_kafka_spark.windows.latency import Consumption, Latency, sum_histograms, summarize_consumption, summarize_latency
 from airflow_kafka_spark.windows.model import (
     Applied,
     Followed,
@@ -159,6 +159,7 @@ class Report:
             **({"follows": _follows(self.window.follows)} if self.window.follows else {}),
             **({"source": self.source} if self.window.source else {}),
             **self._bytes_behind,
+            **({"source_remaining": True} if self.window.source and self.window.source.remaining else {}),
             **({"dead_letters": [vars(part) for part in self.dead_letters]} if self.dead_letters else {}),
             **({"routed": [vars(part) for part in self.routed]} if self.routed else {}),
             **({"captured": [{"sink": c.sink, "records": c.records} for c in self.captured]} if self.captured else {}),
@@ -225,7 +226,7 @@ def _follows(followed: Followed) -> dict[str, Any]:
     return {"pipeline": followed.pipeline, "first": followed.first, "last": followed.last, "records": followed.records}
 
 
-def widest(window: Window, group_id: str = "") -> Report:
+def widest_report(window: Window, group_id: str = "") -> Report:
     """Return a report of the largest size that the window's report may have, without bad records and gaps, which are not known
     yet. It is used to check, before anything is moved, that the report will fit into a record.
     """
@@ -290,7 +291,7 @@ def sum_up(
         records[place] = records.get(place, 0) + result.records
     oldest = min((r.min_timestamp for r in results if r.min_timestamp is not None), default=None)
     newest = max((r.max_timestamp for r in results if r.max_timestamp is not None), default=None)
-    times = total(r.times for r in results)
+    times = sum_histograms(r.times for r in results)
     written, deleted = (applied.written, applied.deleted) if applied else (0, 0)
     return Report(
         window=window,
@@ -309,8 +310,8 @@ def sum_up(
         records_out_of_interval=sum(r.out_of_interval for r in results),
         out_of_interval_seconds=max((r.farthest for r in results), default=0) / 1000,
         **_work_of(results),
-        latency=latency(times, oldest, newest, flushed),
-        consumption=consumption(times, upstream=upstream) if times.counts or (results and upstream) else None,
+        latency=summarize_latency(times, oldest, newest, flushed),
+        consumption=summarize_consumption(times, upstream=upstream) if times.counts or (results and upstream) else None,
         **facts,
     )
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 
-from airflow_kafka_spark.hooks.kafka.client import keep
+from airflow_kafka_spark.hooks.kafka.client import keep_client
 from tests.support.waiting import eventually
 
 
@@ -29,7 +29,7 @@ class Owner:
 def test_a_client_ends_on_the_reapers_thread_once_nobody_holds_it_any_more():
     ends: list[str] = []
     owner, client = Owner(), Client(ends)
-    let_go = keep(client, owner)
+    let_go = keep_client(client, owner)
     let_go()
     gc.collect()
     assert not ends, "somebody still holds it"
@@ -42,7 +42,7 @@ def test_a_client_whose_owner_is_garbage_in_a_cycle_ends_there_too():
     ends: list[str] = []
     owner = Owner()
     owner.itself, owner.client = owner, Client(ends)
-    keep(owner.client, owner)
+    keep_client(owner.client, owner)
     gone = weakref.ref(owner)
     del owner
     gc.collect()

@@ -27,7 +27,7 @@ class Task(CheckedOnExecutors):
 @pytest.fixture
 def elsewhere(monkeypatch):
     """This process is an executor with an environment of its own, without some modules."""
-    monkeypatch.setattr(executor_check, "here", lambda: ("executor-1", "/opt/python"))
+    monkeypatch.setattr(executor_check, "host_and_prefix", lambda: ("executor-1", "/opt/python"))
     find = importlib.util.find_spec
 
     def lacks(*modules):
@@ -78,25 +78,25 @@ def test_a_version_that_is_too_old_is_compared_with_the_drivers(elsewhere):
     elsewhere()
     found = needs("kafka")
     old = replace(next(p for p in found.packages if p.part == "kafka"), minimum="99.1", driver="99.2")
-    assert replace(found, packages=(old,)).lacks() == [
+    assert replace(found, packages=(old,)).find_obstacles() == [
         f"confluent-kafka is {metadata.version('confluent-kafka')}, older than 99.1 (driver: 99.2)"
     ]
 
 
 def test_another_release_of_this_package_is_named(elsewhere):
     elsewhere()
-    assert replace(needs(), version="0.0.1").lacks() == [
+    assert replace(needs(), version="0.0.1").find_obstacles() == [
         f"{executor_check.DISTRIBUTION} is {executor_check.__version__} (driver: 0.0.1)"
     ]
 
 
 def test_one_of_two_clients_of_postgresql_is_enough(elsewhere):
     elsewhere("adbc_driver_postgresql")
-    assert needs("postgres").lacks() == []
+    assert needs("postgres").find_obstacles() == []
     elsewhere("psycopg")
-    assert needs("postgres").lacks() == []
+    assert needs("postgres").find_obstacles() == []
     elsewhere("adbc_driver_postgresql", "psycopg")
-    assert len(needs("postgres").lacks()) == 1
+    assert len(needs("postgres").find_obstacles()) == 1
 
 
 def test_the_drivers_own_environment_is_not_checked(elsewhere):

@@ -33,7 +33,7 @@ def test_a_job_without_the_splits_that_are_published_already_counts_them_as_done
     progress.step("move")
     progress.on_progress(0, 3)
     progress.on_progress(2, 3)
-    progress.done()
+    progress.on_success()
     assert store.told == [
         ("plan", 0, 4, 0, 400),
         ("move", 0, 4, 0, 400),
@@ -59,7 +59,7 @@ def test_a_store_that_fails_never_fails_the_window_and_is_left_alone_for_a_while
     progress.step("move")
     for finished in range(9):
         progress.on_progress(finished, 9)
-    progress.done()
+    progress.on_success()
     assert (store.asked, store.told) == (1, [])
     assert caplog.text.count("was not published, which does it no harm: 404") == 1
 

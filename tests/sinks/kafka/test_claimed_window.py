@@ -23,9 +23,9 @@ from airflow_kafka_spark.windows.memory import (
     LedgerRecord,
     Memory,
     WindowEntry,
+    fold_records,
     marker_key,
     marker_record,
-    remember,
     window_key,
     window_record,
 )
@@ -255,7 +255,7 @@ def _compare(seed: int) -> None:
         # The last of them sleep for long.
         worker, split = chance.choices(workers, [20, 5, 1])[0], chance.randrange(3)
         worker.read_on(log.read, log.end)
-        assert _says(worker.memory(split), place, split) == _says(remember("p", log.read(place.offset)), place, split), (
+        assert _says(worker.memory(split), place, split) == _says(fold_records("p", log.read(place.offset)), place, split), (
             seed,
             step,
         )

@@ -13,7 +13,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCutOff, TopicMissing
 from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.hooks.partitioner import partition_of
+from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.road.tasks.publish import SortedRecords, Sorting
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, RecordBatches

@@ -219,7 +219,7 @@ def test_a_split_is_deferred_only_once_nothing_uses_its_session_any_more(place: 
         task.open(job.splits[0])
         for rows in job.rows[0][:5]:
             task.write(rows)
-        eventually(task.progress.stream._waiting.empty)
+        eventually(task.open_split.stream._waiting.empty)
         task.defer()
         assert not [thread for thread in threading.enumerate() if thread.name == "postgres-copy"]
         assert task.close()["deferred"]

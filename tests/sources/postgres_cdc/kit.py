@@ -56,18 +56,21 @@ class Windows:
     def __init__(self, source: PostgresCdcSource) -> None:
         self.source = source
         self.position: Mapping[str, Any] | None = None
+        self.tokens: dict[int, Mapping[str, Any]] = {}
 
     def freeze(self) -> FrozenWindow:
         return self.source.freeze(self.position)
 
     def read(self, window: FrozenWindow) -> list[dict[str, Any]]:
         """Return the records of a window: topic, key, value and timestamp, with JSON decoded."""
-        found: list[dict[str, Any]] = []
-        reader = self.source.reader([json.loads(json.dumps(split)) for split in window.splits], None)
+        return [record for index in range(len(window.splits)) for record in self.read_split(window, index)]
+
+    def read_split(self, window: FrozenWindow, index: int) -> list[dict[str, Any]]:
+        """Return the records of a split, as a task of its own reads it, and keep its token."""
+        reader = self.source.reader([json.loads(json.dumps(window.splits[index]))], None)
         assert not isinstance(reader, str)
-        for index in range(len(window.splits)):
-            for batch in reader.read(index):
-                found += batch.to_pylist()
+        found = [row for batch in reader.read(0) for row in batch.to_pylist()]
+        self.tokens[index] = json.loads(json.dumps(reader.token(0)))
         return [{**r, "key": decoded(r["key"]), "value": decoded(r["value"])} for r in found]
 
     def close(self, window: FrozenWindow, *, advance: bool = True) -> None:
@@ -75,7 +78,10 @@ class Windows:
 
         :param advance: False: its attempt died right then.
         """
-        self.position = json.loads(json.dumps(window.position))
+        tokens = [self.tokens.get(index, {}) for index in range(len(window.splits))]
+        splits = json.loads(json.dumps(window.splits))
+        position = json.loads(json.dumps(window.position))
+        self.position = json.loads(json.dumps(self.source.position_after(splits, position, tokens) if splits else position))
         if advance:
             assert self.position is not None
             self.source.completed(self.position)

@@ -56,6 +56,7 @@ class Captured(Attempts):
     postgres: EmbeddedPostgres
     name: str
     random: random.Random
+    snapshot: dict[str, Any] = field(default_factory=dict)
     connection: Any = field(default=None, repr=False)
 
     @property
@@ -76,6 +77,7 @@ class Captured(Attempts):
             "topic_prefix": self.name,
             "skipped_operations": (),
             "max_wal_bytes": 1 << 16,
+            **self.snapshot,
         }
         own = {"source": source, "pipeline": self.name, "ledger_topic": f"ledger-{self.name}"}
         return {**own, **self.options}
@@ -120,10 +122,20 @@ class Captured(Attempts):
     def drain(self, name: str) -> None:
         """Capture and apply until nothing is left."""
         for number in range(100):
-            if not self.run(f"{name}-{number}")["source_bytes_behind"]:
+            report = self.run(f"{name}-{number}")
+            if not report["source_bytes_behind"] and "source_remaining" not in report:
                 break
         options = {"pipeline": f"{self.name}-apply", "ledger_topic": f"ledger-{self.name}"}
         apply_changes(self.topic("kept"), self.table("kept_copy"), **options).execute(_context(name))
+
+    def events(self, kind: str) -> list[tuple[str, Any, Any]]:
+        """Return operation, key and new row of each event of a table, without tombstones; those of a key are in order."""
+        found = []
+        for _, _, key, value in committed_records(self.kafka.connection_extra(), self.topic(kind)):
+            if value is not None:
+                event = json.loads(value)
+                found.append((event["op"], json.loads(key)["id"] if key is not None else None, event["after"]))
+        return found
 
     def compare(self) -> int:
         """Compare the copy with its table, and the changes of the table that was truncated with that."""
@@ -134,16 +146,15 @@ class Captured(Attempts):
         assert len({row[0] for row in copy}) == len(copy)
         compared = same_multiset(kept, copy)
         cut: dict[int, Any] = {}
-        for _, _, key, value in committed_records(self.kafka.connection_extra(), self.topic("cut")):
-            event = json.loads(value) if value is not None else {"op": "d"}
-            id = json.loads(key)["id"] if key is not None else None
-            if event["op"] == "t":
+        missing = object()
+        for op, id, after in self.events("cut"):
+            if op == "t":
                 cut.clear()
-            elif event["op"] == "d":
-                cut.pop(id, None)
+            elif op == "d":
+                assert cut.pop(id, missing) is not missing, "an event is missing, or there twice"
             else:
-                assert (event["op"] == "u") == (id in cut), "an event is missing, or there twice"
-                cut[id] = event["after"]["note"]
+                assert (op == "u") == (id in cut), "an event is missing, or there twice"
+                cut[id] = after["note"]
         found = self.connection.execute(f"SELECT id, note FROM {self.table('cut')}").fetchall()
         assert dict(found) == cut
         return compared
@@ -157,10 +168,14 @@ def _context(run_id: str) -> dict[str, Any]:
 
 @contextmanager
 def captured(
-    kafka: EmbeddedKafka, postgres: EmbeddedPostgres, unique: Callable[[str], str], directory: Path, seed: int
+    kafka: EmbeddedKafka, postgres: EmbeddedPostgres, unique: Callable[[str], str], directory: Path, seed: int, **snapshot: Any
 ) -> Iterator[Captured]:
-    """New tables, topics, ledger and slot."""
-    made = Captured(kafka=kafka, postgres=postgres, name=unique("cdc"), directory=directory, random=random.Random(seed))
+    """New tables, topics, ledger and slot.
+
+    :param snapshot: the source's options of a snapshot; the tables have rows then.
+    """
+    name = unique("cdc")
+    made = Captured(kafka=kafka, postgres=postgres, name=name, directory=directory, random=random.Random(seed), snapshot=snapshot)
     for kind, partitions in (("kept", 3), ("cut", 1)):
         kafka.create_topic(made.topic(kind), partitions)
     create_ledger(kafka, made.name)
@@ -172,6 +187,8 @@ def captured(
         connection.execute("SET TimeZone = 'UTC'")
         for kind in ("kept", "cut", "kept_copy"):
             connection.execute(f"CREATE TABLE {made.table(kind)} (id bigint PRIMARY KEY, {COLUMNS})")
+        if snapshot:
+            made.change(60)
         connection.execute(f"CREATE PUBLICATION {made.slot} FOR TABLE {made.table('kept')}, {made.table('cut')}")
         try:
             yield made

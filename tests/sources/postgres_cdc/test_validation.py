@@ -24,7 +24,9 @@ def test_wrong_options_are_all_reported_at_once():
         "slot": "Not-a-slot",
         "topic_prefix": "a b",
         "tables": "orders",
-        "snapshot": "initial",
+        "snapshot": "some",
+        "snapshot_chunk_rows": 0,
+        "snapshot_chunks_per_window": 101,
         "max_wal_bytes": 5,
         "skipped_operations": ("x",),
         "decimal_handling_mode": "exact",
@@ -32,12 +34,6 @@ def test_wrong_options_are_all_reported_at_once():
     }
     texts = {problem.where: problem.what for problem in PostgresCdcSource("nobody", **wrong).validate()}
     assert {f"source.{name}" for name in wrong} | {"source.conn_id"} == set(texts)
-    assert "is not built yet" in texts["source.snapshot"]
-
-
-@pytest.mark.parametrize("snapshot", ["initial", "only", "when_needed"])
-def test_snapshots_that_are_not_built_are_refused(orders, snapshot):
-    assert set(found(orders.source(snapshot=snapshot))) == {"source.snapshot"}
 
 
 def test_what_is_missing_on_the_server_is_named_with_the_statement_that_helps(orders):

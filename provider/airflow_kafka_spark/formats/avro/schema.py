@@ -208,7 +208,7 @@ class _AvroParser:
     def fail(self, detail: str, action: str = "") -> AvroSchemaInvalid:
         return AvroSchemaInvalid(self.what, detail, action)
 
-    def json(self, text: Any) -> Any:
+    def json(self, text: object) -> Any:
         if not isinstance(text, str):
             raise self.fail(f"found a {type(text).__name__}; expected its JSON text")
         if text.strip() in _LEAVES:
@@ -218,7 +218,7 @@ class _AvroParser:
         except (ValueError, RecursionError) as e:
             raise self.fail(f"it is no JSON: {e}") from None
 
-    def schema(self, value: Any, namespace: str, depth: int) -> AvroSchema:
+    def schema(self, value: object, namespace: str, depth: int) -> AvroSchema:
         if depth > _MAX_NESTING:
             raise self.fail(f"types are nested more than {_MAX_NESTING} deep")
         if isinstance(value, str):
@@ -492,7 +492,7 @@ def _type(data_type: DataType, namespace: str, name: str) -> Any:
     return "string" if isinstance(data_type, Text) else _PRIMITIVE_SCHEMAS[data_type.name]
 
 
-def _nullable(made: Any, nullable: bool) -> Any:
+def _nullable(made: object, nullable: bool) -> Any:
     return ["null", made] if nullable else made
 
 
@@ -583,7 +583,7 @@ def _same_name(writer: AvroSchema, reader: AvroSchema) -> bool:
     return writer.name in names or writer.name.rpartition(".")[2] in {n.rpartition(".")[2] for n in names}
 
 
-def field_for(written: AvroField, writer: AvroRecord, reader: AvroRecord) -> AvroField | None:
+def find_reader_field(written: AvroField, writer: AvroRecord, reader: AvroRecord) -> AvroField | None:
     """Return the reader's field for a writer's: of the same name, or with that name as an alias if the writer has no field for
     both.
     """

@@ -9,8 +9,8 @@ from typing import Any
 
 from airflow_kafka_spark.formats.text import (
     BadValue,
-    micros,
-    short,
+    parse_micros,
+    shorten,
 )
 
 FromField = Callable[[str], Any]
@@ -86,8 +86,8 @@ def timestamp_reader(pattern: str) -> FromField:
                 raise BadValue("")
             part = {"HH": "00", "mm": "00", "ss": "00", "S": "0", "X": ""} | match.groupdict()
             day = f"{part['yyyy']}-{part['MM']}-{part['dd']}"
-            return micros(f"{day}T{part['HH']}:{part['mm']}:{part['ss']}.{part['S']}{part['X']}", "timestamp", zoned=True)
+            return parse_micros(f"{day}T{part['HH']}:{part['mm']}:{part['ss']}.{part['S']}{part['X']}", "timestamp", zoned=True)
         except BadValue:
-            raise BadValue(f'found "{short(found)}", expected timestamp: {pattern}') from None
+            raise BadValue(f'found "{shorten(found)}", expected timestamp: {pattern}') from None
 
     return convert

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from airflow_kafka_spark.formats.text import BadValue, short
+from airflow_kafka_spark.formats.text import BadValue, shorten
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 
 Representation = Literal["days", "millis", "micros", "nanos", "unscaled", "variable", "text", "iso"]
@@ -126,7 +126,7 @@ _WRITTEN = {
 }  # fmt: skip
 
 
-def columns_as_written(columns: Sequence[Column], schema: Any) -> tuple[Column, ...]:
+def columns_as_written(columns: Sequence[Column], schema: Mapping[str, Any] | None) -> tuple[Column, ...]:
     """Return the columns with the logical types by which a record's schema says they are written.
 
     :param schema: the envelope's ``schema``, parsed; None leaves the columns as they are.
@@ -139,15 +139,15 @@ def columns_as_written(columns: Sequence[Column], schema: Any) -> tuple[Column, 
     return _fields(columns, schema)
 
 
-def is_optional(schema: Any) -> bool:
+def is_optional(schema: object) -> bool:
     """Return True if the payload may be null."""
     return schema is None or (isinstance(schema, dict) and schema.get("optional") is True)
 
 
-def _kind(schema: Any) -> str:
+def _kind(schema: object) -> str:
     kind = schema.get("type") if isinstance(schema, dict) else None
     if not isinstance(kind, str):
-        raise BadValue(f"its schema has {short(json.dumps(schema))}, expected a type of Connect")
+        raise BadValue(f"its schema has {shorten(json.dumps(schema))}, expected a type of Connect")
     return kind
 
 
@@ -158,7 +158,7 @@ def _fields(columns: Sequence[Column], schema: Mapping[str, Any]) -> tuple[Colum
         try:
             found.append(replace(column, type=_type(column.type, known[column.name])) if column.name in known else column)
         except BadValue as e:
-            raise e.within(f".{column.name}") from None
+            raise e.prepend(f".{column.name}") from None
     return tuple(found)
 
 
@@ -197,7 +197,7 @@ def _nested(wanted: Struct | Array | Map, kind: str, schema: Mapping[str, Any]) 
     return replace(wanted, value=_type(wanted.value, schema.get("values")))
 
 
-def _temporal(wanted: DataType, kind: str, name: Any, schema: Mapping[str, Any]) -> DataType:
+def _temporal(wanted: DataType, kind: str, name: object, schema: Mapping[str, Any]) -> DataType:
     unit = _UNITS.get(str(name))
     if kind == "string":
         return logical_type(wanted, "iso" if name in _ISO and str(wanted) != "timestamp" else "text")

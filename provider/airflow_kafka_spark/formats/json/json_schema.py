@@ -95,7 +95,7 @@ class _SchemaReader:
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
 
-    def read(self, schema: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
+    def read(self, schema: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
         """Return the type that a schema describes, and True if null is one of its values.
 
         :param path: the path of the schema in the document.
@@ -119,7 +119,7 @@ class _SchemaReader:
         kind, may_be_null = _type_of(schema, path)
         return self._typed(kind, schema, path, within), nullable or may_be_null
 
-    def _ref(self, target: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
+    def _ref(self, target: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
         if not isinstance(target, str) or not target.startswith("#") or (target != "#" and not target.startswith("#/")):
             raise _invalid(path, f"`$ref` to {target!r}", "a reference within the document, as `#/$defs/name`")
         if target in within or target == "#":
@@ -136,12 +136,12 @@ class _SchemaReader:
                 raise _invalid(path, f"`$ref` to `{target}`, which is not there,", "a reference within the document")
         return self.read(found, target, (*within, target))
 
-    def _allOf(self, schemas: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
+    def _allOf(self, schemas: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
         if not isinstance(schemas, Sequence) or len(schemas) != 1:
             raise _invalid(path, "`allOf` of several schemas", "one of them, which has all")
         return self.read(schemas[0], f"{path}/allOf/0", within)
 
-    def _anyOf(self, schemas: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
+    def _anyOf(self, schemas: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
         branches = list(enumerate(schemas)) if isinstance(schemas, Sequence) and not isinstance(schemas, str) else []
         typed = [(n, s) for n, s in branches if not (isinstance(s, Mapping) and s.get("type") == "null")]
         if len(typed) != 1:
@@ -294,7 +294,7 @@ def _place(name: str) -> str:
     return "#/definitions/" + quote(name.replace("~", "~0").replace("/", "~1"), safe="~")
 
 
-def _relocate(value: Any, base: str, place: str, names: Sequence[str]) -> Any:
+def _relocate(value: object, base: str, place: str, names: Sequence[str]) -> Any:
     """Return a schema whose references point to the new places of their targets."""
     if isinstance(value, list):
         return [_relocate(one, base, place, names) for one in value]
@@ -338,7 +338,7 @@ class _ConnectSchemaReader(_SchemaReader):
         super().__init__(document)
         self._nulls: dict[str, bool] = {}
 
-    def read(self, schema: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
+    def read(self, schema: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
         found = super().read(schema, path, within)
         self._nulls[path] = found[1]
         return found
@@ -381,7 +381,7 @@ class _ConnectSchemaReader(_SchemaReader):
 class _LenientReader(_ConnectSchemaReader):
     """Skips types that are no columns."""
 
-    def read(self, schema: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
+    def read(self, schema: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
         try:
             return super().read(schema, path, within)
         except SchemaInvalid:

@@ -156,7 +156,7 @@ def json_lines(batch: pa.RecordBatch) -> pa.Buffer:
     in UTC (with microseconds, which Spark's writer drops), binary is base64, NaN and the infinities are strings.
     """
     members = [(_quote(n, _PYTHON), _texts(c)) for n, c in zip(batch.schema.names, batch.columns, strict=True)]
-    return concatenated(_objects(members, batch.num_rows, end="}\n"))
+    return concatenate(_objects(members, batch.num_rows, end="}\n"))
 
 
 def json_values(column: pa.Array) -> pa.Array:
@@ -177,7 +177,7 @@ def csv_lines(batch: pa.RecordBatch, delimiter: str = ",") -> pa.Buffer:
         else:
             texts = None if pa.types.is_binary(column.type) else _scalars(column, json=False)
             fields.append(_bare_field(texts or _refuse(column), dialect))
-    return concatenated(_records(fields, dialect, end="\n"))
+    return concatenate(_records(fields, dialect, end="\n"))
 
 
 def csv_header(names: Iterable[str], delimiter: str = ",") -> bytes:
@@ -367,7 +367,7 @@ def _join(*parts: pa.Array | str) -> pa.Array:
     return pc.binary_join_element_wise(*parts, "")
 
 
-def concatenated(texts: pa.Array) -> pa.Buffer:
+def concatenate(texts: pa.Array) -> pa.Buffer:
     """Return the bytes of all texts of a column, one after the other, without a copy. What a null hides is among them."""
     offsets, data = texts.buffers()[1:]
     if data is None or not len(texts):
@@ -394,7 +394,7 @@ def _escape(column: pa.Array, escapes: Mapping[int, str]) -> pa.Array:
 
     :param escapes: the escape of each character that needs one.
     """
-    found = concatenated(column).to_pybytes().translate(None, _UNTOUCHED)
+    found = concatenate(column).to_pybytes().translate(None, _UNTOUCHED)
     if not found:
         return column
     # Backslashes first, since the other escapes add some.

@@ -1,7 +1,7 @@
 """Requests to a cluster, with a timeout, and with errors that name the cause.
 
 librdkafka retries in the background without end, so a call by itself only times out. ``KafkaCalls`` adds the reason that
-:class:`~airflow_kafka_spark.hooks.kafka.events.ClientEvents` has collected.
+:class:`~airflow_kafka_spark.hooks.kafka.client_errors.ClientEvents` has collected.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSparkError, KafkaUnavailable, TopicMissing
-from airflow_kafka_spark.hooks.kafka.events import CONNECTION_LOG, REFUSED_LOGIN, ClientEvents
-from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
+from airflow_kafka_spark.hooks.kafka.client_errors import CONNECTION_LOG, REFUSED_LOGIN, ClientEvents, Right, right_missing
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -80,7 +79,7 @@ _OUTDATED = frozenset({"FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"})
 
 
 @dataclass
-class _Batch(Generic[K, V]):
+class _PendingKeys(Generic[K, V]):
     """The keys of one call, sorted into answers, errors, and keys to request again with the reason (``again``)."""
 
     doing: str
@@ -111,7 +110,7 @@ class _Batch(Generic[K, V]):
             answer = future.result()
         except KafkaException as failed:
             error = failed.args[0]
-            if passing(error, self.wait_for) or error.name() == "_TIMED_OUT":
+            if temporary_reason(error, self.wait_for) or error.name() == "_TIMED_OUT":
                 self.again[key] = error
             else:
                 self.errors[key] = error
@@ -156,7 +155,7 @@ class KafkaCalls:
     def client(self) -> AdminClient:
         if self._client is None:
             self._client = self._make_client(self.events)
-            self._let_go = keep(self._client, self)
+            self._let_go = keep_client(self._client, self)
         return self._client
 
     def discard_client(self) -> None:
@@ -174,9 +173,9 @@ class KafkaCalls:
         :raises ConnectionInvalid: the brokers refuse the login, or TLS fails.
         :raises KafkaUnavailable: no broker answers.
         """
-        return self.one("connecting", lambda client, timeout: client.describe_cluster(request_timeout=timeout)).cluster_id
+        return self.request_one("connecting", lambda client, timeout: client.describe_cluster(request_timeout=timeout)).cluster_id
 
-    def one(
+    def request_one(
         self,
         doing: str,
         submit: Callable[[AdminClient, float], Future[V]],
@@ -186,7 +185,7 @@ class KafkaCalls:
         rights: Sequence[Right] = (),
     ) -> V:
         """Return the answer to one request. Parameters and errors are those of :meth:`each`."""
-        answers, _ = self.each(
+        answers, _ = self.request_each(
             doing,
             [""],
             lambda client, keys, timeout: {"": submit(client, timeout)},
@@ -196,7 +195,7 @@ class KafkaCalls:
         )
         return answers[""]
 
-    def each(
+    def request_each(
         self,
         doing: str,
         keys: Collection[K],
@@ -227,7 +226,7 @@ class KafkaCalls:
         :raises RightMissing: the user lacks a right.
         :raises KafkaRefused: any other error.
         """
-        batch: _Batch[K, V] = _Batch(
+        batch: _PendingKeys[K, V] = _PendingKeys(
             doing, wait_for, check, coordinator, rights, time.monotonic(), self._timeout, again=dict.fromkeys(keys, "")
         )
         seconds = FIRST_ATTEMPT_SECONDS
@@ -249,7 +248,7 @@ class KafkaCalls:
 
     def _ask(
         self,
-        batch: _Batch[K, V],
+        batch: _PendingKeys[K, V],
         submit: Callable[[AdminClient, list[K], float], Mapping[K, Future[V]]],
         seconds: float,
     ) -> None:
@@ -272,20 +271,20 @@ class KafkaCalls:
             if batch.file(key, future):
                 self._connected = True
 
-    def _raise_for(self, batch: _Batch[K, V], errors: Mapping[K, KafkaError]) -> None:
+    def _raise_for(self, batch: _PendingKeys[K, V], errors: Mapping[K, KafkaError]) -> None:
         missing = [str(key) for key, error in errors.items() if error.name() in _MISSING]
         if missing:
             raise TopicMissing(self.conn_id, missing)
         for key, error in errors.items():
             raise self.translate(batch.doing, error, key, batch.started, batch.rights)
 
-    def _exhausted(self, batch: _Batch[K, V]) -> KafkaSparkError:
+    def _exhausted(self, batch: _PendingKeys[K, V]) -> KafkaSparkError:
         key, reason = next(iter(batch.again.items()))
         if isinstance(reason, str):
             return self.unavailable(batch.doing, f"{key}: {reason}" if key else reason)
         return self.translate(batch.doing, reason, key, batch.started, batch.rights)
 
-    def _wait(self, futures: Collection[Future[Any]], batch: _Batch[K, V], seconds: float) -> bool:
+    def _wait(self, futures: Collection[Future[Any]], batch: _PendingKeys[K, V], seconds: float) -> bool:
         """Wait for the futures. Return False if some are not done in time."""
         pending: Collection[Future[Any]] = futures
         # librdkafka enforces the timeout of all requests except those to a coordinator.
@@ -323,7 +322,7 @@ class KafkaCalls:
             raise self.unavailable(doing, self.reason(started))
 
     def translate(
-        self, doing: str, error: KafkaError, what: Any = "", since: float = 0.0, rights: Sequence[Right] = ()
+        self, doing: str, error: KafkaError, what: object = "", since: float = 0.0, rights: Sequence[Right] = ()
     ) -> KafkaSparkError:
         """Return this package's error for an error of Kafka, with the reason that the client has reported."""
         name, text = error.name(), error.str()
@@ -335,8 +334,8 @@ class KafkaCalls:
             return self.refused_login(text)
         if name in _MISSING:
             return TopicMissing(self.conn_id, [str(what)])
-        if passing(error):
-            return self.unavailable(doing, passing(error))
+        if temporary_reason(error):
+            return self.unavailable(doing, temporary_reason(error))
         resource = str(getattr(what, "topic", what))
         if missing := right_missing(error, self.conn_id, self._identity, doing, rights, resource):
             return missing
@@ -360,7 +359,7 @@ class KafkaCalls:
         )
 
 
-def passing(error: KafkaError | None, wait_for: Collection[str] = ()) -> str:
+def temporary_reason(error: KafkaError | None, wait_for: Collection[str] = ()) -> str:
     """Return the text of an error if it is temporary; otherwise "".
 
     :param error: an error, or None.
@@ -382,7 +381,7 @@ _starting = threading.Lock()
 _POLL_SECONDS = (0.1, 0.2, 0.5, 1.0, 5.0)
 
 
-def keep(client: Any, owner: object) -> weakref.finalize:
+def keep_client(client: object, owner: object) -> weakref.finalize:
     """Keep a client alive until its owner is collected or the returned function is called, and no other reference to it is left.
 
     :param client: a client of confluent-kafka.

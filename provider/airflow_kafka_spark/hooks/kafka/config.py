@@ -248,7 +248,7 @@ class _Source:
         return ConnectionInvalid(self.conn_id, detail, action)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 
 from airflow_kafka_spark.errors import ConnectionInvalid, GroupHasMembers, KafkaRefused, KafkaSparkError, TopicMissing
-from airflow_kafka_spark.hooks.connections import defined
+from airflow_kafka_spark.hooks.connections import require_connection
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
 from airflow_kafka_spark.hooks.kafka.client import KafkaCalls
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.hooks.kafka.requests import (
     CommittedOffset,
     GroupState,
@@ -96,7 +96,7 @@ class KafkaHook(KafkaBaseHook):
         :raises ConnectionInvalid: there is no such connection, or it names no brokers.
         """
         try:
-            with defined(self.conn_id, "`kafka`", option="kafka_conn_id"):
+            with require_connection(self.conn_id, "`kafka`", option="kafka_conn_id"):
                 return self._build_config()
         except ValueError as error:
             given = self.get_connection(self.conn_id)
@@ -170,7 +170,9 @@ class KafkaHook(KafkaBaseHook):
         """
         try:
             with KafkaHook(self.conn_id, min(self.timeout, TEST_SECONDS)) as hook:
-                found = hook._calls.one("connecting", lambda client, timeout: client.describe_cluster(request_timeout=timeout))
+                found = hook._calls.request_one(
+                    "connecting", lambda client, timeout: client.describe_cluster(request_timeout=timeout)
+                )
         except KafkaSparkError as error:
             return False, str(error)
         brokers = [f"{node.host}:{node.port}" for node in sorted(found.nodes, key=lambda node: node.id)]
@@ -185,7 +187,7 @@ class KafkaHook(KafkaBaseHook):
 
     def broker_count(self) -> int:
         """Return the number of brokers that the cluster has now."""
-        found = self._calls.one(
+        found = self._calls.request_one(
             "asking for the brokers", lambda client, timeout: client.describe_cluster(request_timeout=timeout)
         )
         return len(found.nodes)

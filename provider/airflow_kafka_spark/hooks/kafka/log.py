@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
-from airflow_kafka_spark.hooks.kafka.rights import consume
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.plan import Log, PartitionLog
 

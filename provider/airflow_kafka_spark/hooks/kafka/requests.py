@@ -10,15 +10,16 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, passing
+from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, temporary_reason
+from airflow_kafka_spark.hooks.kafka.client_errors import Right
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, consumer_config
-from airflow_kafka_spark.hooks.kafka.rights import Right
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
     from confluent_kafka import TopicPartition as KafkaTopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
+    from confluent_kafka.admin import TopicDescription as KafkaTopicDescription
 
 # Brokers learn of a new topic at different times. So "unknown" counts only if it lasts for so many seconds, and never if the
 # topic is known to exist. If no leader is known, librdkafka reports "no entry".
@@ -58,9 +59,9 @@ class TopicDescription:
     internal: bool
 
     @classmethod
-    def of(cls, topic: Any) -> TopicDescription:
-        """Return the description from confluent-kafka's ``TopicDescription``."""
-        topic_id = topic.topic_id
+    def of(cls, topic: KafkaTopicDescription) -> TopicDescription:
+        """Return the description from that of confluent-kafka."""
+        topic_id: Any = topic.topic_id  # the stub of Uuid has no methods
         known = topic_id is not None and (topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()) != (0, 0)
         return cls(
             name=topic.name,
@@ -75,7 +76,7 @@ class TopicDescription:
         return tuple(TopicPartition(self.name, partition) for partition in self.partitions)
 
 
-def _kafkas_form(topic_id: Any) -> str:
+def _kafkas_form(topic_id: object) -> str:
     # librdkafka writes ids in standard base64, Kafka and its tools in the URL-safe variant.
     return str(topic_id).translate(str.maketrans("+/", "-_"))
 
@@ -169,7 +170,7 @@ def describe_topics(calls: KafkaCalls, names: Collection[str]) -> dict[str, Topi
     absent = sorted(set(names))
     deadline = time.monotonic() + SPREAD_SECONDS
     while absent:
-        some, unknown = calls.each(
+        some, unknown = calls.request_each(
             "describing topics",
             absent,
             lambda client, keys, timeout: client.describe_topics(_collection(keys), request_timeout=timeout),
@@ -196,7 +197,7 @@ def may_read(calls: KafkaCalls, name: str) -> bool:
         )
         return found
 
-    found, _ = calls.each("asking for rights", [name], submit, tolerate=_UNKNOWN, rights=[Right("topic", "Describe")])
+    found, _ = calls.request_each("asking for rights", [name], submit, tolerate=_UNKNOWN, rights=[Right("topic", "Describe")])
     return name in found and AclOperation.READ in (found[name].authorized_operations or ())
 
 
@@ -207,7 +208,9 @@ def topic_configs(calls: KafkaCalls, names: Collection[str]) -> dict[str, dict[s
 
 def broker_config(calls: KafkaCalls) -> dict[str, str]:
     """Return the settings of the first broker; empty without the right to see them."""
-    cluster = calls.one("asking for the brokers", lambda client, timeout: client.describe_cluster(request_timeout=timeout))
+    cluster = calls.request_one(
+        "asking for the brokers", lambda client, timeout: client.describe_cluster(request_timeout=timeout)
+    )
     first = str(min(node.id for node in cluster.nodes))
     return _configs(calls, "broker", [first]).get(first, {})
 
@@ -223,7 +226,7 @@ def _configs(calls: KafkaCalls, kind: str, names: Collection[str]) -> dict[str, 
 
     refused = ("CLUSTER_AUTHORIZATION_FAILED",) if kind == "broker" else ()
     rights = [Right("topic", "DescribeConfigs"), Right("cluster", "DescribeConfigs")]
-    found, _ = calls.each(f"reading {kind} settings", names, submit, tolerate=refused, wait_for=_NOT_YET, rights=rights)
+    found, _ = calls.request_each(f"reading {kind} settings", names, submit, tolerate=refused, wait_for=_NOT_YET, rights=rights)
     return {name: {key: e.value for key, e in entries.items() if e.value is not None} for name, entries in found.items()}
 
 
@@ -242,12 +245,12 @@ def create_topic(
         return client.create_topics([topic], request_timeout=timeout, operation_timeout=timeout)
 
     rights = [Right("topic", "Create")]
-    _, exists = calls.each("creating a topic", [name], submit, tolerate=("TOPIC_ALREADY_EXISTS",), rights=rights)
+    _, exists = calls.request_each("creating a topic", [name], submit, tolerate=("TOPIC_ALREADY_EXISTS",), rights=rights)
     # If the topic exists after an attempt whose answer was lost, this call has most likely created it.
     created = not exists or asked > 1
     if not (created or exist_ok):
         raise calls.translate("creating a topic", exists[name], name)
-    described = calls.each(
+    described = calls.request_each(
         "waiting for a new topic",
         [name],
         lambda client, keys, timeout: client.describe_topics(_collection(keys), request_timeout=timeout),
@@ -285,7 +288,7 @@ def list_records(
         futures = client.list_offsets(request, isolation_level=level, request_timeout=timeout)
         return {TopicPartition(p.topic, p.partition): future for p, future in futures.items()}
 
-    found, _ = calls.each("reading offsets", partitions, submit, wait_for=_NOT_YET, rights=[Right("topic", "Describe")])
+    found, _ = calls.request_each("reading offsets", partitions, submit, wait_for=_NOT_YET, rights=[Right("topic", "Describe")])
     return {p: RecordAt(found[p].offset, found[p].timestamp, _epoch(found[p].leader_epoch)) for p in partitions}
 
 
@@ -302,7 +305,7 @@ def delete_records(calls: KafkaCalls, before: Mapping[TopicPartition, int]) -> d
         futures = client.delete_records(request, request_timeout=timeout)
         return {TopicPartition(p.topic, p.partition): future for p, future in futures.items()}
 
-    found, _ = calls.each("deleting records", list(before), submit, wait_for=_NOT_YET, rights=[Right("topic", "Delete")])
+    found, _ = calls.request_each("deleting records", list(before), submit, wait_for=_NOT_YET, rights=[Right("topic", "Delete")])
     return {partition: deleted.low_watermark for partition, deleted in found.items()}
 
 
@@ -347,7 +350,7 @@ def committed(
         return _first_passing(answer) if len(answer) == len(partitions) else shortfall
 
     try:
-        answer = calls.one(doing, submit, check=check, rights=rights)
+        answer = calls.request_one(doing, submit, check=check, rights=rights)
     except KafkaUnavailable:
         if _held_by_a_transaction(settings, partitions, calls):
             detail = "a transaction with offsets of this group is open; it ends after its `transaction.timeout.ms` at the latest"
@@ -392,7 +395,7 @@ def alter_committed(calls: KafkaCalls, group_id: str, commits: Mapping[TopicPart
     request = confluent_kafka.ConsumerGroupTopicPartitions(
         group_id, [confluent_kafka.TopicPartition(*p, c.offset, metadata=c.metadata) for p, c in commits.items()]
     )
-    answer = calls.one(
+    answer = calls.request_one(
         doing,
         lambda client, timeout: client.alter_consumer_group_offsets([request], request_timeout=timeout)[group_id],
         check=lambda answer: _first_passing(answer.topic_partitions or [], _NOT_YET),
@@ -404,7 +407,7 @@ def alter_committed(calls: KafkaCalls, group_id: str, commits: Mapping[TopicPart
 
 def delete_group(calls: KafkaCalls, group_id: str) -> bool:
     """Delete a group. Return True if it existed."""
-    _, absent = calls.each(
+    _, absent = calls.request_each(
         f"deleting group {group_id}",
         [group_id],
         lambda client, keys, timeout: client.delete_consumer_groups(keys, request_timeout=timeout),
@@ -417,7 +420,7 @@ def delete_group(calls: KafkaCalls, group_id: str) -> bool:
 
 def group_state(calls: KafkaCalls, group_id: str) -> GroupState:
     """Return the state of a group with its members."""
-    found, absent = calls.each(
+    found, absent = calls.request_each(
         f"describing group {group_id}",
         [group_id],
         lambda client, keys, timeout: client.describe_consumer_groups(keys, request_timeout=timeout),
@@ -435,7 +438,7 @@ def group_state(calls: KafkaCalls, group_id: str) -> GroupState:
 
 
 def _first_passing(answer: list[KafkaTopicPartition], wait_for: Collection[str] = ()) -> str:
-    texts = ((p, passing(p.error, wait_for)) for p in answer)
+    texts = ((p, temporary_reason(p.error, wait_for)) for p in answer)
     return next((f"{TopicPartition(p.topic, p.partition)}: {text}" for p, text in texts if text), "")
 
 

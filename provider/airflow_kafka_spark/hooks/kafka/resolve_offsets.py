@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapp
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import BoundRefused, KafkaUnavailable, PlanError, TimestampsInFuture
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.hooks.kafka.requests import RecordAt
-from airflow_kafka_spark.hooks.kafka.rights import consume
 from airflow_kafka_spark.windows.instants import iso, now_ms
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import (
@@ -58,7 +57,7 @@ def resolve_start(hook: KafkaHook, start: Start, log: Log, group_id: str) -> Res
         return _committed(hook, start, log, start.group_id or group_id)
     if isinstance(start, SpecificOffsets):
         _check_all_named(start, log.partitions, "begin")
-        return within(_specific(start, log), log)
+        return check_in_log(_specific(start, log), log)
     if isinstance(start, Timestamp):
         return _at(hook, start, log)
     return {tp: _end(start, partition) for tp, partition in log.partitions.items()}
@@ -89,7 +88,7 @@ def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicP
     return {}
 
 
-def within(offsets: Mapping[TopicPartition, int], log: Log) -> ResolvedOffsets:
+def check_in_log(offsets: Mapping[TopicPartition, int], log: Log) -> ResolvedOffsets:
     """Return the offsets after a check that all of them lie in the log or at its end.
 
     :raises BoundRefused: an offset does not.
@@ -113,7 +112,7 @@ def _committed(hook: KafkaHook, start: CommittedOffsets, log: Log, group_id: str
     missing = sorted(tp for tp, there in committed.items() if there is None)
     if missing and start.fallback == "none":
         raise PlanError(
-            f"Group `{group_id}` has no committed offset to begin at for {listed(missing)}",
+            f"Group `{group_id}` has no committed offset to begin at for {describe_partitions(missing)}",
             expected="committed offsets, since there is no fallback",
             action='Begin "earliest" or "latest", or commit offsets for the group first',
         )
@@ -150,19 +149,19 @@ def _check_all_named(bound: SpecificOffsets, partitions: Collection[TopicPartiti
     unknown = sorted(set(bound.offsets) - set(partitions))
     if missing:
         raise BoundRefused(
-            f"No offset is given to {verb} at for {listed(missing)}",
+            f"No offset is given to {verb} at for {describe_partitions(missing)}",
             expected="an offset for every partition of the subscribed topics",
             action="Name them too; -2 stands for the first record, -1 for the last stable offset",
         )
     if unknown:
         raise BoundRefused(
-            f"Offsets are given for {listed(unknown)}, which is not read",
+            f"Offsets are given for {describe_partitions(unknown)}, which is not read",
             expected="partitions of the subscribed topics",
             action="Leave them out, or correct the names",
         )
 
 
-def listed(partitions: Collection[TopicPartition], limit: int = 20) -> str:
+def describe_partitions(partitions: Collection[TopicPartition], limit: int = 20) -> str:
     """Return the names of partitions as text, for a sentence."""
     names = [str(tp) for tp in sorted(partitions)]
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, named_rights
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
-from airflow_kafka_spark.hooks.kafka.rights import Right, named_rights
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Producer

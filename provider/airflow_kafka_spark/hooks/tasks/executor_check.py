@@ -75,7 +75,7 @@ class Package:
         except ModuleNotFoundError:
             return False
 
-    def lack(self) -> str:
+    def find_obstacle(self) -> str:
         """Return the reason why this process cannot use the package; "" if it can."""
         on_driver = f"driver: {self.driver}" if self.driver else "not on the driver either"
         if not self.is_there:
@@ -111,13 +111,13 @@ class Requirements:
             for part in ("spark", *sorted(set(parts) - {"spark"}))
             for name, module in (*PACKAGES[part], *((INSTEAD[part],) if part in INSTEAD else ()))
         ]
-        return cls(tuple(found), __version__, here())
+        return cls(tuple(found), __version__, host_and_prefix())
 
-    def lacks(self) -> list[str]:
+    def find_obstacles(self) -> list[str]:
         """Return the reasons why this process cannot run the task, one for each package."""
         lacks: list[str] = []
         for part in dict.fromkeys(package.part for package in self.packages):
-            found = {(p.name, p.module): p.lack() for p in self.packages if p.part == part}
+            found = {(p.name, p.module): p.find_obstacle() for p in self.packages if p.part == part}
             instead = found.pop(INSTEAD[part], "none") if part in INSTEAD else "none"
             if instead:
                 lacks += filter(None, found.values())
@@ -131,7 +131,7 @@ class Requirements:
 
         :raises ExecutorLacks: names everything that is missing or too old.
         """
-        if self.environment != here() and (lacks := self.lacks()):
+        if self.environment != host_and_prefix() and (lacks := self.find_obstacles()):
             # This becomes the last line of the traceback, which the driver parses.
             raise ExecutorLacks(f"on executor {socket.gethostname()}, {_python()}, {'; '.join(lacks)}")
 
@@ -210,7 +210,7 @@ def oldest_versions() -> Mapping[str, str]:
     return found
 
 
-def here() -> tuple[str, str]:
+def host_and_prefix() -> tuple[str, str]:
     """Return the host and the prefix of this Python."""
     return socket.gethostname(), sys.prefix
 

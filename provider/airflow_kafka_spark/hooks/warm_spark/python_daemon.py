@@ -56,7 +56,7 @@ def run(*, begin: Callable[[], None] = _nothing, end: Callable[[], None] = _noth
 
     _make_tasks_cheap()
     known = frozenset(sys.modules)
-    watch = _Watch()
+    watch = _ConnectionWatch()
 
     def run_task(infile: BufferedReader, outfile: BufferedWriter) -> None:
         # A reused worker calls this as soon as its last task has ended: wait until the next one begins.
@@ -111,7 +111,7 @@ def _installed() -> tuple[str, ...]:
     return tuple(f"{name}{os.sep}" for name in (*names, os.environ.get("SPARK_HOME", "")) if name)
 
 
-class _Watch:
+class _ConnectionWatch:
     """Ends this worker when the JVM closes the connection while a task runs: the task was cancelled, or the JVM is dead."""
 
     def __init__(self) -> None:

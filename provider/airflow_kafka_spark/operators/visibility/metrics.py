@@ -11,13 +11,20 @@ log = logging.getLogger(__name__)
 PREFIX = "kafka_spark.window."
 
 
-def values(report: Mapping[str, Any]) -> dict[str, float]:
+def collect_metrics(report: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a report, given as JSON: name -> value."""
     found: dict[str, float] = {
         name: report[name]
         for name in ("records_read", "records_written", "records_deleted", "records_ignored", "records_rejected", "bytes", "rate")
     }
-    optional = ("records_filtered", "records_routed", "records_removed", "records_out_of_interval", "out_of_interval_seconds")
+    optional = (
+        "records_filtered",
+        "records_routed",
+        "records_removed",
+        "records_out_of_interval",
+        "out_of_interval_seconds",
+        "source_bytes_behind",
+    )
     found |= {name: report[name] for name in optional if name in report}
     found["attempts"] = report["attempts"]
     found |= {f"{step}_seconds": seconds for step, seconds in report["timings"].items()}
@@ -37,7 +44,7 @@ def emit(report: Mapping[str, Any]) -> None:
         from airflow.sdk.observability import stats
 
         tags = {"pipeline": report["pipeline"]}
-        for name, value in values(report).items():
+        for name, value in collect_metrics(report).items():
             stats.gauge(f"{PREFIX}{name}", value, tags=tags)
         stats.incr(f"{PREFIX}completed", tags=tags)
     except Exception as error:

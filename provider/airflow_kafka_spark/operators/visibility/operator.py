@@ -16,7 +16,7 @@ from airflow_kafka_spark.operators.visibility import links
 from airflow_kafka_spark.operators.visibility.configuration import arguments_of, configuration_of
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow, lineage
 from airflow_kafka_spark.operators.visibility.progress import Progress, store_of, window_name
-from airflow_kafka_spark.road.watch import followed_by
+from airflow_kafka_spark.road.watch import follow_jobs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,7 +87,7 @@ class VisibleOperator(BaseOperator):
         if shown is not None:
             _try(lambda: shown.show(links.WindowLink, self._page(window_name(window))))
         self.progress.begin(window)
-        with followed_by(self.progress):
+        with follow_jobs(self.progress):
             yield
 
     @contextmanager

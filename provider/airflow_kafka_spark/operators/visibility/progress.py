@@ -79,7 +79,7 @@ class Progress:
 
     # --- called by the job ---
 
-    def begun(self, context: SparkContext | None) -> None:
+    def on_start(self, context: SparkContext | None) -> None:
         self._job_began = time.time()
         if self._on_job is not None and context is not None:
             self._on_job(context)
@@ -90,7 +90,7 @@ class Progress:
         self._done = min(self._splits - tasks + finished, self._splits)
         self._publish()
 
-    def done(self) -> None:
+    def on_success(self) -> None:
         self._jobs.append((self._job_began, time.time()))
         self._done = self._splits
         self.step("commit")

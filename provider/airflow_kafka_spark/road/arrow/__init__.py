@@ -1,6 +1,6 @@
-"""A chain of transforms, run in Arrow within Spark's tasks, where that gives what Spark itself would give.
+"""Chains of transforms that Spark's tasks compute in Arrow, where the results are equal to Spark's.
 
-``catalyst`` translates what Spark's analyzer has made of the chain, as far as its types, casts and expressions are known here.
-``building`` assembles the program. ``tasks.program`` runs it over batches, by ``tasks.functions``: functions that are proven to
-give what Spark's functions give. A chain with anything else in it is left to Spark.
+``catalyst`` translates the chain, as Spark's analyzer leaves it, into a program. ``tasks.program`` runs the program over batches
+with ``tasks.functions``, each of which is proven to return what Spark's function returns. If a chain has an expression that is
+not implemented here, Spark computes the whole chain.
 """

@@ -1,6 +1,7 @@
 """Translate a chain of transforms, as Spark's analyzer leaves it, into a program over Arrow batches.
 
-Only what is known here is translated: types, literals, casts and expressions. A chain with anything else in it is left to Spark.
+:class:`Builder` collects the nodes of the program, and keeps equal expressions once. Only the types, literals, casts and
+expressions of this module are translated. If a chain has any other, Spark computes the whole chain.
 """
 
 from __future__ import annotations
@@ -15,12 +16,180 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.road.arrow.building import Builder, Unknown
-from airflow_kafka_spark.road.arrow.tasks.functions import is_common
-from airflow_kafka_spark.road.arrow.tasks.program import Program
+from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS, is_common
+from airflow_kafka_spark.road.arrow.tasks.program import (
+    CALL,
+    CASE,
+    COLUMN,
+    FIELD,
+    KEPT,
+    LITERAL,
+    STRUCT,
+    Node,
+    Program,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_BOOLEAN = pa.bool_()
+_UNKNOWN = "unknown"
+
+
+class Unknown(Exception):
+    """Raised for an expression that this module does not translate; the message names it. Spark then computes the chain."""
+
+
+class Builder:
+    """Collects the nodes of a program. All methods take and return the numbers of nodes."""
+
+    def __init__(self) -> None:
+        self._nodes: list[Node] = []
+        self._depths: list[int] = []
+        self._known: dict[Any, int] = {}
+        self._filters: list[int] = []
+
+    def type_of(self, at: int) -> pa.DataType:
+        return self._nodes[at].type
+
+    def constant(self, at: int) -> Any:
+        """Return the value of a literal; None for any other node."""
+        node = self._nodes[at]
+        return node.data if node.kind == LITERAL else None
+
+    def is_column(self, at: int, name: str) -> bool:
+        """Return True if a node is a column of the batches, or the part of one that filters have kept."""
+        node = self._nodes[at]
+        return self.is_column(node.args[0], name) if node.kind == KEPT else node.kind == COLUMN and node.data == name
+
+    def depth_of(self, at: int) -> int:
+        """Return how deep the expressions of a node are nested."""
+        return self._depths[at]
+
+    # --- expressions ---
+
+    def column(self, name: str, kind: pa.DataType) -> int:
+        return self._add(Node(COLUMN, kind, (), name))
+
+    def literal(self, value: object, kind: pa.DataType) -> int:
+        return self._add(Node(LITERAL, kind, (), value))
+
+    def unknown(self, what: str) -> int:
+        """Return the node of an expression without a function in Arrow. :meth:`program` fails for a program that needs it."""
+        return self._add(Node(_UNKNOWN, pa.null(), (), what))
+
+    def struct(self, names: Sequence[str], values: Sequence[int]) -> int:
+        """Return a struct that is not null."""
+        kind = pa.struct([pa.field(name, self.type_of(value)) for name, value in zip(names, values, strict=True)])
+        return self._add(Node(STRUCT, kind, (*values, self.literal(False, _BOOLEAN))))
+
+    def field(self, at: int, number: int) -> int:
+        """Return a field of a struct; null if the struct is null."""
+        node = self._nodes[at]
+        if node.kind == _UNKNOWN:
+            return at
+        kind = node.type.field(number).type
+        if node.kind == STRUCT:
+            value, null = node.args[number], node.args[-1]
+            return self.case([(null, self.literal(None, kind))], value)
+        if node.kind == LITERAL and node.data is None:
+            return self.literal(None, kind)
+        if node.kind == CASE:
+            *pairs, last = node.args
+            branches = [(c, self.field(v, number)) for c, v in zip(pairs[::2], pairs[1::2], strict=True)]
+            return self.case(branches, self.field(last, number))
+        if node.kind == KEPT:
+            return self.kept(self.field(node.args[0], number), node.data)
+        return self._add(Node(FIELD, kind, (at,), number))
+
+    def is_null(self, at: int) -> int:
+        node = self._nodes[at]
+        if node.kind == LITERAL:
+            return self.literal(node.data is None, _BOOLEAN)
+        if node.kind == STRUCT:
+            return node.args[-1]
+        if node.kind == CASE:
+            *pairs, last = node.args
+            branches = [(c, self.is_null(v)) for c, v in zip(pairs[::2], pairs[1::2], strict=True)]
+            return self.case(branches, self.is_null(last))
+        if node.kind == KEPT:
+            return self.kept(self.is_null(node.args[0]), node.data)
+        return self.call("is_null", _BOOLEAN, at)
+
+    def case(self, branches: Sequence[tuple[int, int]], otherwise: int) -> int:
+        """Return the value of the first condition that is true, else the last value."""
+        kept: list[tuple[int, int]] = []
+        for condition, value in branches:
+            said = self._nodes[condition]
+            if said.kind == LITERAL and said.data:
+                otherwise = value
+                break
+            if said.kind != LITERAL:
+                kept.append((condition, value))
+        while kept and kept[-1][1] == otherwise:
+            kept.pop()
+        if not kept:
+            return otherwise
+        return self._add(Node(CASE, self.type_of(otherwise), (*(at for pair in kept for at in pair), otherwise)))
+
+    def coalesced(self, values: Sequence[int]) -> int:
+        """Return the first value that is not null."""
+        *before, last = values
+        for value in reversed(before):
+            last = self.case([(self.is_null(value), last)], value)
+        return last
+
+    def call(self, function: str, kind: pa.DataType, *args: int) -> int:
+        """Return the call of a function of :data:`~airflow_kafka_spark.road.arrow.tasks.functions.FUNCTIONS`."""
+        assert function in FUNCTIONS, function
+        return self._add(Node(CALL, kind, args, function))
+
+    # --- filters ---
+
+    def filter(self, condition: int) -> int:
+        """Keep only the rows for which a condition is true, from here on. Return the filter's number, for :meth:`kept`."""
+        self._filters.append(condition)
+        return len(self._filters) - 1
+
+    def kept(self, at: int, number: int) -> int:
+        """Return the part of an earlier node that a filter has kept."""
+        node = self._nodes[at]
+        return at if node.kind == LITERAL else self._add(Node(KEPT, node.type, (at,), number))
+
+    # --- the end ---
+
+    def whole(self, at: int, kind: pa.DataType) -> int:
+        """Return a node that leaves the program, with its structs built.
+
+        :param kind: its type, which also tells which fields of a struct are never null.
+        """
+        node = self._nodes[at]
+        if not pa.types.is_struct(node.type) or node.kind in (COLUMN, FIELD, LITERAL):
+            return at
+        if node.kind == KEPT and self._nodes[node.args[0]].kind in (COLUMN, FIELD):
+            return at
+        fields = [self.whole(self.field(at, number), kind.field(number).type) for number in range(kind.num_fields)]
+        return self._add(Node(STRUCT, kind, (*fields, self.is_null(at))))
+
+    def program(self, outputs: Sequence[tuple[str, int]]) -> Program:
+        """Return the program that computes only these columns.
+
+        :raises Unknown: a needed expression is not translated.
+        """
+        program = Program(tuple(self._nodes), tuple(outputs), tuple(self._filters)).without_outputs(())
+        for node in program.nodes:
+            if node.kind == _UNKNOWN:
+                raise Unknown(node.data)
+        return program
+
+    def _add(self, node: Node) -> int:
+        # In Python 1, 1.0 and True are equal.
+        key = (node.kind, str(node.type), node.args, type(node.data), repr(node.data))
+        if key not in self._known:
+            self._known[key] = len(self._nodes)
+            self._nodes.append(node)
+            self._depths.append(1 + max((self._depths[arg] for arg in node.args), default=0))
+        return self._known[key]
 
 
 TEXT, LONG, INSTANT = pa.string(), pa.int64(), pa.timestamp("us", "UTC")
@@ -38,7 +207,7 @@ def is_plain(kind: pa.DataType) -> bool:
 def cast_of(had: pa.DataType, wanted: pa.DataType, tries: Callable[[], bool]) -> str | None:
     """Return the function that casts as Spark does; None if no function is proven to.
 
-    :param tries: True if it is a ``try_cast``. Other casts fail for a row that does not fit, which nothing here does.
+    :param tries: returns True for a ``try_cast``. Other casts fail for a value that does not fit, and no function here fails.
     """
     if _fits_all(had, wanted):
         return "widened"
@@ -70,7 +239,7 @@ def _fits_all(had: pa.DataType, wanted: pa.DataType) -> bool:
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 
-def whole_literal(value: Any, kind: pa.DataType) -> Any:
+def whole_literal(value: object, kind: pa.DataType) -> Any:
     """Return a whole number, or the number of a text, in a numeric type that holds it; None for anything else."""
     t = pa.types
     if isinstance(value, str) and re.fullmatch("-?[0-9]{1,18}", value):
@@ -87,7 +256,7 @@ def whole_literal(value: Any, kind: pa.DataType) -> Any:
 def type_of(spark_type: str | Mapping[str, Any]) -> pa.DataType:
     """Return a type of Spark as an Arrow type.
 
-    :raises Unknown: none that is read from Kafka.
+    :raises Unknown: records of Kafka have no columns of this type.
     """
     from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import StructField
@@ -104,7 +273,7 @@ def type_of(spark_type: str | Mapping[str, Any]) -> pa.DataType:
 def value_of(text: str | None, kind: pa.DataType) -> Any:
     """Return the value of a literal.
 
-    :raises Unknown: of a type whose text is not plain.
+    :raises Unknown: the plan's text does not show values of this type exactly.
     """
     t = pa.types
     if text is None:
@@ -124,10 +293,9 @@ def value_of(text: str | None, kind: pa.DataType) -> Any:
 
 EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
 
-_BOOLEAN = pa.bool_()
 _DOT = re.compile(r"((?<!\\)(?:\\\\)*)\.")  # that is not escaped
 _LAST_MILLISECOND = 253402300800000
-_PASSED_ON = ("Alias", "TryMultiply")  # what Spark puts in the latter's place is its child
+_PASSED_ON = ("Alias", "TryMultiply")  # Spark's replacement of the latter is its child
 _LOGIC = {"And": "both", "Or": "either", "Not": "negated"}
 _COMPARISONS = {
     "EqualTo": "equal",
@@ -169,15 +337,15 @@ def number_of(column: Mapping[str, Any]) -> int:
     return int(column["exprId"]["id"])
 
 
-def short(tree: Mapping[str, Any]) -> str:
+def short_class_name(tree: Mapping[str, Any]) -> str:
     return str(tree["class"]).rpartition(".")[2]
 
 
 class Expression:
     """An expression, as a list of its parts: each followed by its children.
 
-    :param known: the columns that it may name.
-    :param shown: Spark's own object, which tells what its text leaves out.
+    :param known: the columns that it may use.
+    :param shown: Spark's own object, for facts that its text leaves out.
     """
 
     def __init__(
@@ -216,7 +384,7 @@ class Expression:
         return self._called(name, at)
 
     def _called(self, name: str, at: int) -> int:
-        """Return an expression that is one function of its children."""
+        """Return an expression whose result is one function of its children."""
         if name in _PASSED_ON:
             return self._node(at + 1)
         if name in _LOGIC:
@@ -232,13 +400,13 @@ class Expression:
         raise Unknown(name)
 
     def _node_if_known(self, at: int) -> int:
-        # Few of a struct's fields may be needed.
+        # Often only some fields of a struct are needed.
         try:
             return self._node(at)
         except Unknown as reason:
             return self._builder.unknown(str(reason))
 
-    # Named as Spark names them: `_node` finds them by name.
+    # `_node` finds these methods by the names of Spark's expressions.
 
     def _AttributeReference(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         return self._known[number_of(tree)].node
@@ -252,7 +420,7 @@ class Expression:
 
     def _CreateNamedStruct(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         children = self._children(at)
-        if any(short(self._trees[child]) != "Literal" for child in children[::2]):
+        if any(short_class_name(self._trees[child]) != "Literal" for child in children[::2]):
             raise Unknown("CreateNamedStruct with names that are computed")
         names = [str(self._trees[child]["value"]) for child in children[::2]]
         return self._builder.struct(names, [self._node_if_known(child) for child in children[1::2]])
@@ -272,7 +440,7 @@ class Expression:
         return self._builder.case(branches, self._builder.literal(None, self._builder.type_of(branches[0][1])))
 
     def _within(self, condition: int, value: int) -> int:
-        """Return a value where a condition holds, else null."""
+        """Return a value if a condition is true, else null."""
         before = self._in_range
         self._in_range = before | self._ranges(condition)
         try:
@@ -301,12 +469,12 @@ class Expression:
         return self._builder.call("beginning", TEXT, text, count)
 
     def _Like(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        # The plan's text does not tell what escapes.
+        # The plan's text does not show the escape character.
         escape = str(self._shown().apply(at).escapeChar())
         return self._of_text(at, "is_like", lambda pattern: escape not in pattern and "\\" not in pattern)
 
     def _RLike(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        # A topic's name has no line ends, of which Java and RE2 think differently.
+        # A topic's name has no line ends, which Java and RE2 match differently.
         topic = self._builder.is_column(self._node(at + 1), "topic")
         return self._of_text(at, "matches", lambda pattern: is_common(_DOT.sub(r"\1a", pattern) if topic else pattern))
 
@@ -314,14 +482,14 @@ class Expression:
         text, part = map(self._node, self._children(at))
         said = self._constant(part)
         if {self._builder.type_of(text), self._builder.type_of(part)} != {TEXT} or said is None or not fits(said):
-            raise Unknown(f"{short(self._trees[at])} {said!r}")
+            raise Unknown(f"{short_class_name(self._trees[at])} {said!r}")
         return self._builder.call(function, _BOOLEAN, text, part)
 
     def _Abs(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         value = self._node(at + 1)
         kind = self._builder.type_of(value)
         if not (pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-            raise Unknown(f"Abs of {kind}")  # The lowest whole number has none: Spark fails.
+            raise Unknown(f"Abs of {kind}")  # The smallest integer has no absolute value: Spark fails.
         return self._builder.call("magnitude", kind, value)
 
     def _Multiply(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
@@ -333,7 +501,7 @@ class Expression:
         value, by = map(self._node, self._children(at))
         kind, number = self._builder.type_of(value), self._constant(by)
         if not pa.types.is_integer(kind) or self._builder.type_of(by) != kind or not isinstance(number, int) or number < 1:
-            raise Unknown(f"{short(self._trees[at])} but of whole numbers by a positive one")
+            raise Unknown(f"{short_class_name(self._trees[at])} but of whole numbers by a positive one")
         return self._builder.call(function, kind, value, by)
 
     def _MillisToTimestamp(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
@@ -344,7 +512,7 @@ class Expression:
 
     def _ranges(self, condition: int) -> frozenset[int]:
         """Return True if ``abs(cast(x as double)) < limit``: then ``x`` milliseconds are a valid timestamp."""
-        if [short(tree) for tree in self._trees[condition : condition + 3]] != ["LessThan", "Abs", "Cast"]:
+        if [short_class_name(tree) for tree in self._trees[condition : condition + 3]] != ["LessThan", "Abs", "Cast"]:
             return frozenset()
         limit = self._constant(self._node(self._children(condition)[1]))
         fits = isinstance(limit, (int, float)) and limit <= _LAST_MILLISECOND
@@ -359,12 +527,12 @@ class Expression:
 
     def _EqualTo(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         left, right = self._children(at)
-        if short(self._trees[left]) == "Lower" and self._trees[right].get("value") == "true":
+        if short_class_name(self._trees[left]) == "Lower" and self._trees[right].get("value") == "true":
             return self._builder.call("is_true_text", _BOOLEAN, self._node(left + 1))
         return self._compared(at, "equal")
 
     def _GreaterThanOrEqual(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        # What keeps Spark from moving a filter (transforms/base.py): true for every row.
+        # This condition is true for every row. It keeps Spark from moving a filter (transforms/base.py).
         if self._trees[at + 1]["class"] == f"{EXPRESSIONS}MonotonicallyIncreasingID":
             last = self._children(at)[1]
             if self._constant(self._node(last)) == 0:
@@ -402,19 +570,19 @@ _LARGEST = 64_000_000
 
 
 def program_of(frame: DataFrame, schema: pa.Schema) -> Program:
-    """Return the program that makes the same of a record frame as Spark's plan.
+    """Return a program whose results are equal to those of Spark's plan.
 
-    :param frame: what was made, by columns and filters alone, of a frame that was created from rows.
-    :param schema: of the batches: that frame's columns.
-    :raises Unknown: some of it is not known here; or the session is one of Spark Connect, which shows no plan.
+    :param frame: made by columns and filters only, from a frame that was created from rows.
+    :param schema: the schema of the batches, which are the columns of that first frame.
+    :raises Unknown: an expression is not translated, or the session is one of Spark Connect, which shows no plan.
     """
     try:
         program = _program_of(frame, schema)
-        program.rehearse(schema)
+        program.run_over_nulls(schema)
     except Unknown:
         raise
     except Exception as error:
-        # A plan of another form than those that were seen, or a type for which Arrow has no function. Spark knows what to do.
+        # A plan of an unexpected form, or a type for which Arrow has no function: Spark computes the chain.
         raise Unknown(f"plan like this one ({type(error).__name__}: {str(error).partition(chr(10))[0]})") from error
     return program
 
@@ -423,7 +591,7 @@ def _program_of(frame: DataFrame, schema: pa.Schema) -> Program:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     plan = _plan(frame)
-    # A plan's text repeats a struct's type wherever that is named, so it grows with the square of the fields.
+    # A plan's text repeats the type of a struct at each use, so its size grows with the square of the number of fields.
     text = str(plan.toJSON())
     if len(text) > _LARGEST:
         raise Unknown(f"a plan of {len(text)} characters")
@@ -454,7 +622,7 @@ def _plan(frame: DataFrame) -> Any:
 
 def _leaf(builder: Builder, level: Mapping[str, Any], schema: pa.Schema) -> LevelColumns:
     if "output" not in level:
-        raise Unknown(short(level))
+        raise Unknown(short_class_name(level))
     columns = [output[0] for output in level["output"]]
     return {
         number_of(c): LevelColumn(c["name"], lambda c=c: builder.column(c["name"], schema.field(c["name"]).type))  # type: ignore[misc]
@@ -469,7 +637,7 @@ def _level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, plan
         for index, trees in enumerate(level["projectList"]):
             top, found = trees[0], Expression(builder, known, trees, lambda i=index: plan().expressions().apply(i))  # type: ignore[misc]
             if top["class"] not in (f"{EXPRESSIONS}Alias", f"{EXPRESSIONS}AttributeReference"):
-                raise Unknown(short(top))
+                raise Unknown(short_class_name(top))
             made[number_of(top)] = LevelColumn(top["name"], found.node)
         return made
     if kind == f"{_PLANS}Filter":
@@ -479,7 +647,7 @@ def _level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, plan
             key: LevelColumn(column.name, lambda column=column: builder.kept(column.node, number))  # type: ignore[misc]
             for key, column in known.items()
         }
-    raise Unknown(short(level))
+    raise Unknown(short_class_name(level))
 
 
 __all__ = ["Unknown", "program_of"]

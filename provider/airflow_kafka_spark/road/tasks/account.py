@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, DeadLetterBuffer, joined
+from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, DeadLetterBuffer, join_streams
 from airflow_kafka_spark.windows.latency import TimestampHistogram, fitting_width
 from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, SplitResult, TopicPartition
 
@@ -23,11 +23,11 @@ from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, SplitResult, T
 class Tolerance:
     """The tolerance of a window for bad records. Without a Tolerance, a bad record ends the window.
 
-    Operators make it of their ``ErrorOptions`` if ``errors_tolerance`` is ``all``.
+    Operators make it from their ``ErrorOptions`` if ``errors_tolerance`` is ``all``.
 
     :param keep: True if bad records are sent as dead letters; False if they are only counted.
-    :param sent: the records that earlier attempts at the window have sent as dead letters already. They stay dead letters,
-        whatever they look like now.
+    :param sent: the records that earlier attempts at the window have sent as dead letters. They stay dead letters, even if they
+        could be decoded now.
     """
 
     keep: bool = True
@@ -54,7 +54,7 @@ class SplitAccount:
 
     @property
     def is_lost(self) -> bool:
-        """Return True if the split holds a bad record that is not tolerated. The rest of it is only counted."""
+        """Return True if the split has a bad record that is not tolerated, so that the rest of the split is only counted."""
         return self._known.rejected > 0 and self.tolerance is None
 
     @property
@@ -92,11 +92,11 @@ class SplitAccount:
         self._known = replace(self._known, records=self._known.records + count)
 
     def add_ignored(self, count: int) -> None:
-        """Count records that are ignored because the user said so."""
+        """Count records that are ignored because of the user's options."""
         self._known = replace(self._known, ignored=self._known.ignored + count)
 
     def add_bad(self, bad: Sequence[BadRecord], letters: Callable[[], pa.RecordBatch] | None = None) -> None:
-        """Count bad records, and keep them if they are wanted as dead letters.
+        """Count bad records, and keep them if they become dead letters.
 
         :param letters: returns their dead letters; None if these were sent already.
         :raises TooManyDeadLetters: the letters of the split exceed the limit.
@@ -131,14 +131,14 @@ class SplitAccount:
     def result(self, written: int | None = None) -> SplitResult:
         """Return the account.
 
-        :param written: the number of records that were written or published. All others that were not counted were filtered.
-            None: that is not known yet.
+        :param written: the number of records that were written or published; records without any other outcome count as filtered.
+            None: the number is not known yet.
         """
         known = self._known
         return replace(
             known,
             filtered=known.handed_over - written if written is not None else 0,
-            letters=joined(known.letters, self._letters.to_bytes()),
+            letters=join_streams(known.letters, self._letters.to_bytes()),
             routes=self._routes.to_bytes(),
         )
 
@@ -149,7 +149,7 @@ def count_times(timestamps: pa.Int64Array, oldest: int, newest: int, width: int)
     :param timestamps: milliseconds since the epoch.
     :param oldest: the smallest of them.
     :param newest: the largest of them.
-    :param width: the smallest width of a span, in milliseconds. Spans are wider where there would be too many.
+    :param width: the smallest width of a span, in milliseconds. Spans are wider if there would be too many of them.
     """
     width = fitting_width(oldest, newest, width)
     if oldest // width == newest // width:
@@ -163,10 +163,10 @@ def count_out_of_interval(
 ) -> tuple[int, int]:
     """Return how many records lie outside of an interval, and the largest distance from it in milliseconds.
 
-    :param timestamps: of the records, in milliseconds since the epoch. A negative one means that a record has none.
+    :param timestamps: of the records, in milliseconds since the epoch; negative for a record without a timestamp.
     :param oldest: the smallest of them.
     :param newest: the largest of them.
-    :param interval: start and end, half-open; None for a window without an interval, outside of which nothing lies.
+    :param interval: start and end, half-open; None for a window without an interval, for which the result is 0.
     """
     if interval is None:
         return 0, 0

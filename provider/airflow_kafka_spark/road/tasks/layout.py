@@ -1,9 +1,9 @@
 """Decoding batches of Kafka records into rows.
 
-:class:`RowLayout` makes the rows that a sink or Spark's SQL gets: the columns of value and key, and metadata columns.
-:class:`RecordLayout` makes the records that transforms get: key and value as one column each.
+:class:`RowLayout` makes the rows for a sink or for Spark's SQL: the columns of value and key, and metadata columns.
+:class:`RecordLayout` makes the records for transforms: key and value as one column each.
 
-Runs in Spark's tasks; on the driver only to know the schema. Imports neither Airflow nor pyspark.
+Runs in Spark's tasks, and on the driver to look up the schema. Imports neither Airflow nor pyspark.
 """
 
 from __future__ import annotations
@@ -68,11 +68,12 @@ class RowLayout:
     :param schema: all columns: the value's, then the key's, then metadata.
     :param value: decodes values.
     :param value_names: the value's columns.
-    :param key: decodes keys, or None. A column that key and value both have is taken from the key: that is what an upsert or a
-        delete is keyed by, and the only part a tombstone has.
+    :param key: decodes keys, or None. A column that key and value both have is taken from the key, because an upsert or a delete
+        uses the key, and a tombstone has only the key.
     :param key_names: the key's columns.
-    :param metadata: which of :data:`~airflow_kafka_spark.formats.internal_columns.METADATA` goes into which column.
-    :param null_values: what a record without a value means.
+    :param metadata: column names by the part of a record that they hold, of
+        :data:`~airflow_kafka_spark.formats.internal_columns.METADATA`.
+    :param null_values: handling of records without a value.
     """
 
     schema: pa.Schema
@@ -126,7 +127,7 @@ class RowLayout:
         decoded = self.value.decode(records.values)
         bad = {at: (VALUE_CONVERTER, reason) for at, reason in decoded.bad}
         columns = dict(zip(self.value_names, decoded.batch.columns, strict=True))
-        # No rows, and no deletes: their keys may be of another kind.
+        # They are neither rows nor deletes, so their keys may have another form.
         ignored = set(decoded.left_out)
         if self.key is not None:
             keys = self.key.decode(records.keys or ())
@@ -153,9 +154,9 @@ class RecordLayout:
 
     :param value: decodes values into the columns of ``value_schema``.
     :param value_schema: the columns of a value.
-    :param key: decodes keys into those of ``key_schema``; None leaves them bytes.
+    :param key: decodes keys into the columns of ``key_schema``; None: keys stay bytes.
     :param key_schema: the columns of a key.
-    :param originals: the parts of records that are carried along as they were read, among
+    :param originals: the parts of records that are carried along unchanged, of
         :data:`~airflow_kafka_spark.formats.internal_columns.ORIGINAL`.
     :param wanted: the columns that are used; others may be null. None: all.
     """
@@ -221,7 +222,8 @@ class RecordLayout:
 
 
 def tombstones(records: KafkaRecords, decoded: Decoded) -> list[bool] | None:
-    """Return which records have no value, or one that marks a delete (``Decoded.deleted``); None if all records have values."""
+    """Return a boolean per record: True if it has no value, or a value that marks a delete (``Decoded.deleted``). None if all
+    records have values."""
     if decoded.deleted is None:
         return [value is None for value in records.values] if None in records.values else None
     return [value is None or dead for value, dead in zip(records.values, decoded.deleted.to_pylist(), strict=True)]
@@ -254,7 +256,7 @@ def _struct(schema: pa.Schema) -> pa.StructType:
 
 
 def _struct_array(batch: pa.RecordBatch, missing: Sequence[bool] | None) -> pa.StructArray:
-    """Return a column of structs, null where one is missing."""
+    """Return a column of structs, with nulls for missing ones."""
     import pyarrow as pa
 
     mask = pa.array(missing, pa.bool_()) if missing is not None else None

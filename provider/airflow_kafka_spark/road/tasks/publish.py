@@ -21,7 +21,7 @@ from airflow_kafka_spark.formats.internal_columns import END, HEADERS, KEY, OFFS
 from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, partition_id
-from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, without_rows
+from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, drop_rows
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, RecordBatches, publish_split
 from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sources.kafka.topics import Subscription
 
 RECORD = ("key", "value", "topic", "timestamp", "headers", "partition")
-"""The columns that a record which is sent may have."""
+"""The columns of a record to send."""
 
 _COPIED = {KEY: "key", VALUE: "value", TIMESTAMP: "timestamp", HEADERS: "headers", PARTITION: "partition"}
 
@@ -47,8 +47,8 @@ class TopicRules:
     """The topics that records may go to if transforms have changed their topic.
 
     :param reserved: topics that no record is sent to: the pipeline's ledger, its dead letter topic, and those of filters.
-    :param topic: where records go whose topic is still that of their split; None: there.
-    :param read: what the pipeline reads; None for a source. A record that went there would be read again.
+    :param topic: the target of records whose topic no transform has changed; None: the topic of their split.
+    :param read: the topics that the pipeline reads, because a record that is sent there would be read again; None for a source.
     """
 
     reserved: tuple[str, ...] = ()
@@ -56,10 +56,10 @@ class TopicRules:
     read: Subscription | None = None
 
     def apply(self, rows: pa.RecordBatch, place: TopicPartition) -> pa.RecordBatch:
-        """Return the rows with the topics that they are sent to.
+        """Return the rows with their target topics.
 
         :param place: the topic and partition of their split.
-        :raises RowRejected: one of them must not be written.
+        :raises RowRejected: a row has a topic that must not be written to.
         """
         at = rows.schema.get_field_index("topic")
         if at < 0:
@@ -85,8 +85,8 @@ class Sorting:
 
     :param encoder: encodes keys and values that arrive as structs.
     :param tolerance: handling of bad rows; None: a split that holds one is not published.
-    :param null_values: what a record without a value means, where transforms may have changed the value.
-    :param topics: where records may go whose topic the transforms have changed; None: no transform changes a topic.
+    :param null_values: handling of records without a value, if transforms may have changed the value.
+    :param topics: the rules for records whose topic the transforms have changed; None: no transform changes a topic.
     :param pipeline: the pipeline's name, for records that a filter sends elsewhere.
     :param origin: the origin of the rows: Kafka records, or the rows of a source.
     """
@@ -106,10 +106,10 @@ class Sorting:
 
 @dataclass
 class SortedRecords(RecordBatches):
-    """The records that are sent of a split: its good rows, and those that a filter sends elsewhere.
+    """The records of a split that are sent: its good rows, and those that a filter sends elsewhere.
 
     :param place: the topic and partition of the split; for a source an empty topic and the split's index.
-    :param sorting: how rows are sorted.
+    :param sorting: sorts and encodes the rows.
     """
 
     index: int = field(kw_only=True)
@@ -117,7 +117,7 @@ class SortedRecords(RecordBatches):
     sorting: Sorting = field(kw_only=True)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Yield the records. A split with a bad row that is not tolerated is only counted from there on."""
+        """Yield the records. After a bad row that is not tolerated, the rest of the split is only counted."""
         account, published, began = SplitAccount(self.index, self.place, self.sorting.tolerance), 0, time.time()
         sorter = Sorter(account, self.sorting.origin, self.sorting.null_values)
         for batch in super().__iter__():
@@ -137,17 +137,17 @@ class SortedRecords(RecordBatches):
         self.result = replace(account.result(published), began=began)
 
     def _encode(self, rows: pa.RecordBatch, sorter: Sorter) -> pa.RecordBatch:
-        """Return rows as records. Rows that do not fit their format are counted as bad."""
+        """Return rows as records, and count rows that do not fit their format as bad."""
         encoded, misfits = self.sorting.encoder.encode(rows)
         if misfits:
             reasons = misfits
             if not self.sorting.is_of_source:
                 reasons = {at: (stage + OUTPUT, f"cannot be written: {reason}") for at, (stage, reason) in misfits.items()}
             sorter.refuse(rows, reasons, encoded)
-            encoded = without_rows(encoded, misfits)
+            encoded = drop_rows(encoded, misfits)
         if self.sorting.topics is not None and encoded.num_rows:
             encoded = self.sorting.topics.apply(encoded, self.place)
-        return as_records(encoded)
+        return to_records(encoded)
 
     def _routed(self, routed: pa.RecordBatch) -> pa.RecordBatch:
         """Return records as they were read, each with the topic that a filter sends it to."""
@@ -156,14 +156,14 @@ class SortedRecords(RecordBatches):
 
 
 def _with_places(batch: pa.RecordBatch, account: SplitAccount) -> pa.RecordBatch:
-    """Return the rows of a source, counted, each with its place in the split, from 1."""
+    """Count the rows of a source, and return them with their number in the split, from 1."""
     first = account.records + 1
     account.add_rows(batch.num_rows)
     return batch.append_column(OFFSET, pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64)))
 
 
-def as_records(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the columns of rows that a publisher sends, under the names that it expects."""
+def to_records(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the columns that a publisher sends, under the names that it expects."""
     columns = {}
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         if (part := _COPIED.get(name, name)) in RECORD:
@@ -176,7 +176,7 @@ class SplitSource(Protocol):
     """Reads splits in the task that publishes them."""
 
     def read(self, at: int, index: int) -> Iterable[pa.RecordBatch]:
-        """Return the batches of a split, and behind them one row with the account of what was read.
+        """Return the batches of a split, and after them one row with the account of the rows that were read.
 
         :param at: the position of the split among those that are left.
         :param index: its index in the window.
@@ -213,7 +213,8 @@ class EncodedSplits:
         for batch in rows:
             account.add_rows(batch.num_rows)
             yield self.encoder.encode(batch)
-        end = encode_result(replace(account.result(), began=began, seconds={"read": rows.seconds}))
+        result = replace(account.result(), token=self.reader.token(at), began=began, seconds={"read": rows.seconds})
+        end = encode_result(result)
         yield pa.RecordBatch.from_pylist([{END: end}], schema=pa.schema([(END, pa.string())]))
 
 
@@ -226,7 +227,7 @@ class PublishTask(CheckedOnExecutors):
 
     :param publisher: publishes a split; None: its records are only counted.
     :param splits: the splits that are left; for a source their indexes.
-    :param sorting: how rows are sorted; None: all of them are records already, and none is bad.
+    :param sorting: sorts and encodes the rows; None: the rows are records already, and none is bad.
     :param source: reads the splits; None: Spark does.
     """
 
@@ -250,7 +251,7 @@ class PublishTask(CheckedOnExecutors):
     def _publish(self, at: int, from_spark: Iterator[pa.RecordBatch] | None = None) -> pa.RecordBatch:
         """Publish the split at a position among those that are left.
 
-        :param from_spark: its rows as Spark hands them over; None: it is read here.
+        :param from_spark: its rows, from Spark; None: this task reads them.
         """
         split = self.splits[at]
         if isinstance(split, Split):

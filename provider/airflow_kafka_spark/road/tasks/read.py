@@ -1,7 +1,8 @@
 """Reading the splits of a window from Kafka, as rows for the next step of the pipeline.
 
-Runs on executors: imports neither Airflow nor pyspark. Behind a split's rows comes one row more, which every filter and transform
-lets pass: it carries the account of what was read, or the error that ended the reading, to the task that writes the rows.
+Runs on executors: imports neither Airflow nor pyspark. The rows of a split are followed by one more row, which every filter and
+transform lets pass. It carries the account of the records that were read, or the error that ended the reading, to the task that
+writes the rows.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class Reading:
 
     :param config: the consumer's configuration. Travels to the executors inside the pickled task only.
     :param skip_lost: pass over records that were deleted meanwhile.
-    :param patience: seconds without progress after which the broker is given up.
+    :param patience: seconds without progress after which reading fails.
     :param tolerance: handling of bad records; None: with one of them nothing of the split is written.
-    :param routed: the records that earlier attempts at the window have sent to other topics. They stay there, whatever they look
-        like now.
+    :param routed: the records that earlier attempts at the window have sent to other topics. They stay routed, even if a filter
+        would let them pass now.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -53,7 +54,7 @@ class Reading:
 
     @property
     def keeps(self) -> bool:
-        """True if bad records are wanted as they were read."""
+        """True if the bytes of bad records are kept as they were read."""
         return self.tolerance is not None and self.tolerance.keep
 
 
@@ -84,13 +85,13 @@ class ReadTask(CheckedOnExecutors):
             yield from self.read(split)
 
     def splits_of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Split]:
-        """Yield the splits whose numbers Spark hands over."""
+        """Yield the splits of the numbers that Spark passes to this task."""
         for batch in batches:
             for at in batch.column(0).to_pylist():
                 yield self.splits[at]
 
     def read(self, split: Split) -> SplitRows:
-        """Return the rows of a split, which are read while they are iterated over."""
+        """Return the rows of a split. They are read during the iteration."""
         from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 
         reader = KafkaSplitReader(
@@ -106,7 +107,7 @@ class ReadTask(CheckedOnExecutors):
         return SplitRows(self, split, reader, reader.gaps)
 
     def read_from_spark(self, batches: Iterator[pa.RecordBatch]) -> SplitRows | None:
-        """Return the rows of the split that Spark's Kafka source hands over; None if it has no records."""
+        """Return the rows of the split that Spark's Kafka source has read; None if it has no records."""
         from airflow_kafka_spark.sources.kafka.tasks.read import from_spark
 
         records = from_spark(batches)
@@ -139,9 +140,9 @@ class EachSplit(CheckedOnExecutors):
 class SplitRows:
     """The rows of one split, and the row that ends them.
 
-    The last row also carries an error of this package, because the traceback of a worker is no message for a user.
+    The last row also carries an error of this package, because Spark would show users the traceback of a worker instead.
 
-    :param task: how the split is read.
+    :param task: reads and decodes the split.
     :param split: the split.
     :param records: its records.
     :param gaps: offsets found deleted while reading.
@@ -162,7 +163,7 @@ class SplitRows:
                 self._batch, since = records, time.monotonic()
                 rows = self._decode(records, account)
                 decoding += time.monotonic() - since
-                # With a bad record that is not tolerated nothing is written: the rest is only read to count what is bad.
+                # Nothing is written after a bad record that is not tolerated: the rest is read only to count bad records.
                 if rows.num_rows and not account.is_lost:
                     yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, pa.string())], schema=schema)
             seconds = {"read": reading.seconds, "decode": decoding}
@@ -172,7 +173,7 @@ class SplitRows:
         yield pa.RecordBatch.from_pylist([{END: end}], schema=schema)
 
     def _decode(self, records: KafkaRecords, account: SplitAccount) -> pa.RecordBatch:
-        """Return the rows of records that are neither bad nor ignored, and count those that are."""
+        """Count bad and ignored records, and return the rows of all others."""
         decoded, tp, tolerance = self.task.layout.decode(records), account.place, self.task.reading.tolerance
         routed = _positions(records, self.task.reading.routed.get(tp))
         sent = _positions(records, tolerance.sent.get(tp) if tolerance is not None else None)
@@ -194,14 +195,14 @@ class SplitRows:
         return decoded.rows.filter(pa.array(kept))
 
     def originals_of(self, rows: pa.RecordBatch) -> Mapping[str, pa.Array]:
-        """Return the parts of records as they were read, of rows of the batch that was yielded last."""
+        """Return the original parts of the records of some rows of the batch that was yielded last."""
         assert self._batch is not None
         offsets = rows.column(rows.schema.get_field_index(OFFSET))
         return self._batch.originals(pc.index_in(offsets, self._batch.offsets).to_pylist())
 
 
 def _positions(records: KafkaRecords, offsets: Set[int] | None) -> frozenset[int]:
-    """Return the positions of the records with some offsets."""
+    """Return the positions of the records with the given offsets."""
     return frozenset(i for i, offset in enumerate(records.offsets.to_pylist()) if offset in offsets) if offsets else frozenset()
 
 

@@ -1,4 +1,4 @@
-"""Sorting the rows of a split at the end of their chain: good ones, bad ones, ignored ones, and those that go to another topic.
+"""Sort the rows of a split after all transforms: into good, bad and ignored rows, and those that go to another topic.
 
 Runs in Spark's tasks. Imports neither Airflow nor pyspark.
 """
@@ -27,18 +27,18 @@ Columns = Mapping[str, pa.Array]
 
 
 class Origin(ABC):
-    """Knows how rows looked before the chain, and where they were read."""
+    """Returns the original records of rows, and the place where they were read."""
 
     @abstractmethod
     def columns_of(self, rows: pa.RecordBatch, encoded: pa.RecordBatch | None) -> Columns:
         """Return key, value, headers and timestamp of rows as they were read, as :func:`dead_letters` takes them.
 
-        :param rows: rows at the end of their chain.
-        :param encoded: what could be encoded of them; None if that was not tried.
+        :param rows: rows after all transforms.
+        :param encoded: the parts of the rows that could be encoded; None if encoding was not tried.
         """
 
     def place_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the facts that say where rows were read, for the headers of routed records.
+        """Return the place where a row was read, for the headers of a routed record.
 
         :param row: the columns of a batch of dead letters.
         """
@@ -49,7 +49,7 @@ class Origin(ABC):
 class RecordOrigin(Origin):
     """The origin of Kafka records.
 
-    :param find: returns the parts of records as they were read, of some rows; None: the rows carry them in the columns
+    :param find: returns the original parts of the records of some rows; None: the rows carry them in the columns
         :data:`~airflow_kafka_spark.formats.internal_columns.ORIGINAL`.
     """
 
@@ -63,7 +63,7 @@ class RecordOrigin(Origin):
 
 @dataclass(frozen=True)
 class RowOrigin(Origin):
-    """The origin of a source's rows. A row is no record yet, so a dead letter shows it as JSON.
+    """The origin of a source's rows. A row has no bytes yet, so a dead letter has the row as JSON.
 
     :param source: the source's URI.
     :param window: the window.
@@ -89,11 +89,11 @@ class RowOrigin(Origin):
 
 @dataclass(frozen=True)
 class Sorter:
-    """Sorts the rows of one split, and counts in its account all that are not good.
+    """Sorts the rows of one split, and counts all rows that are not good in its account.
 
     :param account: the split's account.
     :param origin: the origin of its rows.
-    :param null_values: what a record without a value means; None if that was decided before, or for rows of a source.
+    :param null_values: handling of records without a value; None if they were handled before, or for rows of a source.
     """
 
     account: SplitAccount
@@ -109,16 +109,16 @@ class Sorter:
         return self._kept(self._without_errors(rows)), routed
 
     def refuse(self, rows: pa.RecordBatch, refused: Reasons, encoded: pa.RecordBatch | None = None) -> pa.RecordBatch:
-        """Return the rows without those that cannot be written, which are counted as bad.
+        """Count the rows that cannot be written as bad, and return the others.
 
         :param refused: the positions of the rows, with stage and reason.
-        :param encoded: what could be encoded of all rows, where they were encoded.
+        :param encoded: the parts of all rows that could be encoded; None if they were not encoded.
         """
         if not refused:
             return rows
         at = pa.array(refused, pa.int64())
         self._add_bad(rows.take(at), list(refused.values()), encoded.take(at) if encoded is not None else None)
-        return without_rows(rows, refused)
+        return drop_rows(rows, refused)
 
     def _part(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         routes = batch.column(ROUTE) if ROUTE in batch.schema.names else None
@@ -168,8 +168,8 @@ class Sorter:
 _NONE_ROUTED = pa.RecordBatch.from_pylist([], schema=ROUTED)
 
 
-def without_rows(rows: pa.RecordBatch, positions: Mapping[int, object]) -> pa.RecordBatch:
-    """Return the rows of a batch without those at some positions."""
+def drop_rows(rows: pa.RecordBatch, positions: Mapping[int, object]) -> pa.RecordBatch:
+    """Return the rows of a batch without those at the given positions."""
     if not positions:
         return rows
     return rows.filter(pa.array([at not in positions for at in range(rows.num_rows)], pa.bool_()))
@@ -180,7 +180,8 @@ def _is_binary(column: pa.Array) -> bool:
 
 
 def _row_texts(keys: pa.Array, values: pa.Array) -> pa.Array:
-    """Return rows as JSON: the columns of the value, and those of the key that the value lacks. A binary value stays as it is."""
+    """Return rows as JSON: the columns of the value, and those columns of the key that the value does not have. A binary value
+    stays unchanged."""
     if not pa.types.is_struct(values.type):
         return values
     columns = [(f.name, values.field(at)) for at, f in enumerate(values.type)]

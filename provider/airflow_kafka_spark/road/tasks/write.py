@@ -1,7 +1,7 @@
 """Writing the rows of a split to a sink.
 
-Runs on executors: imports neither Airflow nor pyspark. Where no transform needs Spark's SQL, the same task reads the split, so
-that rows never travel between Python and the JVM only to come back.
+Runs on executors: imports neither Airflow nor pyspark. If no transform needs Spark's SQL, the same task also reads the split, so
+that rows are not sent from Python to the JVM and back.
 """
 
 from __future__ import annotations
@@ -96,17 +96,17 @@ class CapturingWriter(SplitWriter):
 class WriteTask(CheckedOnExecutors):
     """The function that Spark maps over the splits of a window (``mapInArrow``). It hands each to the sink's writer.
 
-    With ``read`` it reads the splits by itself: Spark hands over their numbers, or the records of its Kafka source. Without
-    ``read`` Spark hands over the rows of split ``splits[i]`` in partition ``i``.
+    With ``read`` the task reads the splits: Spark passes their numbers, or the records of its Kafka source. Without ``read``,
+    Spark passes the rows of split ``splits[i]`` in partition ``i``.
 
     :param splits: all splits of the window.
     :param schema: the sink's columns.
-    :param writer: the sink's; every call works on a copy of it, since this object is unpickled once per task.
-    :param null_values: handling of records without a value, where transforms may have changed the value.
-    :param tolerance: handling of bad records; None: with one of them the window cannot be committed.
-    :param names: the names of columns that arrive under others.
+    :param writer: the sink's writer. Every call uses its own copy, because this object is unpickled once per task.
+    :param null_values: handling of records without a value, if transforms may have changed the value.
+    :param tolerance: handling of bad records; None: a window with a bad record cannot be committed.
+    :param names: the names of columns that arrive under other names.
     :param read: reads and decodes a split.
-    :param program: the transforms, where Arrow computes them; None without transforms.
+    :param program: the transforms, if Arrow computes them; None without transforms.
     :param from_spark: True if Spark's Kafka source reads.
     :param others: other sinks that take some of the rows. Their results are in the token of the split's result
         (:data:`OTHERS`).
@@ -135,7 +135,7 @@ class WriteTask(CheckedOnExecutors):
         if self.read is None:
             yield self._write(self.splits[partition_id()], RecordBatches(batches, from_spark=True), RecordOrigin())
         elif self.from_spark:
-            # A range without records: which split it is cannot be known here, so the driver writes it as an empty split.
+            # A range without records. This task cannot know its split, so the driver writes it as an empty split.
             if (rows := self.read.read_from_spark(batches)) is not None:
                 yield self.write(rows)
         else:
@@ -149,7 +149,7 @@ class WriteTask(CheckedOnExecutors):
         return self._write(rows.split, RecordBatches(iter(rows)), RecordOrigin(rows.originals_of))
 
     def _write(self, split: Split, incoming: RecordBatches, origin: RecordOrigin) -> str:
-        # A traceback from a worker is no message for a user, so errors of this package travel as results.
+        # Spark would show users the traceback of a worker, so errors of this package are returned as results.
         try:
             return encode_result(self._move(split, incoming, origin))
         except KafkaSparkError as error:
@@ -216,7 +216,7 @@ class RowWriter:
 
     :param sorter: sorts and counts the split's rows for this sink.
     :param schema: the sink's columns.
-    :param output: where they go.
+    :param output: the sink's writer for the split.
     :param written: the number of rows that were written.
     """
 
@@ -290,12 +290,13 @@ class SplitOutput:
             faults.reached("split.mid")
 
     def defer(self) -> None:
-        """Leave the commit of the split to the driver, which still has to decide about some of the records."""
+        """Leave the commit of the split to the driver, which first has to decide about some of its records."""
         if self._writing:
             self.writer.defer()
 
     def give_up(self) -> None:
-        """Stop writing: the window cannot be committed any more. The rest of the split is only read to count bad records."""
+        """Stop writing, because the window cannot be committed any more. The rest of the split is read only to count bad
+        records."""
         if self._writing:
             self._writing = False
             self.writer.abort()
@@ -315,5 +316,5 @@ class SplitOutput:
 
 
 def _as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Return a column that came through Spark in the announced type. Names within lists, and large types, may differ."""
+    """Return a column from Spark in the expected type. The names of list items, and large types, may differ."""
     return column if column.type.equals(wanted) else column.cast(wanted)

@@ -150,7 +150,7 @@ def stage_prefix(key: str) -> str:
     return f"{STAGES}{key}_"
 
 
-def prepare(sink: PostgresSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> WindowAttempt:
+def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> WindowAttempt:
     """End earlier attempts, remove what they left, create the tables that are missing, and look up the target.
 
     :raises WindowConflict: the window cannot follow the sink's last one.
@@ -314,7 +314,7 @@ def _create_missing(
     if sink.atomic == "split":
         statements[markers] = sql.create_splits(markers)
     if sink.auto_create:
-        statements[name] = creation(sink, name, shape)
+        statements[name] = create_table_statement(sink, name, shape)
     for table, statement in statements.items():
         # CREATE ... IF NOT EXISTS needs the right to create even if the table is there, and two at once can still collide.
         if exists(connection, table):
@@ -327,7 +327,7 @@ def _create_missing(
         run(connection, sql.add_replay(windows))
 
 
-def creation(sink: PostgresSinkOptions, name: Name, shape: Shape) -> str:
+def create_table_statement(sink: PostgresSinkOptions, name: Name, shape: Shape) -> str:
     """Return the statement that ``auto_create`` runs."""
     columns = [stage_column(f.name, f.type) for f in shape.schema]
     return sql.create_target(name, wanted_columns(sink, columns), sink.key)

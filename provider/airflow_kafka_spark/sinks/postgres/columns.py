@@ -207,7 +207,7 @@ _WIDENS: dict[str, frozenset[str]] = {
 }
 
 
-def misfit(column: StageColumn, target: TargetColumn) -> str | None:
+def explain_misfit(column: StageColumn, target: TargetColumn) -> str | None:
     """Return why a column of the rows does not fit into the target's, as "the rows have ...; expected ...", or None if it
     does."""
     if column.holds == "nothing":
@@ -337,7 +337,7 @@ def refuse_misfits(table: Table, columns: Sequence[StageColumn], window: str) ->
     if lacking := [c.name for c in columns if c.name not in table.columns]:
         raise SinkRejected(str(table.name), window, f"it has no column {', '.join(f'`{m}`' for m in lacking)}")
     for column in columns:
-        if reason := misfit(column, table.columns[column.name]):
+        if reason := explain_misfit(column, table.columns[column.name]):
             found = f"column `{column.name}` is {table.columns[column.name].type}, {reason}"
             raise SinkRejected(str(table.name), window, found)
 

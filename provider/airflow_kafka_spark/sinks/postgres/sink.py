@@ -210,10 +210,10 @@ class PostgresSink(PostgresSinkOptions, Sink):
         :raises SinkUnavailable: the server cannot be reached, or an earlier attempt cannot be ended (the role may end sessions of
             its own, or of all roles with ``pg_signal_backend``).
         """
-        from airflow_kafka_spark.sinks.postgres.attempt import prepare
+        from airflow_kafka_spark.sinks.postgres.attempt import prepare_attempt
         from airflow_kafka_spark.sinks.postgres.writer import SplitsWindowWriter, StagedWindowWriter
 
-        attempt = prepare(self, window, splits, shape)
+        attempt = prepare_attempt(self, window, splits, shape)
         if self.atomic == "split":
             return SplitsWindowWriter(attempt)
         return StagedWindowWriter(attempt, overlap=self.merge == "overlap" and self.mode == "append")

@@ -17,7 +17,7 @@ OFFSET_COLUMNS = ("__connect_topic", "__connect_partition", "__connect_offset")
 OFFSET_TYPES = ("text", "integer", "bigint")
 
 
-def jsonb(value: Any) -> str:
+def jsonb(value: object) -> str:
     return f"{literal(json.dumps(value))}::jsonb"
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.postgres import NAME_BYTES, Name, parse_name, quote, resolve, tables_alike
+from airflow_kafka_spark.hooks.postgres import NAME_BYTES, Name, find_tables_ignoring_case, parse_name, quote, resolve
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
     SYSTEM,
     StageColumn,
     UnsupportedType,
     changed_type,
-    misfit,
+    explain_misfit,
     missing_column_problems,
     stage_column,
 )
@@ -59,7 +59,7 @@ def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> li
         return [*found, Problem("sink.conn_id", where, action), *unchecked]
     try:
         with connection:
-            return [*found, *_ServerValidation(sink, columns, connection, tolerates).problems()]
+            return [*found, *_TargetValidation(sink, columns, connection, tolerates).problems()]
     except psycopg.Error as error:
         what = f"the catalog of {server.where} cannot be read: {server.scrub(' '.join(str(error).split()))}"
         return [*found, Problem("sink.conn_id", what), *unchecked]
@@ -107,7 +107,7 @@ def _try_stage_column(field: pa.Field) -> StageColumn | None:
 
 
 @dataclass
-class _ServerValidation:
+class _TargetValidation:
     """Compares options and rows with the server's catalog, in one session.
 
     :param columns: the columns of the rows; None if they are not known.
@@ -205,7 +205,7 @@ class _ServerValidation:
 
     def _creation_problems(self, name: Name) -> Iterator[Problem]:
         if not self.sink.auto_create:
-            alike = tables_alike(self.connection, name)
+            alike = find_tables_ignoring_case(self.connection, name)
             hint = f"; there is {alike[0]}, and names are compared exactly" if alike else ""
             action = "Create it, correct `table`, or set `auto_create=True`"
             yield Problem("sink.table", f"there is no table {name}{hint}", action)
@@ -242,7 +242,7 @@ class _ServerValidation:
                 yield Problem(
                     where, f"{table.name} generates it always ({target.type})", "Leave it out of the schema, or of the table"
                 )
-            elif target is not None and (reason := misfit(column, target)):
+            elif target is not None and (reason := explain_misfit(column, target)):
                 yield changed_type(column, table, reason)
 
     def _filled_problems(self, table: Table) -> Iterator[Problem]:

@@ -66,13 +66,15 @@ def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Windo
         refuse_gap(last, window, str(windows))
 
 
-def written_before(connection: psycopg.Connection, windows: Name, window: Window) -> int:
+def count_written_before(connection: psycopg.Connection, windows: Name, window: Window) -> int:
     """Return how many rows the window wrote when it was applied before."""
     found = rows(connection, sql.select_window(windows, window.pipeline, window.number))
     return int(found[0][2]) if found else 0
 
 
-def complete(connection: psycopg.Connection, windows: Name, window: Window, written: int, deleted: int, keep: int) -> Applied:
+def complete_window(
+    connection: psycopg.Connection, windows: Name, window: Window, written: int, deleted: int, keep: int
+) -> Applied:
     """Set the counts of the row in the transaction that claimed it, and remove old rows.
 
     The newest rows stay, and they are all that is needed: an open window follows the newest one, and a late attempt or task is

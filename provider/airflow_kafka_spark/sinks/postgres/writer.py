@@ -87,7 +87,7 @@ class Transaction:
         """
         attempt = self.attempt
         removed = run(self.session, sql.delete_window(attempt.target, column, name))
-        before = record.written_before(self.session, attempt.windows, attempt.window)
+        before = record.count_written_before(self.session, attempt.windows, attempt.window)
         wrote = f"it wrote {before} rows" if is_known else "its row in the sink's record is gone; it wrote rows"
         if (removed < before or not is_known) and rows(self.session, sql.has_unmarked_rows(attempt.target, column))[0][0]:
             raise SinkRejected(
@@ -471,7 +471,7 @@ class DriverWriter(WindowWriter):
             return None
         if self.stages:
             transaction.drop_stages()
-        return record.complete(transaction.session, attempt.windows, attempt.window, *gathered, keep=attempt.keep_windows)
+        return record.complete_window(transaction.session, attempt.windows, attempt.window, *gathered, keep=attempt.keep_windows)
 
     # --- errors ---
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -85,7 +85,10 @@ class BufferedFile:
                 continue
 
 
-class BufferedFilesWriter(SplitWriter):
+FileT = TypeVar("FileT", bound=BufferedFile)
+
+
+class BufferedFilesWriter(SplitWriter, Generic[FileT]):
     """Writes one split into files of its own: buffers rows per file, and bounds open files and memory.
 
     A subclass opens, finishes and names the files.
@@ -97,20 +100,20 @@ class BufferedFilesWriter(SplitWriter):
         """Forget everything of an earlier split."""
         self.split = split
         self.schema = self.target.file_schema
-        self.files: OrderedDict[PartitionKey, Any] = OrderedDict()
+        self.files: OrderedDict[PartitionKey, FileT] = OrderedDict()
         self.parts: dict[PartitionKey, int] = {}
         self.finished: list[dict[str, Any]] = []
         self.rows = 0
 
     @abstractmethod
-    def open_file(self, key: PartitionKey, part: int) -> Any:
-        """Open a file: a :class:`BufferedFile`.
+    def open_file(self, key: PartitionKey, part: int) -> FileT:
+        """Open a file.
 
         :param part: how many files of this key were opened before.
         """
 
     @abstractmethod
-    def finish_file(self, file: Any, key: PartitionKey) -> Mapping[str, Any]:
+    def finish_file(self, file: FileT, key: PartitionKey) -> Mapping[str, Any]:
         """Make a file durable, and return what the driver has to know of it."""
 
     @abstractmethod
@@ -154,7 +157,7 @@ class BufferedFilesWriter(SplitWriter):
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _file(self, key: PartitionKey) -> Any:
+    def _file(self, key: PartitionKey) -> FileT:
         """Return the open file of a key. If too many are open, finish the least recently used one first."""
         if key in self.files:
             self.files.move_to_end(key)

@@ -118,13 +118,13 @@ def from_bytes(streams: Iterable[bytes], schema: pa.Schema = SCHEMA) -> pa.Table
     return pa.concat_tables(tables).sort_by([("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")])
 
 
-def joined(*streams: bytes) -> bytes:
+def join_streams(*streams: bytes) -> bytes:
     """Return several streams as one; empty if all are."""
     found = [stream for stream in streams if stream]
     return to_bytes(from_bytes(found)) if len(found) > 1 else b"".join(found)
 
 
-def without(letters: pa.Table, sent: Mapping[TopicPartition, frozenset[int]]) -> pa.Table:
+def drop_sent(letters: pa.Table, sent: Mapping[TopicPartition, frozenset[int]]) -> pa.Table:
     """Return the letters that were not sent before."""
     if not sent:
         return letters
@@ -158,7 +158,7 @@ class Envelope:
         """Return the records to send: key, value, timestamp and headers as they were read, followed by the context headers."""
         return _records(letters, self._context if self.with_context else None)
 
-    def place(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def origin_headers(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the headers that say where the record of a letter was read.
 
         :param row: the columns of a batch of letters.
@@ -178,7 +178,7 @@ class Envelope:
             "exception.message": reasons,
             "exception.stacktrace": pc.binary_join_element_wise(f"{EXCEPTION}:", reasons, " "),
         }
-        return self.place(row) | {PREFIX + name: value for name, value in facts.items()}
+        return self.origin_headers(row) | {PREFIX + name: value for name, value in facts.items()}
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class RowEnvelope(Envelope):
     source: str = ""
     window: str = ""
 
-    def place(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def origin_headers(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {ROW_PREFIX + name: value for name, value in row_place(self.source, self.window, row).items()}
 
 

@@ -22,11 +22,11 @@ from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.hooks.postgres import (
     APPLICATION,
     PostgresServer,
+    find_tables_ignoring_case,
     literal,
     quote,
     resolve,
     system_identifier,
-    tables_alike,
 )
 from airflow_kafka_spark.sources.jdbc.database import (
     REFUSED_SQLSTATES,
@@ -165,7 +165,7 @@ class PostgresSession(DatabaseSession):
         name = resolve(self.connection, schema, table)
         found = self.rows(_OID.format(schema=literal(name.schema), table=literal(name.table)))
         if not found:
-            alike = tables_alike(self.connection, name)
+            alike = find_tables_ignoring_case(self.connection, name)
             return MissingRelation(str(name), f"; there is {alike[0]}, and names are compared exactly" if alike else "")
         oid, kind, usage = found[0]
         attributes = self.rows(_ATTRIBUTES.format(oid=oid))

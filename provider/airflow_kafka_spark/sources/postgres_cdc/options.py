@@ -11,12 +11,12 @@ from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.postgres import parse_name
 
 Snapshot = Literal["initial", "never", "only", "when_needed"]
-BUILT_SNAPSHOTS = ("never",)
 DecimalHandling = Literal["precise", "double", "string"]
 TimePrecision = Literal["adaptive", "connect"]
 OPERATIONS = ("c", "u", "d", "t")
 TOPIC_PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 MIN_WAL_BYTES = 1 << 16
+MOST_CHUNKS = 100
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class PostgresCdcOptions:
     topic_prefix: str
     tables: Sequence[str] | None = None
     snapshot: Snapshot = "never"
+    snapshot_chunk_rows: int = 100_000
+    snapshot_chunks_per_window: int = 16
     max_wal_bytes: int = 256 << 20
     message_key_columns: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
     tombstones_on_delete: bool = True
@@ -51,9 +53,14 @@ class PostgresCdcOptions:
             action = "Use letters, digits, `.`, `_` and `-`"
             yield Problem("source.topic_prefix", f"`{self.topic_prefix}` cannot begin the name of a topic", action)
         yield from self._choice_problems()
-        size: Any = self.max_wal_bytes
-        if isinstance(size, bool) or not isinstance(size, int) or size < MIN_WAL_BYTES:
-            yield Problem("source.max_wal_bytes", f"it is {size!r}; expected a whole number from {MIN_WAL_BYTES:,}")
+        least = {"max_wal_bytes": MIN_WAL_BYTES, "snapshot_chunk_rows": 1, "snapshot_chunks_per_window": 1}
+        for name, smallest in least.items():
+            size: Any = getattr(self, name)
+            if isinstance(size, bool) or not isinstance(size, int) or size < smallest:
+                yield Problem(f"source.{name}", f"it is {size!r}; expected a whole number from {smallest:,}")
+        if isinstance(self.snapshot_chunks_per_window, int) and self.snapshot_chunks_per_window > MOST_CHUNKS:
+            found = f"it is {self.snapshot_chunks_per_window:,}; expected at most {MOST_CHUNKS}"
+            yield Problem("source.snapshot_chunks_per_window", found, "The position of the pipeline holds the chunks of a window")
         yield from self._table_problems()
 
     def _choice_problems(self) -> Iterator[Problem]:
@@ -65,10 +72,6 @@ class PostgresCdcOptions:
         for name, (value, known) in choices.items():
             if value not in known:
                 yield Problem(f"source.{name}", f"it is {value!r}; expected one of {', '.join(known)}")
-        if self.snapshot in get_args(Snapshot) and self.snapshot not in BUILT_SNAPSHOTS:
-            found = f"`{self.snapshot}` is not built yet: windows hold changes of the log only"
-            action = 'Use "never", and publish the rows that are there with a JdbcSource of their own'
-            yield Problem("source.snapshot", found, action)
         wrong = [op for op in self.skipped_operations if op not in OPERATIONS]
         if isinstance(self.skipped_operations, str) or wrong:
             found = f"it is {self.skipped_operations!r}; expected operations among {', '.join(OPERATIONS)}"

@@ -32,7 +32,8 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
     ``KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())`` publishes them.
 
     Guarantee: each change of each transaction that commits after the slot was created is in exactly one window, and all changes
-    of a transaction are in the same one. A window is one split, so its events are published in one Kafka transaction, in the
+    of a transaction are in the same one. With a snapshot, each row that was there is published once, and behind it exactly the
+    changes that it does not include. A window is one split, so its events are published in one Kafka transaction, in the
     order of the commits. The slot is advanced behind a window only once the ledger says that it is complete. A transaction that
     is open at the end of a window is in a later one.
 
@@ -45,8 +46,15 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
     :param topic_prefix: events of table ``schema.table`` have the topic ``<topic_prefix>.<schema>.<table>``, with ``_`` for
         characters that a topic's name cannot have. Templated.
     :param tables: the tables, as ``schema.table`` (``public`` if no schema is given); None (default): all of the publication.
-    :param snapshot: what is published of the rows that are there before the slot. ``never`` (default): nothing, and windows begin
-        where the slot does. ``initial``, ``only`` and ``when_needed`` are refused: they are not built yet.
+    :param snapshot: what is published of the rows that are there before the slot, as events ``r``. ``never`` (default): nothing,
+        and windows begin where the slot does. ``initial``: all rows of the tables, in chunks, while windows of the log go on in
+        between; then the log. ``only``: the same, up to the place of the log at which all rows are read; then the slot is
+        dropped, and further windows are empty. ``when_needed``: as ``initial``, and again whenever the log behind the last window
+        is lost; rows that were deleted in between get no event. The role needs SELECT on the tables.
+    :param snapshot_chunk_rows: how many rows a chunk has, and so a Kafka transaction; default 100,000. A table without a primary
+        key is one chunk.
+    :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the
+        server; default 16. Between two such windows, the log is read.
     :param max_wal_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256
         MiB. A window has to be published within the sink's ``transaction_timeout``.
     :param message_key_columns: table -> the columns of its key. Default: the replica identity, which usually is the primary key;
@@ -145,12 +153,26 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
         """
         return self._windows().freeze(position)
 
+    @property
+    def needs_tasks(self) -> bool:
+        """True with a snapshot: the task that reads a chunk notes which transactions it has seen."""
+        return self.snapshot != "never"
+
+    def position_after(
+        self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Return the position behind a window, with what its chunks have seen. See :meth:`RowSource.position_after`."""
+        return self._windows().position_after(splits, position, tokens)
+
     def completed(self, position: Mapping[str, Any]) -> None:
         """Advance the slot. See :meth:`RowSource.completed`."""
         self._windows().completed(position)
 
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
-        """Return the events of these splits, read by Spark's Python workers. See :meth:`RowSource.frame`."""
+        """Return the events of these splits, read by Spark's Python workers. See :meth:`RowSource.frame`.
+
+        A window with chunks of a snapshot that Spark has read is not closed: what they have seen is not known.
+        """
         from airflow_kafka_spark.sources.postgres_cdc.tasks.frame import ReadSplits
 
         if not splits:

@@ -48,7 +48,12 @@ class CdcServerValidation:
                 found = list(self._server_problems(connection))
                 if any(problem.where == "source.conn_id" and "PostgreSQL" in problem.what for problem in found):
                     return found
-                return [*found, *self._slot_problems(connection, slot), *self._publication_problems(connection)]
+                found += [*self._slot_problems(connection, slot), *self._publication_problems(connection)]
+                return (
+                    found
+                    if any(p.where in ("source.publication", "source.tables") for p in found)
+                    else [*found, *self._rights(connection)]
+                )
         except KafkaSparkError as error:
             problem = Problem("source.conn_id", error.found, "Correct the connection, or see to the server")
             return [problem, *(Unchecked(f"source.{name}", "source.conn_id") for name in ("slot", "publication", "tables"))]
@@ -86,7 +91,7 @@ class CdcServerValidation:
         elif state.database != connection.info.dbname:
             found = f"`{name}` belongs to database `{state.database}`; the connection leads to `{connection.info.dbname}`"
             yield Problem("source.slot", found, "Name another slot, or correct the connection")
-        elif state.wal_status == "lost":
+        elif state.wal_status == "lost" and self.options.snapshot != "when_needed":
             action = "Raise `max_slot_wal_keep_size`, drop the slot, and begin with a new pipeline"
             yield Problem("source.slot", f"`{name}` is lost: WAL that it needs was removed", action)
         elif state.temporary:
@@ -158,6 +163,23 @@ class CdcServerValidation:
                 yield Problem("source.message_key_columns", f"{shown} is not among `tables`", "Leave it out")
                 continue
             yield from _key_problems(shown, identity, columns or [], identifying or [], keys.get(full))
+
+    def _rights(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+        """Yield the tables that a snapshot may not read."""
+        if self.options.snapshot == "never":
+            return
+        wanted = self.options.named_tables
+        found = connection.execute(
+            "SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = %s AND NOT "
+            "(has_schema_privilege(schemaname, 'USAGE') AND "
+            "has_table_privilege(format('%%I.%%I', schemaname, tablename), 'SELECT')) ORDER BY 1, 2",
+            [self.options.publication],
+        ).fetchall()
+        for schema, table in found:
+            if wanted is None or (schema, table) in wanted:
+                user = connection.info.user
+                what = f"role `{user}` may not read {schema}.{table}, as `snapshot` asks for"
+                yield Problem("source.tables", what, f"GRANT SELECT ON {schema}.{table} TO {user}")
 
     def _uncovered(self, shown: str, kind: str) -> Problem:
         if kind == "p":

@@ -16,10 +16,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected
+from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected
 from airflow_kafka_spark.hooks.postgres import PostgresServer
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
+from airflow_kafka_spark.sources.postgres_cdc.snapshot import (
+    Chunks,
+    SnapshotState,
+    after_chunks,
+    after_truncates,
+    begin_snapshot,
+)
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, parse_lsn
 
@@ -54,13 +61,16 @@ class LogWindows:
         """Return the window behind ``position``; see :meth:`RowSource.freeze`."""
         slot = self.slot
         with slot.session("freezing a window of the log") as connection:
+            if position is not None and position.get("finished"):
+                self._drop_slot(connection)
+                return FrozenWindow((), position)
+            position = self._usable(connection, position)
             if position is None:
                 self._create_slot(connection)
-                state = slot.refuse_other(connection, 2**64, {})
-                start = state.confirmed
+                start = slot.refuse_other(connection, 2**64, {}).confirmed
+                snapshot = SnapshotState() if self.options.snapshot == "never" else begin_snapshot(connection, self.options)
             else:
-                start = parse_lsn(position["lsn"])
-                slot.refuse_other(connection, start, dict(position["log"]))
+                start, snapshot = parse_lsn(position["lsn"]), SnapshotState.from_json(position)
             slot.release(connection)
             self._advance(connection, start)
             flushed = _flushed(connection)
@@ -70,18 +80,79 @@ class LogWindows:
                     f"its log ends at {format_lsn(flushed)}, before {format_lsn(start)}, where the last window ended",
                     "Connect to the server of before",
                 )
-            first = self._first_commit(connection, flushed)
             identity = slot.identity(connection)
+            if snapshot.tables and snapshot.is_caught_up:
+                return self._chunks(connection, start, flushed, identity, snapshot)
+            first = self._first_commit(connection, flushed)
+            if first is None and snapshot.tables:
+                start, snapshot = flushed, snapshot.after_log(flushed)
+                if snapshot.tables and snapshot.is_caught_up:
+                    return self._chunks(connection, start, flushed, identity, snapshot)
+        return self._log_window(start, flushed, first, identity, snapshot)
+
+    def _usable(self, connection: psycopg.Connection[Any], position: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return the position if the slot has the log behind it; None if the snapshot has to begin, or to begin again.
+
+        :raises SourceRejected: the slot has not, and ``snapshot`` is not ``when_needed``.
+        """
+        start, log_of = (parse_lsn(position["lsn"]), dict(position["log"])) if position else (2**64, {})
+        try:
+            if position is not None or self.slot.state(connection) is not None:
+                self.slot.refuse_other(connection, start, log_of)
+        except LogLost as error:
+            if self.options.snapshot != "when_needed":
+                raise
+            log.warning("All tables are read again: %s", error)
+            self._drop_slot(connection)
+            return None
+        return position
+
+    def _chunks(
+        self, connection: psycopg.Connection[Any], start: int, flushed: int, identity: Mapping[str, Any], snapshot: SnapshotState
+    ) -> FrozenWindow:
+        """Return a window of the next chunks of the snapshot. The log stays where it is."""
+        chunks = Chunks(connection, self.options, {"start": format_lsn(start), "log": dict(identity)})
+        snapshot = chunks.cut(snapshot)
+        return FrozenWindow(tuple(chunks.splits), self._position(start, flushed, identity, snapshot), remaining=True)
+
+    def _log_window(
+        self, start: int, flushed: int, first: int | None, identity: Mapping[str, Any], snapshot: SnapshotState
+    ) -> FrozenWindow:
+        """Return a window of the log.
+
+        :param first: the LSN of the first commit; None: there is none, and the window has no splits.
+        """
         end = flushed
         if first is not None:
             # A window holds one transaction at least, so that windows always get on.
             end = min(flushed, max(start + self.options.max_wal_bytes, first + 1))
-        bounds = {"start": format_lsn(start), "end": format_lsn(end), "log": identity}
-        behind = flushed - end
-        if behind:
+        bounds: dict[str, Any] = {"start": format_lsn(start), "end": format_lsn(end), "log": dict(identity)}
+        if snapshot.tables:
+            bounds["snapshot"] = [table.to_json() for table in snapshot.tables]
+        if behind := flushed - end:
             log.info("%s bytes of the log lie behind this window", f"{behind:,}")
-        after = {"lsn": bounds["end"], "log": identity, "bytes_behind": behind}
-        return FrozenWindow((bounds,) if first is not None else (), after, remaining=behind > 0)
+        after = snapshot.after_log(end)
+        remaining = behind > 0 or bool(after.tables)
+        return FrozenWindow(
+            (bounds,) if first is not None else (), self._position(end, flushed, identity, after), remaining=remaining
+        )
+
+    def _position(self, lsn: int, flushed: int, identity: Mapping[str, Any], snapshot: SnapshotState) -> dict[str, Any]:
+        behind = flushed - lsn
+        position = {"lsn": format_lsn(lsn), "log": dict(identity), "bytes_behind": behind, **snapshot.to_json()}
+        return {**position, "finished": True} if self.options.snapshot == "only" and not snapshot.tables else position
+
+    def position_after(
+        self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Return the position behind a window, with the snapshots of its chunks. See :meth:`RowSource.position_after`."""
+        snapshot = SnapshotState.from_json(position)
+        is_of_chunks = bool(splits) and "table" in splits[0]
+        after = after_chunks(snapshot, splits, tokens) if is_of_chunks else after_truncates(snapshot, splits, tokens)
+        if after == snapshot:
+            return position
+        kept = {name: value for name, value in position.items() if name not in ("snapshot", "finished")}
+        return {**kept, **after.to_json()}
 
     def completed(self, position: Mapping[str, Any]) -> None:
         """Advance the slot to the end of a complete window. A failure is only logged: the next window does it."""
@@ -89,6 +160,9 @@ class LogWindows:
         faults.reached("cdc.advance")
         try:
             with self.slot.session("advancing the slot") as connection:
+                if position.get("finished"):
+                    self._drop_slot(connection)
+                    return
                 self.slot.refuse_other(connection, start, dict(position["log"]))
                 self.slot.release(connection)
                 self._advance(connection, start)
@@ -96,7 +170,7 @@ class LogWindows:
             log.warning("The slot `%s` stays where it was until the next window: %s", self.options.slot, error)
 
     def _create_slot(self, connection: psycopg.Connection[Any]) -> None:
-        """Create the slot if it is missing. It is never dropped here."""
+        """Create the slot if it is missing."""
         if self.slot.state(connection) is not None:
             return
         connection.execute(f"SET statement_timeout = '{CREATE_SECONDS}s'")
@@ -105,6 +179,13 @@ class LogWindows:
         )
         connection.execute("SET statement_timeout = 0")
         log.info("The slot `%s` is created: windows begin here", self.options.slot)
+
+    def _drop_slot(self, connection: psycopg.Connection[Any]) -> None:
+        """Drop the slot, whose log is not needed or not complete any more, if it is there."""
+        if self.slot.state(connection) is not None:
+            self.slot.release(connection)
+            connection.execute("SELECT pg_catalog.pg_drop_replication_slot(%s::name)", [self.options.slot])
+            log.info("The slot `%s` is dropped", self.options.slot)
 
     def _advance(self, connection: psycopg.Connection[Any], to: int) -> None:
         """Advance the slot; never backwards."""
@@ -136,7 +217,7 @@ class LogWindows:
     def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
         """Return how tasks read these splits."""
         from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions
-        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import LogReader, publication_names, split_columns
+        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import CdcReader, split_columns
 
         given = self.options
         with self.slot.session("reading the catalog") as connection:
@@ -153,7 +234,7 @@ class LogWindows:
             decimals=given.decimal_handling_mode,
             times=given.time_precision_mode,
         )
-        return LogReader(self.slot, publication_names(given.publication), form, tuple(splits), split_columns(needed))
+        return CdcReader(self.slot, given.publication, form, tuple(splits), split_columns(needed))
 
 
 def _flushed(connection: psycopg.Connection[Any]) -> int:

@@ -58,6 +58,7 @@ function About({ row, partitionsAge, guarantee }) {
     facts: [
       row.reads_rows ? null : ["Lag", known(row.lag_records) ? h("span", { "data-lag": row.lag_records }, plural(row.lag_records, "record")) : null, known(row.lag_age ?? partitionsAge) ? `Measured ${seconds(row.lag_age ?? partitionsAge)} ago` : undefined],
       row.reads_rows ? null : ["Behind", known(row.lag_seconds) ? seconds(row.lag_seconds) : null, "Age of the oldest record that is not yet moved"],
+      known(row.log_bytes_behind) ? ["Log behind", bytes(row.log_bytes_behind), "Bytes of the database's log that lay behind the last window when it was planned"] : null,
       ["Rate", rateOf(row.rate), "Records per second of the last window"],
       ["Last window", last ? h(Fragment, null, `${windowText(last)}, `, h(Ago, { at: last.completed_at })) : null],
       ["DAG and task", row.dag_id ? h(Fragment, null, h(Host, { to: dagPath(row.dag_id) }, row.dag_id), row.task_id ? ` · ${row.task_id}` : "", row.dag_paused ? " (paused in Airflow)" : "") : "no DAG names it"],

@@ -49,7 +49,7 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroUnion,
     branch_to_read,
     columns_of,
-    field_for,
+    find_reader_field,
     is_readable_as,
     read_symbols,
     unit_ratio,
@@ -348,7 +348,7 @@ class BatchReader:
         """Return how the writer's fields are read, and the function that builds the reader's columns from them."""
         steps: list[tuple[FieldReader, AvroField | None]] = []
         for written in writer.fields:
-            field = field_for(written, writer, reader)
+            field = find_reader_field(written, writer, reader)
             bare = without_logical_types(written.type)
             steps.append((self._step(bare, bare) if field is None else self._step(written.type, field.type), field))
         taken = {field.name for _, field in steps if field}

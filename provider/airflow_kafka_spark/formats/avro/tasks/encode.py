@@ -125,7 +125,7 @@ class AvroEncoder(Encoder):
                 made.append(bytes(out))
             except BadValue as e:
                 if not isinstance(self.schema, AvroRecord):
-                    e.within(f".{self.columns[0].name}")
+                    e.prepend(f".{self.columns[0].name}")
                 made.append(None)
                 bad.append((place, e.reason))
             except UnicodeDecodeError as e:

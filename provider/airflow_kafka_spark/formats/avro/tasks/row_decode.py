@@ -33,7 +33,7 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroSchema,
     AvroUnion,
     branch_to_read,
-    field_for,
+    find_reader_field,
     is_readable_as,
     merged_number_type,
     read_symbols,
@@ -139,7 +139,7 @@ def _record(writer: AvroRecord, reader: AvroRecord) -> ReadValue:
     steps: list[tuple[str, ReadValue, bool]] = []
     taken: set[str] = set()
     for written in writer.fields:
-        field = field_for(written, writer, reader)
+        field = find_reader_field(written, writer, reader)
         if field is None:
             bare = without_logical_types(written.type)
             steps.append((written.name, value_reader(bare, bare), False))
@@ -152,15 +152,15 @@ def _record(writer: AvroRecord, reader: AvroRecord) -> ReadValue:
 
     def read(b: bytes, i: int) -> tuple[dict[str, Any], int]:
         for f in lacking:
-            raise BadValue(f"the writer's schema has no such field, expected {f.type}").within(f".{f.name}")
+            raise BadValue(f"the writer's schema has no such field, expected {f.type}").prepend(f".{f.name}")
         row = dict(defaults)
         for name, read_value, wanted in steps:
             try:
                 value, i = read_value(b, i)
             except BadValue as e:
-                raise e.within(f".{name}") from None
+                raise e.prepend(f".{name}") from None
             except (IndexError, struct.error):
-                raise BadValue(f"it ends too early, after {len(b)} bytes").within(f".{name}") from None
+                raise BadValue(f"it ends too early, after {len(b)} bytes").prepend(f".{name}") from None
             if wanted:
                 row[name] = value
         return row, i
@@ -192,7 +192,7 @@ def _array(writer: AvroArray, reader: AvroArray) -> ReadValue:
                 try:
                     item, i = read_item(b, i)
                 except BadValue as e:
-                    raise e.within(f"[{len(items)}]") from None
+                    raise e.prepend(f"[{len(items)}]") from None
                 items.append(item)
             if len(items) > _MANY and not smallest:
                 raise BadValue(f"found an array of more than {_MANY} items without bytes")
@@ -214,7 +214,7 @@ def _map(writer: AvroMap, reader: AvroMap) -> ReadValue:
                 try:
                     entries[key], i = read_item(b, i)
                 except BadValue as e:
-                    raise e.within(f"[{key!r}]") from None
+                    raise e.prepend(f"[{key!r}]") from None
 
     return read
 
@@ -290,7 +290,7 @@ def _default(schema: AvroSchema, value: Any) -> Any:
     return _default_scalar(schema, value)
 
 
-def _default_of_union(schema: AvroUnion, value: Any) -> Any:
+def _default_of_union(schema: AvroUnion, value: object) -> Any:
     # Up to Avro 1.11 a default is of the first branch, since 1.12 of any.
     for at, branch in enumerate(schema.branches):
         try:
@@ -301,7 +301,7 @@ def _default_of_union(schema: AvroUnion, value: Any) -> Any:
     raise ValueError
 
 
-def _constant(value: Any) -> ReadValue:
+def _constant(value: object) -> ReadValue:
     return lambda b, i: (value, i)
 
 
@@ -319,7 +319,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _default_scalar(schema: AvroPrimitive | AvroFixed, json_value: Any) -> Any:
+def _default_scalar(schema: AvroPrimitive | AvroFixed, json_value: object) -> Any:
     if not isinstance(json_value, _JSON_TYPES[schema.kind]) or (isinstance(json_value, bool) and schema.kind != "boolean"):
         raise TypeError
     value: Any = json_value

@@ -160,7 +160,7 @@ def record_writer(schema: AvroRecord, columns: Sequence[Column]) -> WriteValue:
             try:
                 step(out, row[name])
             except BadValue as e:
-                raise e.within(f".{name}") from None
+                raise e.prepend(f".{name}") from None
 
     return write
 
@@ -175,7 +175,7 @@ def _array(write_item: WriteValue) -> WriteValue:
             try:
                 write_item(out, item)
             except BadValue as e:
-                raise e.within(f"[{at}]") from None
+                raise e.prepend(f"[{at}]") from None
         out += b"\0"
 
     return write
@@ -193,7 +193,7 @@ def _map(write_value: WriteValue) -> WriteValue:
             try:
                 write_value(out, entry[1])
             except BadValue as e:
-                raise e.within(f"[{entry[0].as_py()!r}]") from None
+                raise e.prepend(f"[{entry[0].as_py()!r}]") from None
         out += b"\0"
 
     return write

@@ -8,7 +8,7 @@ decoder checks. So each schema is read once and not with every record.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -123,13 +123,16 @@ class EnvelopeDecoder(Decoder):
             deleted = pa.array([at in gone for at in range(len(values))], pa.bool_())
         return Decoded(batch, tuple(sorted(bad.items())), deleted)
 
-    def _rows(self, groups: Any, values: Sequence[bytes | None], bad: dict[int, str], row_wise: bool) -> pa.RecordBatch:
+    def _rows(
+        self, groups: Iterable[_Group], values: Sequence[bytes | None], bad: dict[int, str], row_wise: bool
+    ) -> pa.RecordBatch:
         """Return all rows in their order; reasons of bad records are added to ``bad``."""
         batches: list[pa.RecordBatch] = []
         rows: list[int | None] = [None] * len(values)
         taken = 0
         for group in groups:
             decoder = group.plan.decoder
+            assert decoder is not None, "payloads without a decoder are bad records"
             decoded = decoder.decode_row_wise(group.payloads) if row_wise else decoder.decode(group.payloads)
             for n, reason in decoded.bad:
                 bad[group.places[n]] = _reason(values[group.places[n]], reason)
@@ -353,7 +356,9 @@ def _starts(array: pa.Array) -> pa.Array:
     return pc.if_else(gone, pa.scalar(None, pa.int32()), array.offsets)
 
 
-def default_fills(columns: Sequence[Column], schema: Any) -> tuple[tuple[Column, ...], tuple[DefaultFill | None, ...]]:
+def default_fills(
+    columns: Sequence[Column], schema: Mapping[str, Any] | None
+) -> tuple[tuple[Column, ...], tuple[DefaultFill | None, ...]]:
     """Return the columns as a payload may leave them, and the defaults that replace their nulls.
 
     :param columns: the columns with their logical types.
@@ -366,7 +371,7 @@ def default_fills(columns: Sequence[Column], schema: Any) -> tuple[tuple[Column,
         try:
             data_type, filling = _default_fill(column.type, known.get(column.name, {}))
         except BadValue as e:
-            raise e.within(f".{column.name}") from None
+            raise e.prepend(f".{column.name}") from None
         lenient.append(replace(column, type=data_type, nullable=column.nullable or _has_default(filling)))
         found.append(filling)
     return tuple(lenient), tuple(found)
@@ -395,7 +400,7 @@ def _has_default(filling: DefaultFill | None) -> bool:
     return filling is not None and filling.default is not None
 
 
-def _decoded(data_type: DataType, default: Any) -> pa.Array:
+def _decoded(data_type: DataType, default: object) -> pa.Array:
     """Return a default, which is written as in a payload, as an array of one."""
     column = Column("default", data_type)
     try:
@@ -408,7 +413,7 @@ def _decoded(data_type: DataType, default: Any) -> pa.Array:
     return decoded.batch.column(0)
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     """Return parsed JSON as text, with numbers as they were written."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{json.dumps(name)}:{_json(one)}" for name, one in value.items()) + "}"

@@ -231,7 +231,7 @@ def _writer(data_type: DataType, path: str) -> _Write:
 
 
 def _or_null(write: _Write, nullable: bool) -> _Write:
-    def text(value: Any) -> str:
+    def text(value: object) -> str:
         if value is None and not nullable:
             raise ValueError("it holds a null, and the schema has none there")
         return "null" if value is None else write(value)

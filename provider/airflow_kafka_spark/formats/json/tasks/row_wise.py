@@ -27,12 +27,12 @@ from airflow_kafka_spark.formats.text import (
     NO_FINITE,
     BadValue,
     _exact,
-    day_number,
     from_base64,
     match_decimal,
-    micros,
-    nearest,
-    short,
+    parse_day,
+    parse_float,
+    parse_micros,
+    shorten,
 )
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Struct, Text
 
@@ -118,7 +118,7 @@ def found_at(text: str, i: int) -> str:
     if i >= len(text):
         return "nothing"
     try:
-        return short(text[i : _scan_once(text, i)[1]])
+        return shorten(text[i : _scan_once(text, i)[1]])
     except (ValueError, StopIteration):
         return f"{ascii(text[i])}"
 
@@ -127,8 +127,8 @@ def unexpected(text: str, i: int, expected: str) -> BadValue:
     """Return the error for a value whose type is not that of its column, or for a missing value."""
     end = skip_value(text, i)
     if end < len(text) and text[end] not in " \t\n\r,]}":
-        return not_json(text, end, f"the end of the value {short(text[i:end])}")
-    return BadValue(f"found {short(text[i:end])}, expected {expected}")
+        return not_json(text, end, f"the end of the value {shorten(text[i:end])}")
+    return BadValue(f"found {shorten(text[i:end])}, expected {expected}")
 
 
 def check_unicode(text: str) -> None:
@@ -151,7 +151,7 @@ def text_reader(data_type: Text) -> JsonReader:
             end = skip_value(text, i)
             found = text[i:end]
         if limit is not None and len(found) > limit:
-            raise BadValue(f"found {short(found)} ({len(found)} characters), expected {data_type}")
+            raise BadValue(f"found {shorten(found)} ({len(found)} characters), expected {data_type}")
         return found, end
 
     return read
@@ -167,7 +167,7 @@ def _integer_reader(name: str, bits: int) -> JsonReader:
         # More digits exceed every range, and Python refuses to convert thousands of them.
         number = int(match.group()) if len(match.group()) <= 20 else None
         if number is None or not low <= number <= high:
-            raise BadValue(f"found {short(match.group())}, expected {name}: {low} to {high}")
+            raise BadValue(f"found {shorten(match.group())}, expected {name}: {low} to {high}")
         return number, match.end()
 
     return read
@@ -201,7 +201,7 @@ def _float_reader(name: str, single: bool) -> JsonReader:
             if text[i:end] in NO_FINITE:
                 return NO_FINITE[text[i:end]], end
             raise unexpected(text, i, name)
-        return nearest(match.group(), name, single), match.end()
+        return parse_float(match.group(), name, single), match.end()
 
     return read
 
@@ -225,14 +225,14 @@ def _day(text: str, i: int) -> tuple[Any, int]:
     if text[i] != '"':
         raise unexpected(text, i, "date")
     found, end = read_string(text, i)
-    return day_number(found), end
+    return parse_day(found), end
 
 
 def _wall_clock(text: str, i: int) -> tuple[Any, int]:
     if text[i] != '"':
         raise unexpected(text, i, "timestamp_ntz")
     found, end = read_string(text, i)
-    return micros(found, "timestamp_ntz", zoned=False), end
+    return parse_micros(found, "timestamp_ntz", zoned=False), end
 
 
 PRIMITIVES: dict[str, JsonReader] = {
@@ -348,16 +348,16 @@ class JsonRowReader:
                 if reader is None:
                     i = skip_value(text, i)
                 elif name in row:
-                    raise BadValue("found twice in one object, expected once").within(f".{name}")
+                    raise BadValue("found twice in one object, expected once").prepend(f".{name}")
                 else:
                     try:
                         row[name], i = reader(text, i)
                     except BadValue as e:
-                        raise e.within(f".{name}") from None
+                        raise e.prepend(f".{name}") from None
                 i = next_item(text, i, "}")
             for name in required:
                 if name not in row:
-                    raise BadValue(f"missing, expected {required[name]} NOT NULL").within(f".{name}")
+                    raise BadValue(f"missing, expected {required[name]} NOT NULL").prepend(f".{name}")
             return blank | row, i + 1
 
         return read
@@ -374,7 +374,7 @@ class JsonRowReader:
                 try:
                     item, i = read_element(text, i)
                 except BadValue as e:
-                    raise e.within(f"[{len(items)}]") from None
+                    raise e.prepend(f"[{len(items)}]") from None
                 items.append(item)
                 i = next_item(text, i, "]")
             return items, i + 1
@@ -397,7 +397,7 @@ class JsonRowReader:
                     check_unicode(name)
                     entries[name], i = read_value(text, i)
                 except BadValue as e:
-                    raise e.within(f"[{short(ascii(name))}]") from None
+                    raise e.prepend(f"[{shorten(ascii(name))}]") from None
                 i = next_item(text, i, "}")
             return list(entries.items()), i + 1
 
@@ -420,14 +420,14 @@ class JsonRowReader:
             if text[i] == '"':
                 seen(False)
                 found, end = read_string(text, i)
-                return micros(found, "timestamp", zoned=True), end
+                return parse_micros(found, "timestamp", zoned=True), end
             match = match_integer(text, i)
             if match is None:
                 raise unexpected(text, i, "timestamp")
             seen(True)
             if len(match.group()) > 20 or not MIN_SECOND <= int(match.group()) <= MAX_SECOND:
                 expected = "timestamp: an integer is seconds since 1970, in the years 0001 to 9999"
-                raise BadValue(f"found {short(match.group())}, expected {expected}")
+                raise BadValue(f"found {shorten(match.group())}, expected {expected}")
             return int(match.group()) * 1_000_000, match.end()
 
         return read
@@ -463,7 +463,7 @@ def logical_reader(kind: LogicalType, seen: Callable[[bool], None]) -> JsonReade
 def _instant_text(name: str) -> JsonReader:
     def read(text: str, i: int) -> tuple[Any, int]:
         found, end = read_string(text, i)
-        return micros(found, name, zoned=name == "timestamp"), end
+        return parse_micros(found, name, zoned=name == "timestamp"), end
 
     return read
 
@@ -476,8 +476,8 @@ def _iso_text(name: str) -> JsonReader:
     def read(text: str, i: int) -> tuple[Any, int]:
         found, end = read_string(text, i)
         if name == "date":
-            return day_number(found.removesuffix("Z")), end
-        return micros(found, name, zoned=found.endswith("Z")), end
+            return parse_day(found.removesuffix("Z")), end
+        return parse_micros(found, name, zoned=found.endswith("Z")), end
 
     return read
 
@@ -492,7 +492,7 @@ def _from_number(kind: LogicalType) -> Callable[[str], int]:
     def convert(found: str) -> int:
         number = int(found) * times if len(found) <= 20 else None
         if number is None or not low <= number // per <= high:
-            raise BadValue(f"found {short(found)}, expected {kind.of}: {what} since 1970, in the years 0001 to 9999")
+            raise BadValue(f"found {shorten(found)}, expected {kind.of}: {what} since 1970, in the years 0001 to 9999")
         if number % per:
             raise BadValue(f"found {found}, expected {kind.of}: whole microseconds")
         return number // per
@@ -524,8 +524,8 @@ def unscaled_reader(kind: LogicalType) -> Callable[[str], decimal.Decimal]:
         try:
             data = from_base64(found)
         except BadValue:
-            raise BadValue(f'found "{short(found)}", expected {wanted}: base64 of its unscaled value') from None
-        return _scaled(data, scale, wanted, f'"{short(found)}"')
+            raise BadValue(f'found "{shorten(found)}", expected {wanted}: base64 of its unscaled value') from None
+        return _scaled(data, scale, wanted, f'"{shorten(found)}"')
 
     return convert
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,28 @@ Writers = Mapping[int, Mapping[Path, str]]
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _ONE_PATH = b"\0"
 _NO_VALUES: Mapping[int, str] = {}
+
+
+class _SecondsAndNanos(Protocol):
+    """A message of ``google.protobuf.Timestamp`` or ``Duration``."""
+
+    seconds: int
+    nanos: int
+
+
+class _Date(Protocol):
+    """A message of ``google.type.Date``."""
+
+    year: int
+    month: int
+    day: int
+
+
+class _DecimalValue(Protocol):
+    """A message of ``confluent.type.Decimal``: a number in two's complement, and its scale."""
+
+    value: bytes
+    scale: int
 
 
 class ProtobufDecoder(BatchDecoder):
@@ -61,7 +83,7 @@ class ProtobufDecoder(BatchDecoder):
         pool, _ = pool_of(files)
         self._parse: Callable[[bytes], Any] = GetMessageClass(pool.FindMessageTypeByName(layout.full_name)).FromString
         assert isinstance(layout.type, Struct)
-        self._columns = _Columns(layout, cut_nanoseconds)
+        self._columns = _MessageColumns(layout, cut_nanoseconds)
         self._known_headers: set[bytes] = set()
         super().__init__(arrow_schema(layout.type.fields), self._read_value, few=0)
 
@@ -164,11 +186,11 @@ def _varint(record: bytes, at: int) -> tuple[int, int]:
 
 # --- messages to columns -------------------------------------------------------------------------------------------------
 
-_Convert = Callable[[Sequence[Any]], pa.Array]
+_FieldConvert = Callable[[Sequence[Any]], pa.Array]
 """Converts the values of a field, as protobuf returns them, to an array; raises BadValue."""
 
 
-class _Columns:
+class _MessageColumns:
     """The columns of a message's fields."""
 
     def __init__(self, message: FieldLayout, cut: bool) -> None:
@@ -190,9 +212,9 @@ class _Columns:
             try:
                 arrays.append(convert(messages))
             except BadValue as e:
-                raise e.within(f".{name}") from None
+                raise e.prepend(f".{name}") from None
             except UnicodeDecodeError as e:
-                raise BadValue(f"not UTF-8: byte 0x{e.object[e.start]:02x} at position {e.start}").within(f".{name}") from None
+                raise BadValue(f"not UTF-8: byte 0x{e.object[e.start]:02x} at position {e.start}").prepend(f".{name}") from None
         return arrays
 
     def _check(self, message: Message, unknown: UnknownFieldSet) -> None:
@@ -201,7 +223,7 @@ class _Columns:
             if field.field_number in self._numbers:
                 known = type(message).DESCRIPTOR.fields_by_number[field.field_number]
                 what = f"the number {field.data}" if field.wire_type == 0 and known.enum_type else "a value of another type"
-                raise BadValue(f"found {what}, which the schema does not have").within(f".{known.name}")
+                raise BadValue(f"found {what}, which the schema does not have").prepend(f".{known.name}")
 
 
 def _field(node: FieldLayout, cut: bool) -> Callable[[Sequence[Any]], pa.Array]:
@@ -252,10 +274,10 @@ def _map(node: FieldLayout, get: Callable[[Any], Any], cut: bool) -> Callable[[S
     return maps
 
 
-def _values(node: FieldLayout, cut: bool) -> _Convert:
+def _values(node: FieldLayout, cut: bool) -> _FieldConvert:
     wanted = arrow_type(node.type)
     if node.how == "message":
-        columns, fields = _Columns(node, cut), list(wanted)
+        columns, fields = _MessageColumns(node, cut), list(wanted)
         return lambda values: pa.StructArray.from_arrays(columns.of(values), fields=fields)
     if node.how == "wrapper":
         (inner,) = node.inner
@@ -290,7 +312,7 @@ def _texts(values: Sequence[Any]) -> pa.Array:
         raise BadValue(f"not UTF-8: {odd[:20]!r}") from None
 
 
-def _enum(symbols: Mapping[int, str]) -> _Convert:
+def _enum(symbols: Mapping[int, str]) -> _FieldConvert:
     def convert(values: Sequence[Any]) -> pa.Array:
         try:
             return pa.array([symbols[v] for v in values], pa.string())
@@ -307,14 +329,14 @@ def _micros(seconds: int, nanos: int, cut: bool) -> int:
     return seconds * 1_000_000 + nanos // 1000
 
 
-def _timestamp(value: Any, cut: bool) -> int:
+def _timestamp(value: _SecondsAndNanos, cut: bool) -> int:
     seconds, nanos = value.seconds, value.nanos
     if not MIN_SECOND <= seconds <= MAX_SECOND or not 0 <= nanos < 1_000_000_000:
         raise BadValue(f"found {seconds} s and {nanos} ns after 1970, expected a time in the years 1 to 9999")
     return _micros(seconds, nanos, cut)
 
 
-def _duration(value: Any, cut: bool) -> int:
+def _duration(value: _SecondsAndNanos, cut: bool) -> int:
     seconds, nanos = value.seconds, value.nanos
     if abs(seconds) > 315_576_000_000 or abs(nanos) > 999_999_999 or (seconds and nanos and (seconds < 0) != (nanos < 0)):
         raise BadValue(f"found {seconds} s and {nanos} ns, expected a length of time within 10 000 years")
@@ -322,17 +344,17 @@ def _duration(value: Any, cut: bool) -> int:
     return _micros(seconds, nanos, cut) if nanos >= 0 else -_micros(-seconds, -nanos, cut)
 
 
-_CONVERT: Mapping[str, Callable[[Any, bool], int]] = {"timestamp": _timestamp, "duration": _duration}
+_CONVERT: Mapping[str, Callable[[_SecondsAndNanos, bool], int]] = {"timestamp": _timestamp, "duration": _duration}
 
 
-def _date(value: Any) -> int:
+def _date(value: _Date) -> int:
     try:
         return datetime.date(value.year, value.month, value.day).toordinal() - _EPOCH
     except (ValueError, OverflowError):
         raise BadValue(f"found year {value.year}, month {value.month}, day {value.day}, expected a day of the calendar") from None
 
 
-def _decimal(value: Any, wanted: types.Decimal) -> Decimal:
+def _decimal(value: _DecimalValue, wanted: types.Decimal) -> Decimal:
     shown = f"a number of {len(value.value)} bytes and scale {value.scale}"
     if len(value.value) > 64 or abs(value.scale) > 100:
         raise BadValue(f"found {shown}, expected {wanted}")
@@ -343,7 +365,7 @@ def _decimal(value: Any, wanted: types.Decimal) -> Decimal:
     return Decimal((quotient < 0, tuple(map(int, str(abs(quotient)))), -wanted.scale))
 
 
-def _json(value: Any) -> str:
+def _json(value: Message) -> str:
     import json
 
     try:

@@ -133,7 +133,7 @@ def _scalar(node: FieldLayout) -> _Set:
 _AS: Mapping[str, _Set] = {"float": float, "double": float, "binary": bytes}
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> Any:
     return value
 
 
@@ -143,7 +143,7 @@ def _within(value: int, low: int, high: int) -> int:
     return value
 
 
-def _there(value: Any) -> Any:
+def _there(value: object) -> Any:
     if value is None:
         raise ValueError("it holds a null, and lists and maps of Protobuf have none")
     return value

@@ -1,7 +1,7 @@
-"""Functions of Spark's SQL, over Arrow: those that are proven to give the same (``tests/transforms/test_arrow.py``).
+"""Functions of Spark's SQL, computed by Arrow. ``tests/transforms/test_arrow.py`` proves that their results are equal to Spark's.
 
-Runs in Spark's tasks: imports neither Airflow nor pyspark. Each takes the type of its result and its arguments, of which any may
-be a scalar: what all rows of a column hold. None of them fails for what a row holds.
+Runs in Spark's tasks: imports neither Airflow nor pyspark. Each takes the type of its result, then its arguments. An argument may
+be a scalar, which is the value of all rows. No function fails because of a value.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Value = Any
-"""A ``pyarrow.Array``, or a ``pyarrow.Scalar``: what all rows hold."""
+"""A ``pyarrow.Array``, or a ``pyarrow.Scalar`` with the value of all rows."""
 Function = Callable[..., Value]
 
 
 def is_null(_: pa.DataType, value: Value) -> Value:
-    # A condition for the whole batch, where it is one.
+    # A scalar is a condition for the whole batch.
     if isinstance(value, pa.Array) and value.null_count in (0, len(value)):
         return pa.scalar(bool(value.null_count))
     return pc.is_null(value)
@@ -40,7 +40,8 @@ def negated(_: pa.DataType, value: Value) -> Value:
 def _compared(compare: Callable[[Value, Value], Value], beside: Callable[[Value, Value], Value]) -> Function:
     """Compare floats as Spark does: NaN equals NaN, and is larger than every other number (SPARK-9079).
 
-    :param beside: what is true beside what Arrow says, where these are NaN or not; nulls stay null.
+    :param beside: returns the rows for which the comparison is true in addition to Arrow's result, from whether each operand is
+        NaN. Nulls stay null.
     """
 
     def function(_: pa.DataType, left: Value, right: Value) -> Value:
@@ -79,7 +80,7 @@ def one_of(kind: pa.DataType, value: Value, *among: Value) -> Value:
 
 
 def concat(kind: pa.DataType, *values: Value) -> Value:
-    """Concatenate texts; the result is null where one of them is."""
+    """Concatenate texts; the result is null if one of them is null."""
     return pc.binary_join_element_wise(*values, pa.scalar("", kind), null_handling="emit_null")
 
 
@@ -92,7 +93,7 @@ def beginning(_: pa.DataType, text: Value, count: pa.Scalar) -> Value:
 
 
 def is_true_text(_: pa.DataType, text: Value) -> Value:
-    """Return True if a text in lower case is ``true``. Only these four letters and their capitals become them."""
+    """Return True if a text in lower case is ``true``. No other characters have these four letters as their lower case."""
     return pc.equal(pc.ascii_lower(text), pa.scalar("true", text.type))
 
 
@@ -118,18 +119,16 @@ def ends_with(_: pa.DataType, text: Value, part: pa.Scalar) -> Value:
 
 
 _COMMON = re.compile(
-    r"(?:[A-Za-z0-9_ ,:;=@#%&/<>~!'\"-]"  # letters that stand for themselves
+    r"(?:[A-Za-z0-9_ ,:;=@#%&/<>~!'\"-]"  # letters without a special meaning
     r"|\\[Azdw.-]"
     r"|\[\^?[A-Za-z0-9_ .+-]+\]"
     r"|(?:\(\?:|[()|])"
-    r"|(?<![*+?}(|])(?:[*+?]|\{[0-9]{1,3}\}))*"  # no quantifier of a quantifier, which Java takes for another one
+    r"|(?<![*+?}(|])(?:[*+?]|\{[0-9]{1,3}\}))*"  # no quantifier after a quantifier, which has another meaning in Java
 )
 
 
 def is_common(pattern: str) -> bool:
-    """Return True if a regular expression means the same to Java and to RE2 for every text. Few do, because of line ends and
-    Unicode.
-    """
+    """Return True if a regular expression matches the same texts in Java and in RE2. Few do, because of line ends and Unicode."""
     return _COMMON.fullmatch(pattern) is not None
 
 
@@ -137,7 +136,7 @@ def is_common(pattern: str) -> bool:
 
 
 def is_nan(_: pa.DataType, value: Value) -> Value:
-    # Not null, where the value is.
+    # The result is not null for a null value.
     return pc.fill_null(pc.is_nan(value), False)
 
 
@@ -196,7 +195,7 @@ def midnight_of(kind: pa.DataType, date: Value) -> Value:
 
 
 def widened(kind: pa.DataType, value: Value) -> Value:
-    """Return numbers in a type that holds all of their values, or rounds them as the JVM does."""
+    """Return numbers in a type that can hold all of their values, or that rounds them as the JVM does."""
     return pc.cast(value, kind, safe=False)
 
 
@@ -226,7 +225,7 @@ def cut_off(kind: pa.DataType, value: Value) -> Value:
     low, high = float(-limit), float(limit - 1)
     value = pc.cast(value, pa.float64())
     fits = pc.and_(pc.less_equal(pc.floor(value), high), pc.greater_equal(pc.ceil(value), low))
-    # The largest that a bigint holds is no double: the next one counts as that.
+    # The largest bigint is no double; the next double counts as the limit.
     largest = pc.and_(fits, pc.greater_equal(value, float(limit)))
     small = pc.and_(fits, pc.less(value, float(limit)))
     cut = pc.cast(pc.trunc(pc.if_else(small, value, pa.scalar(None, pa.float64()))), kind)
@@ -234,7 +233,7 @@ def cut_off(kind: pa.DataType, value: Value) -> Value:
 
 
 _PLAIN = r"^-?[0-9]{1,18}$"
-# What Spark strips from both ends: white space and control characters, byte by byte (UTF8String.trimAll).
+# Spark strips white space and control characters from both ends, byte by byte (UTF8String.trimAll).
 _STRIPPED = bytes([*range(0x21), 0x7F])
 _WHOLE = re.compile(rb"[+-]?[0-9]+")
 

@@ -1,8 +1,8 @@
-"""A program over record batches: columns, computed where they are needed and as far as they are.
+"""A program over record batches, which computes columns and only when they are needed.
 
-Runs in Spark's tasks: imports neither Airflow nor pyspark. A struct is never built between two transforms: a program knows its
-fields, and builds only those structs that leave it. A condition that is the same for a whole batch, as nearly all are ("no error
-so far"), chooses a branch, and the other one is not computed.
+Runs in Spark's tasks: imports neither Airflow nor pyspark. No struct is built between two transforms: the program works on the
+fields, and builds only the structs of its results. If a condition has one value for a whole batch, which is the usual case ("no
+error so far"), only the branch that it selects is computed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ COLUMN, LITERAL, FIELD, STRUCT, CASE, KEPT, CALL = "column", "literal", "field",
 
 @dataclass(frozen=True)
 class Node:
-    """One step. What ``args`` and ``data`` are, by ``kind``:
+    """One step of a program. The meaning of ``args`` and ``data`` depends on ``kind``:
 
     - ``column``: ``data`` names a column of the batch.
     - ``literal``: ``data`` is the value.
     - ``field``: the field number ``data`` of a struct.
-    - ``struct``: of the values of its fields, and last whether it is null.
-    - ``case``: condition, value, condition, value ..., and last the value where no condition is true.
-    - ``kept``: what the filter number ``data`` has kept of something that comes before it.
+    - ``struct``: ``args`` are the values of its fields, and last a boolean that is true if the struct is null.
+    - ``case``: ``args`` are condition, value, condition, value ..., and last the value if no condition is true.
+    - ``kept``: the rows of an earlier step that filter number ``data`` has kept.
     - ``call``: the function ``data`` of :data:`~airflow_kafka_spark.road.arrow.tasks.functions.FUNCTIONS`.
 
     :param type: of the value.
@@ -45,9 +45,9 @@ class Node:
 class Program:
     """A program that computes columns of a record batch and removes rows.
 
-    :param nodes: the steps; each comes after those that it uses.
-    :param outputs: the resulting columns, and the node of each.
-    :param filters: the nodes of filters, in their order. Only rows for which each of them is true stay.
+    :param nodes: the steps. Each one follows those that it uses.
+    :param outputs: the node of each resulting column, by the column's name.
+    :param filters: the nodes of filters, in their order. Rows stay for which all of them are true.
     """
 
     nodes: tuple[Node, ...]
@@ -59,7 +59,7 @@ class Program:
         """Return the columns that the program reads."""
         return frozenset(node.data for node in self.nodes if node.kind == COLUMN)
 
-    def without(self, names: Collection[str]) -> Program:
+    def without_outputs(self, names: Collection[str]) -> Program:
         """Return the program without some outputs, and without the nodes that only they need."""
         outputs = [(name, at) for name, at in self.outputs if name not in names]
         wanted, asked = set[int](), [*(at for _, at in outputs), *self.filters]
@@ -74,20 +74,20 @@ class Program:
         return Program(tuple(nodes), tuple((name, number[at]) for name, at in outputs), filters)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return _Run(self, batch).batch()
+        return _Evaluation(self, batch).run()
 
-    def rehearse(self, schema: pa.Schema) -> None:
+    def run_over_nulls(self, schema: pa.Schema) -> None:
         """Run all branches of the program over nulls.
 
         :param schema: the schema of the batches.
-        :raises pyarrow.ArrowException: there is no such function for a type.
+        :raises pyarrow.ArrowException: Arrow has no function for a type.
         """
         nulls = [pa.nulls(2, f.type) for f in schema]
-        _Run(self, pa.RecordBatch.from_arrays(nulls, schema.names), all_branches=True).batch()
+        _Evaluation(self, pa.RecordBatch.from_arrays(nulls, schema.names), all_branches=True).run()
 
 
-class _Run:
-    """The run of a program over one batch."""
+class _Evaluation:
+    """The evaluation of a program over one batch."""
 
     def __init__(self, program: Program, batch: pa.RecordBatch, *, all_branches: bool = False) -> None:
         self._all_branches = all_branches
@@ -97,7 +97,7 @@ class _Run:
         self._kept: dict[int, pa.Array | None] = {}
         self._counts: dict[int, int] = {0: batch.num_rows}
 
-    def batch(self) -> pa.RecordBatch:
+    def run(self) -> pa.RecordBatch:
         count = self._count(len(self._program.filters))
         names = [name for name, _ in self._program.outputs]
         arrays = [self._column(node, count) for _, node in self._program.outputs]
@@ -150,7 +150,7 @@ class _Run:
             if trues:
                 open_branches.append((holds, value))
         otherwise = self._value(last)
-        # From the last branch to the first, which counts where several are true. A condition that is null is not true.
+        # From the last branch to the first, because the first true condition decides. A condition that is null is not true.
         return reduce(lambda rest, branch: self._either(branch[0], branch[1], rest), reversed(open_branches), otherwise)
 
     def _either(self, holds: pa.Array, value: int, otherwise: Value) -> Value:
@@ -182,7 +182,7 @@ class _Run:
         return self._kept[number]
 
     def _count(self, filters: int) -> int:
-        """Return the number of rows behind a number of filters."""
+        """Return the number of rows after this many filters."""
         if filters not in self._counts:
             mask = self._mask(filters - 1)
             self._counts[filters] = self._count(filters - 1) if mask is None else mask.true_count

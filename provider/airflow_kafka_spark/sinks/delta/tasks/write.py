@@ -52,7 +52,7 @@ class DeltaTarget:
         return self.spec.stored(pa.schema([f for f in self.schema if f.name not in self.partition_by]))
 
 
-class _DataFile(BufferedFile):
+class _OpenDataFile(BufferedFile):
     """A data file of the table."""
 
     def __init__(self, store: TableStore, path: str, spec: FileSpec, schema: pa.Schema) -> None:
@@ -128,14 +128,14 @@ class DeltaSplitWriter(BufferedFilesWriter):
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def open_file(self, key: PartitionKey, part: int) -> _DataFile:
+    def open_file(self, key: PartitionKey, part: int) -> _OpenDataFile:
         target = self.target
         # Partition values are in the log only. In a path they would have to be escaped twice.
         number = len(self.finished) + len(self.files)
         path = f"{target.attempt}/{plain(file_stem(self.split.range, number))}-{self.token}.parquet"
-        return _DataFile(target.store, path, target.spec, self.schema)
+        return _OpenDataFile(target.store, path, target.spec, self.schema)
 
-    def finish_file(self, file: _DataFile, key: PartitionKey) -> Mapping[str, Any]:
+    def finish_file(self, file: _OpenDataFile, key: PartitionKey) -> Mapping[str, Any]:
         file.finish()
         footer = file.writer.footer  # type: ignore[attr-defined]
         statistics = file_statistics(footer, self.schema, self.target.statistics, file.nan)

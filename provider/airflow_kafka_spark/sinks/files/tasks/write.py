@@ -61,7 +61,7 @@ class _LocalFile(BufferedFile):
         flush(self.path)
 
 
-class FilesSplitWriter(BufferedFilesWriter):
+class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
     """Writes one split into a directory of this task attempt alone. Other task attempts at the same split write into directories
     of their own; the driver takes the files of the attempt whose result Spark returns.
 

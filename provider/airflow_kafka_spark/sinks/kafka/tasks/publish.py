@@ -35,10 +35,9 @@ from airflow_kafka_spark.errors import (
     TransactionTimedOut,
 )
 from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, named_rights, right_missing
 from airflow_kafka_spark.hooks.kafka.config import identity
-from airflow_kafka_spark.hooks.kafka.events import ClientEvents
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
-from airflow_kafka_spark.hooks.kafka.rights import Right, named_rights, right_missing
 from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
 from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
@@ -46,7 +45,15 @@ from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
 from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, refused_by_brokers
 from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, from_bytes
 from airflow_kafka_spark.windows.codec import decode_result, encode_error, marker_to_json, result_to_json
-from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, marker_key, marker_record, remember, split_prefix, window_key
+from airflow_kafka_spark.windows.memory import (
+    LedgerRecord,
+    Memory,
+    fold_records,
+    marker_key,
+    marker_record,
+    split_prefix,
+    window_key,
+)
 from airflow_kafka_spark.windows.model import Landed, Marker, SplitResult, TopicPartition
 from airflow_kafka_spark.windows.move_time import Timed, split_seconds
 
@@ -100,7 +107,7 @@ class ClaimedWindow:
         """Return what these records say of the window and of one of its splits."""
         claim = self._claim
         keys = (window_key(claim.pipeline, claim.number), marker_key(claim.pipeline, claim.number, split))
-        return remember(claim.pipeline, [self._newest[key] for key in keys if key in self._newest])
+        return fold_records(claim.pipeline, [self._newest[key] for key in keys if key in self._newest])
 
 
 _kept: OrderedDict[LedgerClaim, ClaimedWindow] = OrderedDict()

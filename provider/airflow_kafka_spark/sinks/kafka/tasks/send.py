@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowRejected, TopicMissing
-from airflow_kafka_spark.hooks.kafka.rights import Right, right_missing
-from airflow_kafka_spark.hooks.partitioner import partitions_of
+from airflow_kafka_spark.hooks.kafka.client_errors import Right, right_missing
+from airflow_kafka_spark.hooks.kafka.partitioner import partitions_of
 from airflow_kafka_spark.sinks.kafka.tasks.encode import pairs_of
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 

@@ -108,7 +108,7 @@ def _as_sent(array: pa.Array, column: StageColumn) -> pa.Array:
 
 
 @dataclass
-class _Progress:
+class _OpenSplit:
     """The state of one split that is being written.
 
     :param there: the token of a split that is written or deferred already: its rows are only counted.
@@ -133,7 +133,7 @@ class CopyWriter(SplitWriter):
 
     load: LoadSettings
     _split: Split | None = field(default=None, init=False, repr=False)
-    _progress: _Progress | None = field(default=None, init=False, repr=False)
+    _open_split: _OpenSplit | None = field(default=None, init=False, repr=False)
 
     durable = True
 
@@ -169,22 +169,22 @@ class CopyWriter(SplitWriter):
         return self._split
 
     @property
-    def progress(self) -> _Progress:
-        assert self._progress is not None, "open() comes first"
-        return self._progress
+    def open_split(self) -> _OpenSplit:
+        assert self._open_split is not None, "open() comes first"
+        return self._open_split
 
     def open(self, split: Split) -> None:
-        self._split, self._progress = split, None
+        self._split, self._open_split = split, None
         with self._explained("opening"):
             session = self._open_session()
-        self._progress = _Progress(split, session)
+        self._open_split = _OpenSplit(split, session)
         try:
             with self._explained("opening"):
-                self.progress.there = self._begin(session)
+                self.open_split.there = self._begin(session)
         except BaseException:
             self.abort()
             raise
-        if self.progress.there is not None:
+        if self.open_split.there is not None:
             session.close()
 
     def _open_session(self) -> LoadSession:
@@ -192,7 +192,7 @@ class CopyWriter(SplitWriter):
         return open_session(self.load.server, self.load.application_name, durable=self.durable, arrays=arrays)
 
     def write(self, rows: Rows) -> None:
-        now = self.progress
+        now = self.open_split
         if not rows.batch.num_rows:
             return
         first, now.seen = now.seen, now.seen + rows.batch.num_rows
@@ -204,13 +204,13 @@ class CopyWriter(SplitWriter):
             self._put(rows)
 
     def _put(self, rows: Rows) -> None:
-        now = self.progress
+        now = self.open_split
         if now.stream is None:
             now.stream = self._start(now.session)
         now.stream.put(self._encode(rows))
 
     def close(self) -> Mapping[str, Any]:
-        now = self.progress
+        now = self.open_split
         if now.there is not None:
             return {"rows": now.seen, **now.there}
         if now.without_key:
@@ -228,7 +228,7 @@ class CopyWriter(SplitWriter):
         return token
 
     def _flush(self) -> Mapping[str, Any]:
-        now = self.progress
+        now = self.open_split
         stream, now.stream = now.stream, None
         return self._end(now.session, stream.finish() if stream is not None else 0)
 
@@ -243,18 +243,18 @@ class CopyWriter(SplitWriter):
         return None
 
     def abort(self) -> None:
-        if self._progress is not None:
-            if self._progress.stream is not None:
-                self._progress.stream.abandon()
-            self._progress.session.close()
-            self._progress = None
+        if self._open_split is not None:
+            if self._open_split.stream is not None:
+                self._open_split.stream.abandon()
+            self._open_split.session.close()
+            self._open_split = None
 
     # --- errors ---
 
     def _refuses(self, rows: Rows) -> bool:
         """Return True if the split holds rows without a key, which fail the window. The rest of the split is then only read to
         count them."""
-        now, names = self.progress, rows.batch.schema.names
+        now, names = self.open_split, rows.batch.schema.names
         keys = [rows.batch.column(names.index(k)) for k in self.load.key]
         if not now.without_key and not any(k.null_count for k in keys):
             return False
@@ -268,13 +268,13 @@ class CopyWriter(SplitWriter):
         return True
 
     def _key_error(self) -> KafkaSparkError:
-        n = self.progress.without_key
+        n = self.open_split.without_key
         return SinkRejected(
             self.load.target,
             self.load.window,
             f"{n} record{'s' if n != 1 else ''} of {self.split.range} {'have' if n != 1 else 'has'} no key",
             "Correct the records, or choose other columns; where the record's own key has them, give the operator a `key=`",
-            self.progress.samples,
+            self.open_split.samples,
         )
 
     @contextmanager
@@ -291,7 +291,7 @@ class CopyWriter(SplitWriter):
             raise raised from self.load.server.cause(error)
 
     def _ours(self, error: Exception) -> bool:
-        errors = self._progress.session.errors if self._progress is not None else ()
+        errors = self._open_split.session.errors if self._open_split is not None else ()
         return isinstance(error, (*errors, pa.ArrowException)) or hasattr(error, "sqlstate")
 
     def _explain(self, error: Exception, doing: str) -> KafkaSparkError:
@@ -308,9 +308,9 @@ class CopyWriter(SplitWriter):
     def _offset_of(self, message: str) -> int | None:
         """Return the offset of the row whose line of the COPY an error names, if it names one."""
         found = re.search(r"COPY .*, line (\d+)", message)
-        if found and self._progress is not None:
+        if found and self._open_split is not None:
             row = int(found[1]) - 1
-            for first, offsets in self._progress.recent:
+            for first, offsets in self._open_split.recent:
                 if first <= row < first + len(offsets):
                     return offsets[row - first].as_py()
         return None
@@ -353,7 +353,7 @@ class StageWriter(CopyWriter):
         return Stream(session, self._stage, self.load.schema, [kind for _, kind in self.load.definitions])
 
     def _end(self, session: LoadSession, rows: int) -> Mapping[str, Any]:
-        now = self.progress
+        now = self.open_split
         mine = (self.split.index, self._stage.table if rows and self._stage else None, rows, now.tombstones)
         if rows != now.seen:
             raise SinkUnavailable(self.load.target, f"loading {self.split.range}", f"it took {rows} of {now.seen} rows")
@@ -512,8 +512,8 @@ class SplitAtomicWriter(CopyWriter):
             if (there := self._claim(session)) is not None:
                 return {"rows": rows, **there}
         written, deleted = (rows, 0) if copied or not rows else self._merge(session)
-        if rows != self.progress.seen or (not self.merge.key and written != rows):
-            detail = f"{self.progress.seen} rows of {self.split.range} became {written}"
+        if rows != self.open_split.seen or (not self.merge.key and written != rows):
+            detail = f"{self.open_split.seen} rows of {self.split.range} became {written}"
             raise SinkRejected(self.load.target, self.load.window, detail, "See the table's triggers")
         marker = self._marker._replace(rows=rows, written=written, deleted=deleted)
         session.run(sql.count_split(self.splits, self.load.pipeline, self.load.number, marker))
@@ -522,9 +522,9 @@ class SplitAtomicWriter(CopyWriter):
 
     def defer(self) -> None:
         """Defer the commit of the split, as :meth:`SplitWriter.defer`."""
-        if self.tolerates and self.progress.there is None:
+        if self.tolerates and self.open_split.there is None:
             with self._explained("putting off"):
-                self.progress.there = self._defer_split()
+                self.open_split.there = self._defer_split()
 
     def _put(self, rows: Rows) -> None:
         try:
@@ -532,7 +532,7 @@ class SplitAtomicWriter(CopyWriter):
         except Exception as error:
             if not self._can_defer(error):
                 raise
-            self.progress.there = self._defer_split()
+            self.open_split.there = self._defer_split()
 
     def _flush(self) -> Mapping[str, Any]:
         try:
@@ -540,7 +540,7 @@ class SplitAtomicWriter(CopyWriter):
         except Exception as error:
             if not self._can_defer(error):
                 raise
-            return {"rows": self.progress.seen, **self._defer_split()}
+            return {"rows": self.open_split.seen, **self._defer_split()}
 
     def _can_defer(self, error: Exception) -> bool:
         return self.tolerates and (is_refusal(error) or getattr(error, "sqlstate", None) in _IN_THE_WAY)
@@ -548,12 +548,12 @@ class SplitAtomicWriter(CopyWriter):
     def _defer_split(self) -> Mapping[str, Any]:
         """Roll back the split and write the marker that keeps all tasks from writing it. Another task may have been faster, with
         this marker or with the split. Returns the token."""
-        if self.progress.stream is not None:
+        if self.open_split.stream is not None:
             # First end the thread of the COPY: to close a session that it uses would crash the process.
-            self.progress.stream.abandon()
-            self.progress.stream = None
-        self.progress.session.close()
-        session = self.progress.session = self._open_session()
+            self.open_split.stream.abandon()
+            self.open_split.stream = None
+        self.open_split.session.close()
+        session = self.open_split.session = self._open_session()
         self._wait(session)
         if (there := self._claim(session)) is None:
             marker = self._marker._replace(rows=sql.DEFERRED)
@@ -576,7 +576,7 @@ class SplitAtomicWriter(CopyWriter):
         stage = StagedSplit(quote(_TEMPORARY), self.split.range.topic, self.split.range.partition)
         if not self.merge.key:
             return session.run(self.merge.insert(stage)), 0
-        if not self.progress.tombstones:
+        if not self.open_split.tombstones:
             return session.run(self.merge.upsert([stage])), 0
         written, deleted = session.rows(self.merge.upsert_and_delete([stage]))[0]
         return written, deleted

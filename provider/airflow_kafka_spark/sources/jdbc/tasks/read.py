@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import adbc_driver_manager
 import adbc_driver_postgresql.dbapi as adbc
@@ -14,7 +13,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
-from airflow_kafka_spark.formats.tasks.text import concatenated
+from airflow_kafka_spark.formats.tasks.text import concatenate
 from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES
@@ -53,7 +52,7 @@ class PostgresSplitReader(SplitReader):
                 yield self._checked(batch)
 
     @contextmanager
-    def _cursor(self) -> Iterator[Any]:
+    def _cursor(self) -> Iterator[adbc.Cursor]:
         # Arrow takes texts for UTF-8, whatever encoding the connection asks for.
         connection = adbc.connect(f"{self.server.named(APPLICATION)} client_encoding=UTF8")
         try:
@@ -73,7 +72,7 @@ class PostgresSplitReader(SplitReader):
         :raises SourceRejected: a decimal is NaN, for which Spark has nothing.
         """
         for (name, kind), column in zip(self.columns, batch.columns, strict=True):
-            if kind in ("decimal", "fine decimal") and concatenated(column).to_pybytes().translate(None, _DECIMAL_CHARACTERS):
+            if kind in ("decimal", "fine decimal") and concatenate(column).to_pybytes().translate(None, _DECIMAL_CHARACTERS):
                 raise SourceRejected(self.table, f"column `{name}` holds NaN, for which Spark's decimals have nothing")
         return pa.RecordBatch.from_arrays(batch.columns, [name for name, _ in self.columns])
 
@@ -91,7 +90,7 @@ class PostgresSplitReader(SplitReader):
         return SourceUnavailable(self.server.where, doing, detail)
 
 
-def _batches(cursor: Any) -> Iterable[pa.RecordBatch]:
+def _batches(cursor: adbc.Cursor) -> Iterable[pa.RecordBatch]:
     """Return the batches of a result. An error in the middle has its SQLSTATE in ADBC's own reader, but not in pyarrow's."""
     own = getattr(getattr(cursor, "_results", None), "reader", None)
     return own if own is not None else cursor.fetch_record_batch()

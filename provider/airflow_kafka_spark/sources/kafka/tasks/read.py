@@ -16,8 +16,8 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Kaf
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogTruncated, OffsetsWentBack
+from airflow_kafka_spark.hooks.kafka.client_errors import drop_group_refusals
 from airflow_kafka_spark.hooks.kafka.log import cut_below
-from airflow_kafka_spark.hooks.kafka.rights import checked
 from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.windows.model import Gap, OffsetRange
 
@@ -156,7 +156,7 @@ class KafkaSplitReader:
             deadline = time.monotonic() + self.patience
             # Per record only what is needed: at a million records a second each call in here counts.
             if any(map(_ERROR, messages)):
-                messages = checked(messages, self.config, f"reading {self.range}")
+                messages = drop_group_refusals(messages, self.config, f"reading {self.range}")
                 position, done = self._handle_events(consumer, messages, position)
                 messages = [m for m in messages if m.error() is None]
             if messages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     TruncateMessage,
     Tuple,
 )
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import SnapshotFilter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import (
     Convert,
     UserType,
@@ -93,10 +94,11 @@ _SOURCE_SCHEMA = {
 }  # fmt: skip
 
 
-class _Table:
+class _RelationWriter:
     """A relation of the log, ready to write its rows."""
 
     def __init__(self, relation: RelationMessage, options: EventOptions, types: ValueTypes) -> None:
+        self.relation = relation
         self.name = f"{relation.schema}.{relation.table}"
         self.topic = f"{options.prefix}.{_NOT_IN_TOPICS.sub('_', self.name)}"
         self.columns = relation.columns
@@ -203,14 +205,24 @@ class EventWriter:
     :param start: the window's first LSN. A transaction is in the window if the record of its commit begins at it or later.
     :param end: the LSN behind the window: that record begins before it.
     :param user_types: types that are not built in, by OID.
+    :param filter: leaves out what the chunks of a snapshot include; None: nothing is left out.
     """
 
-    def __init__(self, options: EventOptions, start: int, end: int, user_types: Mapping[int, UserType]) -> None:
+    def __init__(
+        self,
+        options: EventOptions,
+        start: int,
+        end: int,
+        user_types: Mapping[int, UserType],
+        filter: SnapshotFilter | None = None,
+    ) -> None:
         self._options = options
         self._start, self._end = start, end
+        self._filter = filter
         self._types = ValueTypes(options.decimals, options.times, user_types)
-        self._tables: dict[int, _Table] = {}
+        self._tables: dict[int, _RelationWriter] = {}
         self._begin: BeginMessage | None = None
+        self._timestamp = 0
         self._of_server = json_text({"version": __version__, "connector": "postgresql", "name": options.prefix})[1:-1]
         self._of_database = json_text(options.database)
         self._before_lsn = self._before_table = self._after_table = ""
@@ -228,7 +240,7 @@ class EventWriter:
         :raises SourceRejected: a value cannot be written.
         """
         if isinstance(message, RelationMessage):
-            self._tables[message.oid] = _Table(message, self._options, self._types)
+            self._tables[message.oid] = _RelationWriter(message, self._options, self._types)
         elif isinstance(message, BeginMessage):
             self._enter(message)
         elif isinstance(message, CommitMessage):
@@ -236,60 +248,87 @@ class EventWriter:
         elif self._begin is not None and self._start <= self._begin.commit_lsn < self._end:
             yield from self._handlers[type(message)](lsn, message)  # type: ignore[operator]
 
+    def read_rows(self, relation: RelationMessage, values: Iterable[Tuple], lsn: int, now_us: int) -> Iterator[Event]:
+        """Yield the events of rows that were read from a table.
+
+        :param relation: the table.
+        :param lsn: the place of the log at which they were read.
+        :param now_us: the time at which they were read, microseconds since 1970.
+        :raises SourceRejected: a value cannot be written.
+        """
+        table = _RelationWriter(relation, self._options, self._types)
+        self._describe(now_us, "incremental", "null")
+        for row in values:
+            yield self._event(table, lsn, "r", table.key_of(row), "null", table.row(row))
+
     def _enter(self, begin: BeginMessage) -> None:
         self._begin = begin
-        times = f'"ts_ms":{begin.commit_us // 1000}'
-        last = f'\\"{self._last}\\"' if self._last else "null"
-        self._before_lsn = f'{{{self._of_server},{times},"snapshot":"false","db":{self._of_database},"sequence":"[{last},\\"'
-        self._before_table = f'\\"]","ts_us":{begin.commit_us},"ts_ns":{begin.commit_us * 1000},'
-        self._after_table = f',"txId":{begin.xid},"lsn":'
+        self._describe(begin.commit_us, "false", str(begin.xid))
+        if self._filter is not None:
+            self._filter.enter(begin)
 
-    def _source(self, table: _Table, lsn: int) -> str:
+    def _describe(self, at_us: int, snapshot: str, xid: str) -> None:
+        """Prepare the parts of ``source`` that all events of a transaction, or of a chunk, share."""
+        self._timestamp = at_us // 1000
+        last = f'\\"{self._last}\\"' if self._last else "null"
+        place = f'"ts_ms":{self._timestamp},"snapshot":"{snapshot}","db":{self._of_database}'
+        self._before_lsn = f'{{{self._of_server},{place},"sequence":"[{last},\\"'
+        self._before_table = f'\\"]","ts_us":{at_us},"ts_ns":{at_us * 1000},'
+        self._after_table = f',"txId":{xid},"lsn":'
+
+    def _source(self, table: _RelationWriter, lsn: int) -> str:
         return f'{self._before_lsn}{lsn}{self._before_table}{table.source}{self._after_table}{lsn},"xmin":null}}'
 
-    def _event(self, table: _Table, lsn: int, op: str, key: str, before: str, after: str) -> Event:
-        assert self._begin is not None
+    def _event(self, table: _RelationWriter, lsn: int, op: str, key: str, before: str, after: str) -> Event:
         now = time.time_ns()
         value = (
             f'{{"before":{before},"after":{after},"source":{self._source(table, lsn)},"transaction":null,"op":"{op}",'
             f'"ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
         )
-        return Event(table.topic, table.key_record(key), table.value_record(value), self._begin.commit_us // 1000)
+        return Event(table.topic, table.key_record(key), table.value_record(value), self._timestamp)
 
     def _change(self, lsn: int, change: ChangeMessage) -> Iterator[Event]:
-        table, skipped = self._tables[change.relation], self._options.skipped
+        table, old, new = self._tables[change.relation], change.old, change.new
         if not table.is_taken:
             return
-        old, new = change.old, change.new
-        if old is not None and new is not None:
-            # A value of the new row that was not sent is that of the old one, where this is there.
-            new = [kept if value is UNCHANGED else value for kept, value in zip(old, new, strict=True)] if change.is_full else new
-            if not table.same_key(old, new):
-                yield from self._delete(table, lsn, old)
-                if "c" not in skipped:
-                    yield self._event(table, lsn, "c", table.key_of(new), "null", table.row(new))
-                return
         if new is None:
             assert old is not None
             yield from self._delete(table, lsn, old)
             return
-        op = "c" if change.op == "I" else "u"
-        if op not in skipped:
-            before = table.row(old) if old is not None else "null"
+        if old is not None and change.is_full:
+            # A value of the new row that was not sent is that of the old one.
+            new = [kept if value is UNCHANGED else value for kept, value in zip(old, new, strict=True)]
+        if old is None or table.same_key(old, new):
+            yield from self._write(table, lsn, "c" if change.op == "I" else "u", old, new)
+        else:
+            yield from self._delete(table, lsn, old)
+            yield from self._write(table, lsn, "c", old, new)
+
+    def _write(self, table: _RelationWriter, lsn: int, op: str, old: Tuple | None, new: Tuple) -> Iterator[Event]:
+        if self._is_included(table, new, old):
+            return
+        if op == "u" and old is not None and self._is_included(table, old):
+            op = "c"  # the chunk of the old row was read behind the update, so that the row was not published
+        if op not in self._options.skipped:
+            before = table.row(old) if op == "u" and old is not None else "null"
             yield self._event(table, lsn, op, table.key_of(new), before, table.row(new))
 
-    def _delete(self, table: _Table, lsn: int, old: Tuple) -> Iterator[Event]:
-        if "d" in self._options.skipped:
+    def _delete(self, table: _RelationWriter, lsn: int, old: Tuple) -> Iterator[Event]:
+        if "d" in self._options.skipped or self._is_included(table, old):
             return
         event = self._event(table, lsn, "d", table.key_of(old), table.row(old), "null")
         yield event
         if self._options.tombstones and event.key is not None:
             yield event._replace(value=None)
 
+    def _is_included(self, table: _RelationWriter, values: Tuple, old: Tuple | None = None) -> bool:
+        """Return True if a chunk of a snapshot includes the change of a row, or will."""
+        return self._filter is not None and self._filter.includes(table.relation, values, old)
+
     def _truncate(self, lsn: int, truncate: TruncateMessage) -> Iterator[Event]:
         if "t" in self._options.skipped:
             return
         for oid in truncate.relations:
             table = self._tables[oid]
-            if table.is_taken:
+            if table.is_taken and not (self._filter is not None and self._filter.is_superfluous_truncate(table.relation)):
                 yield self._event(table, lsn, "t", "", "null", "null")

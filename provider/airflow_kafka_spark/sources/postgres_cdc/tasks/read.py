@@ -1,9 +1,9 @@
-"""Reading a window of the log inside a Spark task, through a cursor of the server."""
+"""Reading splits inside a Spark task: a window of the log through a cursor of the server, a chunk of a snapshot by COPY."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,8 +13,15 @@ from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.hooks.postgres import rows
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import Event, EventOptions, EventWriter
-from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import NotPgoutput, decode
+from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import Message, NotPgoutput, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, parse_lsn
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import (
+    SnapshotFilter,
+    TableSnapshot,
+    chunk_rows,
+    chunk_token,
+    open_chunk,
+)
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import UserType
 
 if TYPE_CHECKING:
@@ -36,11 +43,11 @@ PEEK = (
 
 
 @dataclass(frozen=True)
-class LogReader(SplitReader):
-    """Reads windows of the log.
+class CdcReader(SplitReader):
+    """Reads windows of the log, and chunks of snapshots.
 
     :param server: the server and the slot.
-    :param publication: the publication, quoted as pgoutput parses it.
+    :param publication: the publication.
     :param options: the form of events.
     :param splits: per split its bounds and the identity of the log (JSON).
     :param needed: the columns that are needed.
@@ -51,6 +58,7 @@ class LogReader(SplitReader):
     options: EventOptions
     splits: tuple[Mapping[str, Any], ...]
     needed: tuple[str, ...]
+    _tokens: dict[int, Mapping[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def columns(self) -> tuple[tuple[str, Kind], ...]:  # type: ignore[override]
@@ -63,48 +71,88 @@ class LogReader(SplitReader):
         :raises SourceUnavailable: the server does not answer, or another program uses the slot.
         :raises SourceRejected: the slot no longer has the window, or a value cannot be written.
         """
-        names = [name for name, _ in self.columns]
-        for events in self._batches(self.splits[split]):
-            columns = zip(*events, strict=True)
+        names, bounds = [name for name, _ in self.columns], self.splits[split]
+        events = self._rows(split, bounds) if "table" in bounds else self._changes(split, bounds)
+        for batch in _batches(events):
+            columns = zip(*batch, strict=True)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA).select(names)
 
-    def _batches(self, bounds: Mapping[str, Any]) -> Iterator[list[Event]]:
+    def token(self, split: int) -> Mapping[str, Any]:
+        """Return the snapshot of a chunk; the tables of a window of the log whose snapshot has to begin again."""
+        return self._tokens.get(split, {})
+
+    # --- the log ---
+
+    def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
         start, end = parse_lsn(bounds["start"]), parse_lsn(bounds["end"])
-        events: list[Event] = []
-        size = 0
         with self.server.session(f"reading the log from {bounds['start']} to {bounds['end']}") as connection:
             self.server.refuse_other(connection, start, dict(bounds["log"]))
             self.server.release(connection)
-            writer = EventWriter(self.options, start, end, user_types(connection))
-            for lsn, data in self._messages(connection, bounds["end"]):
-                try:
-                    message = decode(data)
-                except NotPgoutput as error:
-                    raise SourceRejected(self.server.server.where, f"the log at {lsn} is not understood: {error}") from None
-                if message is None:
-                    continue
-                for event in writer.write(parse_lsn(lsn), message):
-                    events.append(event)
-                    size += len(event.value or b"") + len(event.key or b"")
-                    if size > BATCH_BYTES or len(events) >= BATCH_ROWS:
-                        yield events
-                        events, size = [], 0
+            chunks = self._filter(connection, bounds)
+            writer = EventWriter(self.options, start, end, user_types(connection), chunks)
+            for messages in self._messages(connection, bounds["end"]):
+                if chunks is not None:
+                    chunks.look_ahead(message for _, message in messages)
+                for lsn, message in messages:
+                    yield from writer.write(lsn, message)
                 if writer.is_past:
                     break
-        if events:
-            yield events
+        if chunks is not None and chunks.truncated:
+            self._tokens[split] = {"truncated": [list(table) for table in chunks.truncated]}
 
-    def _messages(self, connection: psycopg.Connection[Any], end: str) -> Iterator[tuple[str, bytes]]:
-        """Yield LSN and bytes of each message. The server keeps the result, in a file if it is large, and hands out pieces."""
+    def _filter(self, connection: psycopg.Connection[Any], bounds: Mapping[str, Any]) -> SnapshotFilter | None:
+        tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]
+        if not tables:
+            return None
+        by_name = {table.table: table for table in tables}
+        return SnapshotFilter(self.server, connection, self.publication, by_name, "t" not in self.options.skipped)
+
+    def _messages(self, connection: psycopg.Connection[Any], end: str) -> Iterator[list[tuple[int, Message]]]:
+        """Yield LSN and message, some at a time. The server keeps the result, in a file if it is large, and hands out pieces."""
         with connection.transaction(), connection.cursor(name="changes", binary=True) as cursor:
-            cursor.execute(PEEK, [self.server.slot, end, self.publication])
+            cursor.execute(PEEK, [self.server.slot, end, publication_names(self.publication)])
             count = 500
             while found := cursor.fetchmany(count):
-                yield from found
+                yield list(self._decoded(found))
                 average = sum(len(data) for _, data in found) / len(found)
                 # Grows slowly: behind small messages there may be large ones.
                 count = max(1, min(BATCH_ROWS, count * 2, int(BATCH_BYTES / max(average, 1))))
+
+    def _decoded(self, found: Sequence[tuple[str, bytes]]) -> Iterator[tuple[int, Message]]:
+        for lsn, data in found:
+            try:
+                message = decode(data)
+            except NotPgoutput as error:
+                raise SourceRejected(self.server.server.where, f"the log at {lsn} is not understood: {error}") from None
+            if message is not None:
+                yield parse_lsn(lsn), message
+
+    # --- snapshots ---
+
+    def _rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[Event]:
+        with self.server.session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
+            self.server.refuse_other(connection, parse_lsn(chunk["start"]), dict(chunk["log"]))
+            writer = EventWriter(self.options, 0, 0, user_types(connection))
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            opened = open_chunk(connection, self.publication, chunk)
+            values = chunk_rows(connection, chunk, opened.shape)
+            yield from writer.read_rows(opened.shape.relation, values, opened.lsn, opened.now_us)
+        self._tokens[split] = chunk_token(opened)
+
+
+def _batches(events: Iterable[Event]) -> Iterator[list[Event]]:
+    """Yield events in batches of a few megabytes."""
+    batch: list[Event] = []
+    size = 0
+    for event in events:
+        batch.append(event)
+        size += len(event.value or b"") + len(event.key or b"")
+        if size > BATCH_BYTES or len(batch) >= BATCH_ROWS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer, rows, system_identifier
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ class SlotServer:
         """Make sure that the slot still has the log from an LSN on.
 
         :param planned: the identity of the log for which the LSN was recorded.
-        :raises SourceRejected: it has not: another server, a failover, a slot that is gone, lost or was advanced.
+        :raises LogLost: it has not: a failover, a slot that is gone, lost or was advanced.
+        :raises SourceRejected: it is another server.
         """
         if connection.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone() == (True,):
             raise SourceUnavailable(self.server.where, "reading the log", "the server is a standby, or is recovering")
@@ -159,7 +160,7 @@ class SlotServer:
                     f"Connect to the server of before. {NEW_PIPELINE}",
                 )
         if planned.get("timeline") not in (None, found["timeline"]):
-            raise SourceRejected(
+            raise LogLost(
                 self.server.where,
                 f"it is on timeline {found['timeline']}, and the windows so far were read on timeline {planned['timeline']}: a "
                 "standby was promoted, or a backup restored, and changes that were published may be gone",
@@ -167,17 +168,17 @@ class SlotServer:
             )
         state = self.state(connection)
         if state is None:
-            raise SourceRejected(
+            raise LogLost(
                 self.server.where, f"the slot `{self.slot}` is gone, and with it the log behind {format_lsn(start)}", NEW_PIPELINE
             )
         if state.wal_status == "lost":
-            raise SourceRejected(
+            raise LogLost(
                 self.server.where,
                 f"the slot `{self.slot}` is lost: the log behind {format_lsn(start)} grew beyond `max_slot_wal_keep_size`",
                 f"Raise `max_slot_wal_keep_size` or run more often. {NEW_PIPELINE}",
             )
         if state.confirmed > start:
-            raise SourceRejected(
+            raise LogLost(
                 self.server.where,
                 f"the slot `{self.slot}` was advanced to {format_lsn(state.confirmed)}, and the changes from {format_lsn(start)} "
                 "on can no longer be read. This pipeline advances it behind a complete window only, so another program has, or "

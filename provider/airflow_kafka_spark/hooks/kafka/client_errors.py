@@ -1,13 +1,18 @@
-"""Rights on a cluster with an authorizer: translate a refusal into an error that names the resource and the missing right.
+"""Errors of Kafka clients: their causes, and refusals by an authorizer.
 
-Clients report neither: an error is "Group authorization failed", without the group. The caller passes both. This module imports
-neither Airflow nor pyspark, because Spark's tasks use it, too.
+librdkafka retries in the background without end. It reports the cause only to ``error_cb`` and its log, while the call itself
+times out; :class:`ClientEvents` collects the causes. A refused request does not name its resource ("Group authorization failed",
+without the group): the caller passes resource and right, and :func:`right_missing` makes an error that names both.
+
+This module imports neither Airflow nor pyspark, because Spark's tasks use it, too.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +23,75 @@ from airflow_kafka_spark.hooks.kafka.config import identity
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
 
-    from airflow_kafka_spark.hooks.kafka.events import ClientEvents
+log = logging.getLogger(__name__)
+
+CONNECTION_LOG = "log"
+"""Name under which failed connections that only the log reports are stored."""
+REFUSED_LOGIN = frozenset(
+    {"_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE"}
+)
+"""Names of the errors with which a broker refuses a login or a TLS handshake."""
+_REFUSED_RIGHT = re.compile(r"\b[A-Z_]+_AUTHORIZATION_FAILED\b")
+
+
+@dataclass(frozen=True)
+class _Seen:
+    first: float
+    last: float
+    text: str
+
+
+class ClientEvents:
+    """Collects what a client of librdkafka reports besides its answers: errors and log lines.
+
+    Pass it as ``logger=events`` and ``error_cb=events.on_error`` to a client of confluent-kafka. Log lines then go to this
+    module's logger at debug level instead of stderr, and ``reason()`` returns the reason for missing answers.
+
+    :param error_cb: a callback of the connection, which is called with every error, too.
+    """
+
+    def __init__(self, error_cb: Callable[[KafkaError], None] | None = None) -> None:
+        self._error_cb = error_cb
+        self._seen: dict[str, _Seen] = {}
+
+    def log(self, level: int, message: str, *args: Any) -> None:
+        """Record a log line of librdkafka."""
+        log.debug("librdkafka: " + message, *args)
+        if args and args[0] == "FAIL":
+            self._note(CONNECTION_LOG, str(args[-1]).partition("]: ")[2])
+        # Only the log names the reason of a failed transaction: its records fail as "purged in queue", or by the client's state.
+        elif args and args[0] == "TXNERR" and (refused := _REFUSED_RIGHT.search(str(args[-1]))):
+            self._note(refused[0], str(args[-1]))
+
+    def on_error(self, error: KafkaError) -> None:
+        """Record an error that belongs to no request."""
+        # A broker that rejects the client's certificate sends a TLS alert, which librdkafka reports as a lost connection.
+        self._note("_SSL" if "SSL alert number" in error.str() else error.name(), error.str())
+        if self._error_cb:
+            self._error_cb(error)
+
+    def _note(self, name: str, text: str) -> None:
+        now = time.monotonic()
+        self._seen[name] = _Seen(self._seen[name].first if name in self._seen else now, now, text)
+
+    def first(self, names: Collection[str], since: float) -> float | None:
+        """Return the time of the first error with one of these names since ``since`` (monotonic clock); None without one."""
+        begun = [max(seen.first, since) for name, seen in list(self._seen.items()) if name in names and seen.last >= since]
+        return min(begun, default=None)
+
+    def reason(self, since: float = 0.0) -> tuple[str, str]:
+        """Return Kafka's name and the text of the most specific error; ("", "") without errors.
+
+        :param since: time on the monotonic clock; earlier errors are ignored.
+        """
+        seen = {name: (error.last, error.text) for name, error in list(self._seen.items()) if error.last >= since}
+        for names in (REFUSED_LOGIN, {"_RESOLVE"}, {"_TRANSPORT"}, {CONNECTION_LOG}, seen.keys()):
+            found = [(seen[name], name) for name in names & seen.keys()]
+            if found:
+                (_, text), name = max(found)
+                return name, text
+        return "", ""
+
 
 Resource = Literal["topic", "group", "transactional id", "cluster"]
 
@@ -128,10 +201,10 @@ def consume(
     :raises RightMissing: the user may not read a topic.
     """
     messages: list[Message] = consumer.consume(most, timeout)
-    return checked(messages, config, doing, conn_id=conn_id)
+    return drop_group_refusals(messages, config, doing, conn_id=conn_id)
 
 
-def checked(messages: list[Message], config: Mapping[str, Any], doing: str, *, conn_id: str = "") -> list[Message]:
+def drop_group_refusals(messages: list[Message], config: Mapping[str, Any], doing: str, *, conn_id: str = "") -> list[Message]:
     """Return messages without refusals of the group's coordinator; see :func:`consume`.
 
     :raises RightMissing: the user may not read a topic.

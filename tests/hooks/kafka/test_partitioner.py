@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from airflow_kafka_spark.hooks.partitioner import murmur2, partition_of, partitions_of
+from airflow_kafka_spark.hooks.kafka.partitioner import murmur2, partition_of, partitions_of
 
 
 def reference(data: bytes) -> int:

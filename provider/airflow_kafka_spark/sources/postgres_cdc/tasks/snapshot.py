@@ -1,0 +1,515 @@
+"""Chunks of a table's snapshot: which transactions they have seen, and which events of the log they make superfluous.
+
+A chunk is a range of a table's key. It is read in a transaction of its own, and the snapshot of that transaction
+(``pg_current_snapshot()``) says exactly which transactions its rows include. An event of the log is left out if the chunk of its
+row includes the event's transaction. So each row of a chunk is followed by exactly the changes that it does not include.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.hooks.postgres import literal, quote, rows
+from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
+    UNCHANGED,
+    BeginMessage,
+    ChangeMessage,
+    Message,
+    RelationColumn,
+    RelationMessage,
+    Tuple,
+)
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import NEW_PIPELINE, SlotServer, format_lsn, parse_lsn
+
+if TYPE_CHECKING:
+    import psycopg
+
+Key = tuple[str, ...]
+"""The values of a row's key, as PostgreSQL writes them."""
+
+VISIBLE_SECONDS = 60.0
+"""Seconds to wait until sessions see a transaction whose commit is in the log already."""
+
+_HALF, _WHOLE = 1 << 31, 1 << 32
+
+
+@dataclass(frozen=True)
+class VisibleTransactions:
+    """The transactions that a snapshot includes: those before ``end``, except the ``running`` ones.
+
+    :param end: the first 64-bit transaction id that was not given out.
+    :param running: the ids below it that were not complete.
+    """
+
+    end: int
+    running: frozenset[int]
+
+    @classmethod
+    def parse(cls, text: str) -> VisibleTransactions:
+        """Return the value of PostgreSQL's text ``xmin:xmax:xip_list``."""
+        _, end, running = text.split(":")
+        return cls(int(end), frozenset(int(xid) for xid in running.split(",") if xid))
+
+    def include(self, xid: int) -> bool:
+        """Return True if the snapshot includes a committed transaction.
+
+        :param xid: its 32-bit id. Ids wrap around; that of a transaction in the log is less than half of them away.
+        """
+        distance = (xid - self.end + _HALF) % _WHOLE - _HALF
+        return distance < 0 and self.end + distance not in self.running
+
+
+def current_snapshot(connection: psycopg.Connection[Any]) -> str:
+    """Return the call of the function that tells the snapshot; PostgreSQL 12 has it under an older name."""
+    of_release = "pg_current_snapshot" if connection.info.server_version >= 130000 else "txid_current_snapshot"
+    return f"pg_catalog.{of_release}()::text"
+
+
+@dataclass(frozen=True)
+class ReadChunk:
+    """A chunk that is published.
+
+    :param upto: the last key that belongs to it; None: it has no upper end.
+    :param seen: the transactions that its rows include, as PostgreSQL writes a snapshot.
+    """
+
+    upto: Key | None
+    seen: str
+
+
+@dataclass(frozen=True)
+class TableSnapshot:
+    """How far the snapshot of a table is.
+
+    The table's keys are covered from below: those up to ``done``, then the chunks ``read``, then the keys that are not read.
+
+    :param table: its schema and name.
+    :param key: the columns whose values order its rows, those of the replica identity; empty: the table is one chunk.
+    :param done: the last key whose chunks the log has caught up with: all events behind that are published. None: no key.
+    :param read: chunks that the log has not caught up with.
+    """
+
+    table: tuple[str, str]
+    key: tuple[str, ...]
+    done: Key | None = None
+    read: tuple[ReadChunk, ...] = ()
+
+    @property
+    def upto(self) -> Key | None:
+        """The last key that is read; None: no key."""
+        return self.read[-1].upto if self.read else self.done
+
+    @property
+    def is_read(self) -> bool:
+        """True if all keys are read."""
+        return bool(self.read) and self.read[-1].upto is None
+
+    @property
+    def shown(self) -> str:
+        """The table's name for messages."""
+        return ".".join(self.table)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value for a plan or a position."""
+        return {
+            "table": list(self.table),
+            "key": list(self.key),
+            **({"done": list(self.done)} if self.done is not None else {}),
+            **({"read": [{"upto": c.upto and list(c.upto), "seen": c.seen} for c in self.read]} if self.read else {}),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TableSnapshot:
+        """Return what :meth:`to_json` has written."""
+        schema, table = value["table"]
+        done = value.get("done")
+        read = tuple(ReadChunk(c["upto"] and tuple(c["upto"]), c["seen"]) for c in value.get("read", ()))
+        return cls((schema, table), tuple(value["key"]), None if done is None else tuple(done), read)
+
+
+# --- the catalog --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeyColumn:
+    """A column by which rows are ordered.
+
+    :param name: its name, quoted.
+    :param type: the name of its type, for a cast.
+    :param collation: ``COLLATE ...`` if it has another one than the database.
+    """
+
+    name: str
+    type: str
+    collation: str
+
+    def cast(self, text: str) -> str:
+        """Return an expression of a text as a value of the column."""
+        return f"({text}::{self.type}{self.collation})"
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """A table as it is now.
+
+    :param relation: its columns, as the log describes them.
+    :param source: the table for a ``FROM`` clause: without the tables that inherit from it, and with its partitions.
+    :param key: the columns that order its rows, those of its replica identity; empty if it has no key.
+    :param row_filter: the publication's condition, as SQL; "" without one.
+    """
+
+    relation: RelationMessage
+    source: str
+    key: tuple[KeyColumn, ...]
+    row_filter: str
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The names of the columns that order its rows."""
+        return tuple(column.name for column in self.key)
+
+    @property
+    def ordering(self) -> str:
+        """The columns that order its rows, for an ``ORDER BY``."""
+        return ", ".join(quote(column.name) for column in self.key)
+
+    def compared(self, operator: str, key: Sequence[str]) -> str:
+        """Return a condition that compares a row's key with another one."""
+        values = ", ".join(column.cast(literal(value)) for column, value in zip(self.key, key, strict=True))
+        return f"({self.ordering}) {operator} ({values})"
+
+    def refuse_other_key(self, planned: Sequence[str]) -> None:
+        """Make sure that the key is the one by which the table was cut so far.
+
+        :raises SourceRejected: it is not.
+        """
+        if self.key_names != tuple(planned):
+            shown = f"{self.relation.schema}.{self.relation.table}"
+            found = f"its key is ({', '.join(self.key_names)}), and its snapshot was begun by ({', '.join(planned)})"
+            raise SourceRejected(shown, found, f"Restore the key until the snapshot is complete. {NEW_PIPELINE}")
+
+
+_SHAPE = (
+    "SELECT c.oid::bigint, c.relkind::text, c.relreplident::text, a.attname::text, a.atttypid::bigint, a.atttypmod, "
+    "array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum), pg_catalog.format_type(a.atttypid, -1), "
+    "CASE WHEN a.attcollation NOT IN (0, 100) THEN pg_catalog.format('%%I.%%I', m.nspname, l.collname) END, a.attgenerated::text "
+    "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+    "JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
+    "LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND "
+    "CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END "
+    "LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation "
+    "LEFT JOIN pg_catalog.pg_namespace m ON m.oid = l.collnamespace "
+    "WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p') ORDER BY a.attnum"
+)
+
+
+def table_shape(connection: psycopg.Connection[Any], publication: str, table: Sequence[str]) -> TableShape | None:
+    """Return a table as it is now; None if there is none of that name.
+
+    :param publication: the publication, which may leave out columns and rows.
+    :param table: schema and name.
+    """
+    schema, name = table
+    found = connection.execute(_SHAPE, [schema, name]).fetchall()
+    if not found:
+        return None
+    oid, kind, identity = found[0][:3]
+    names, row_filter = _published(connection, publication, schema, name)
+    columns, key = [], []
+    for _, _, _, column, type_oid, modifier, position, type_name, collation, generated in found:
+        is_left_out = names is not None and column not in names
+        if is_left_out or (generated and connection.info.server_version < 180000):
+            continue
+        columns.append(RelationColumn(column, identity == "f" or position is not None, type_oid, modifier))
+        if position is not None:
+            key.append((position, KeyColumn(column, type_name, f" COLLATE {collation}" if collation else "")))
+    relation = RelationMessage(oid, schema, name, identity, tuple(columns))
+    quoted = f"{quote(schema)}.{quote(name)}"
+    return TableShape(relation, quoted if kind == "p" else f"ONLY {quoted}", tuple(c for _, c in sorted(key)), row_filter)
+
+
+def _published(
+    connection: psycopg.Connection[Any], publication: str, schema: str, name: str
+) -> tuple[frozenset[str] | None, str]:
+    """Return the columns of a table that the publication has (None: all), and its condition on rows."""
+    if connection.info.server_version < 150000:
+        return None, ""
+    found = connection.execute(
+        "SELECT attnames::text[], rowfilter FROM pg_catalog.pg_publication_tables "
+        "WHERE pubname = %s AND schemaname = %s AND tablename = %s",
+        [publication, schema, name],
+    ).fetchone()
+    return (frozenset(found[0]), found[1] or "") if found is not None and found[0] else (None, "")
+
+
+# --- reading a chunk ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OpenChunk:
+    """A chunk in the transaction that reads it.
+
+    :param shape: the table.
+    :param seen: the transactions that the rows include, as PostgreSQL writes a snapshot.
+    :param lsn: an LSN behind the commits of all these transactions.
+    :param now_us: the time of the snapshot, microseconds since 1970.
+    """
+
+    shape: TableShape
+    seen: str
+    lsn: int
+    now_us: int
+
+
+def open_chunk(connection: psycopg.Connection[Any], publication: str, chunk: Mapping[str, Any]) -> OpenChunk:
+    """Take the snapshot in which a chunk is read; the connection is in a transaction with REPEATABLE READ.
+
+    The table is locked before, as any SELECT does it (ACCESS SHARE): TRUNCATE and ALTER TABLE show in older snapshots, too.
+
+    :param chunk: a split.
+    :raises SourceRejected: the table is gone, or has another key.
+    """
+    schema, table = chunk["table"]
+    connection.execute(f"LOCK TABLE {quote(schema)}.{quote(table)} IN ACCESS SHARE MODE".encode())
+    seen, lsn, now_us, block = rows(
+        connection,
+        f"SELECT {current_snapshot(connection)}, pg_catalog.pg_current_wal_insert_lsn()::text, "
+        "(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint, current_setting('wal_block_size')::int",
+    )[0]
+    shape = table_shape(connection, publication, (schema, table))
+    if shape is None:
+        raise SourceRejected(f"{schema}.{table}", "it is no table any more")
+    shape.refuse_other_key(chunk["key"])
+    return OpenChunk(shape, seen, _behind(parse_lsn(lsn), block), now_us)
+
+
+PAGE_HEADER = 40
+"""The most bytes of a header of a page of the log."""
+
+
+def _behind(lsn: int, block: int) -> int:
+    """Return the end of the last record before the LSN at which the next record is inserted.
+
+    At the beginning of a page, that LSN is behind the page's header, where the log does not get before the next record.
+    """
+    into = lsn % block
+    return lsn - into if into <= PAGE_HEADER else lsn
+
+
+def chunk_rows(connection: psycopg.Connection[Any], chunk: Mapping[str, Any], shape: TableShape) -> Iterator[Tuple]:
+    """Yield the rows of a chunk, with values as PostgreSQL writes them. They are not held in memory."""
+    ends = ((">", chunk["after"]), ("<=", chunk["upto"]))
+    conditions = [shape.compared(operator, key) for operator, key in ends if key is not None]
+    if shape.row_filter:
+        conditions.append(f"({shape.row_filter})")
+    columns = ", ".join(quote(column.name) for column in shape.relation.columns)
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    with (
+        connection.cursor() as cursor,
+        cursor.copy(f"COPY (SELECT {columns} FROM {shape.source}{where}) TO STDOUT".encode()) as copy,
+    ):
+        for line in copy:
+            yield _fields(bytes(line))
+
+
+_ESCAPES = {98: 8, 102: 12, 110: 10, 114: 13, 116: 9, 118: 11}
+
+
+def _fields(line: bytes) -> Tuple:
+    """Return the values of a line of COPY's text format."""
+    fields = line[:-1].split(b"\t")
+    if b"\\" not in line:
+        return list(fields)
+    return [None if text == b"\\N" else _unescaped(text) for text in fields]
+
+
+def _unescaped(text: bytes) -> bytes:
+    if b"\\" not in text:
+        return text
+    first, *parts = text.split(b"\\")
+    out, at = bytearray(first), 0
+    while at < len(parts):
+        part = parts[at]
+        if part:
+            out.append(_ESCAPES.get(part[0], part[0]))
+            out += part[1:]
+        else:  # a backslash that is escaped; what follows is plain
+            out += b"\\"
+            at += 1
+            out += parts[at] if at < len(parts) else b""
+        at += 1
+    return bytes(out)
+
+
+# --- events that a chunk includes ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class SnapshotFilter:
+    """Decides which events of the log the chunks of a snapshot include.
+
+    Keys are compared by the server, which knows their types and collations: :meth:`look_ahead` asks for many at once.
+
+    :param server: the server, for messages.
+    :param connection: a session, in which queries may run while the log is read.
+    :param publication: the publication.
+    :param tables: tables whose snapshot is not complete, as it was when the window was planned.
+    :param publishes_truncates: True if truncates are events.
+    """
+
+    server: SlotServer
+    connection: psycopg.Connection[Any]
+    publication: str
+    tables: Mapping[tuple[str, str], TableSnapshot]
+    publishes_truncates: bool
+    truncated: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._tables = dict(self.tables)
+        self._relations: dict[int, RelationMessage] = {}
+        self._chunks: dict[tuple[tuple[str, str], Key], int] = {}
+        self._seen = {chunk.seen: VisibleTransactions.parse(chunk.seen) for t in self._tables.values() for chunk in t.read}
+        self._xid, self._is_visible = 0, False
+
+    # --- keys ---
+
+    def look_ahead(self, messages: Iterable[Message]) -> None:
+        """Find the chunks of the keys of some messages, which :meth:`includes` is asked about next."""
+        keys: dict[tuple[str, str], dict[Key, None]] = {}
+        for message in messages:
+            if isinstance(message, RelationMessage):
+                self._relations[message.oid] = message
+            elif isinstance(message, ChangeMessage):
+                relation = self._relations[message.relation]
+                table = self._tables.get((relation.schema, relation.table))
+                if table is None or not self._bounds(table):
+                    continue
+                for values in (message.old, message.new):
+                    if values is not None:
+                        keys.setdefault(table.table, {})[self._key(table, relation, values, message.old)] = None
+        self._chunks = {}
+        for name, wanted in keys.items():
+            self._find(self._tables[name], list(wanted))
+
+    @staticmethod
+    def _bounds(table: TableSnapshot) -> list[Key]:
+        """Return the keys at which chunks end: those that are done, and the chunks that are read."""
+        ends = [table.done, *(chunk.upto for chunk in table.read)]
+        return [end for end in ends if end is not None]
+
+    def _key(self, table: TableSnapshot, relation: RelationMessage, values: Tuple, old: Tuple | None) -> Key:
+        at = {column.name: index for index, column in enumerate(relation.columns)}
+        key = []
+        for name in table.key:
+            if name not in at:
+                found = (
+                    f"its snapshot was begun by the key ({', '.join(table.key)}), and its rows have no column `{name}` any more"
+                )
+                raise SourceRejected(table.shown, found, f"Restore the key until the snapshot is complete. {NEW_PIPELINE}")
+            value = values[at[name]]
+            if value is UNCHANGED and old is not None:
+                value = old[at[name]]
+            if not isinstance(value, bytes):
+                found = f"the log does not hold the value of key column `{name}` of a row that was changed"
+                raise SourceRejected(table.shown, found, f"ALTER TABLE {table.shown} REPLICA IDENTITY FULL. {NEW_PIPELINE}")
+            key.append(value.decode())
+        return tuple(key)
+
+    def _find(self, table: TableSnapshot, keys: list[Key]) -> None:
+        """Note how many ends of chunks lie before each key."""
+        shape = table_shape(self.connection, self.publication, table.table)
+        if shape is None:
+            raise SourceRejected(table.shown, "it is no table any more, and its snapshot is not complete", NEW_PIPELINE)
+        shape.refuse_other_key(table.key)
+        names = [f"c{n}" for n in range(len(table.key))]
+        arrays = ", ".join(["%s::text[]"] * len(names))
+        ends, given = (
+            f"ROW({', '.join(column.cast(f'{of}.{name}') for name, column in zip(names, shape.key, strict=True))})"
+            for of in ("e", "k")
+        )
+        query = (
+            f"SELECT (SELECT count(*) FROM unnest({arrays}) AS e({', '.join(names)}) WHERE {ends} < {given}) "
+            f"FROM unnest({arrays}) WITH ORDINALITY AS k({', '.join(names)}, number) ORDER BY k.number"
+        )
+        bounds = self._bounds(table)
+        parameters = [list(column) for part in (bounds, keys) for column in zip(*part, strict=True)]
+        counts = self.connection.execute(query.encode(), parameters).fetchall()
+        for key, (count,) in zip(keys, counts, strict=True):
+            self._chunks[table.table, key] = count
+
+    # --- transactions ---
+
+    def enter(self, begin: BeginMessage) -> None:
+        """Note the transaction whose changes come next."""
+        self._xid, self._is_visible = begin.xid, False
+
+    def includes(self, relation: RelationMessage, values: Tuple, old: Tuple | None = None) -> bool:
+        """Return True if the chunk of a row includes the change of this transaction, or will: it is not read yet.
+
+        :param values: the row.
+        :param old: the old row, for a key that is stored out of line.
+        """
+        table = self._tables.get((relation.schema, relation.table))
+        if table is None:
+            return False
+        at = 0
+        if self._bounds(table):
+            at = self._chunks[table.table, self._key(table, relation, values, old)]
+            if table.done is not None:
+                at -= 1
+        if at < 0:
+            return False  # the log has caught up with its chunk
+        if at < len(table.read):
+            return self._seen[table.read[at].seen].include(self._xid)
+        self._wait_until_visible()
+        return True
+
+    def is_superfluous_truncate(self, relation: RelationMessage) -> bool:
+        """Return True if nothing that is published of a table is older than its truncate in this transaction.
+
+        If some chunks are older, and others have rows from behind it, a consumer that empties its table loses these: the table is
+        read anew.
+        """
+        table = self._tables.get((relation.schema, relation.table))
+        if table is None:
+            return False
+        included = [self._seen[chunk.seen].include(self._xid) for chunk in table.read]
+        is_stale = table.done is not None or not all(included)
+        if is_stale and any(included) and self.publishes_truncates:
+            self._tables[table.table] = TableSnapshot(table.table, table.key)
+            self._chunks = {}
+            self.truncated.append(table.table)
+        if not is_stale:
+            self._wait_until_visible()
+        return not is_stale
+
+    def _wait_until_visible(self) -> None:
+        """Wait until sessions see this transaction, so that chunks which are read later include it.
+
+        Its commit is in the log, so that this is a matter of moments, unless it waits for a synchronous standby.
+
+        :raises SourceUnavailable: it lasts.
+        """
+        deadline = time.monotonic() + VISIBLE_SECONDS
+        while not self._is_visible:
+            text = rows(self.connection, f"SELECT {current_snapshot(self.connection)}")[0][0]
+            self._is_visible = VisibleTransactions.parse(text).include(self._xid)
+            if not self._is_visible and time.monotonic() > deadline:
+                detail = f"its commit was written {VISIBLE_SECONDS:.0f} s ago, and waits for a synchronous standby"
+                raise SourceUnavailable(self.server.server.where, f"waiting for transaction {self._xid}", detail)
+            if not self._is_visible:
+                time.sleep(0.02)
+
+
+def caught_up(tables: Iterable[TableSnapshot]) -> tuple[TableSnapshot, ...]:
+    """Return the state of snapshots once the log has caught up with their chunks; without tables that are complete."""
+    return tuple(TableSnapshot(t.table, t.key, t.upto) for t in tables if not t.is_read)
+
+
+def chunk_token(opened: OpenChunk) -> dict[str, Any]:
+    """Return what the source has to know of a chunk that is read."""
+    return {"seen": opened.seen, "lsn": format_lsn(opened.lsn)}

@@ -1,0 +1,306 @@
+"""Snapshots: rows that are there, then the log, without a gap and without a double."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import VisibleTransactions, _fields
+from tests.sources.postgres_cdc.kit import Log, Windows, changes, log_of
+
+
+class Copy:
+    """A consumer that keeps a copy of tables, and refuses an event that does not fit the row that it has."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, dict[Any, Any]] = {}
+        self.count: dict[str, int] = {}
+
+    def apply(self, records: list[dict[str, Any]]) -> None:
+        for record in records:
+            if record["value"] is None:
+                continue
+            op, after = record["value"]["op"], record["value"]["after"]
+            self.count[op] = self.count.get(op, 0) + 1
+            table = self.tables.setdefault(record["value"]["source"]["table"], {})
+            if op == "t":
+                table.clear()
+                continue
+            key = tuple(record["key"].values())
+            if record["value"]["source"]["table"] != "named" or op != "r":  # its rows move between chunks under the same key
+                assert (key in table) == (op in "ud"), f"{op} of {key}: an event is missing, or there twice"
+            if op == "d":
+                del table[key]
+            else:
+                table[key] = after
+
+
+class Traffic:
+    """Random transactions on tables with keys of several types, some of which stay open for a while."""
+
+    KEYS = {
+        "num": ("id int PRIMARY KEY", lambda n: str(n)),
+        "txt": ('id text COLLATE "POSIX" PRIMARY KEY', lambda n: "'" + "aBcÄ-_z"[n % 7] + "'||" + str(n)),
+        "two": ("a text, b numeric, PRIMARY KEY (b, a)", lambda n: f"('k%,{n % 3}', {n / 4})"),
+    }
+
+    def __init__(self, place: Any, seed: int) -> None:
+        self.place, self.random = place, random.Random(seed)
+        self.open: list[Any] = []
+        for name, (key, _) in self.KEYS.items():
+            place.execute(f"CREATE TABLE {name} ({key}, note text)")
+            for n in range(0, 200, 3):
+                self.statement(name, f"INSERT INTO {{}} VALUES ({self.value(name, n)}, 'first')")
+        place.execute("CREATE TABLE loose (id int, note text); ALTER TABLE loose REPLICA IDENTITY FULL")
+        place.execute("INSERT INTO loose SELECT n, 'first' FROM generate_series(1, 20) n")
+        place.execute("CREATE TABLE named (id int PRIMARY KEY, code text NOT NULL, note text)")
+        place.execute("ALTER TABLE named REPLICA IDENTITY FULL")
+        place.execute("INSERT INTO named SELECT n * 3, 'first' || n, 'first' FROM generate_series(1, 40) n")
+
+    def value(self, name: str, n: int) -> str:
+        return self.KEYS[name][1](n).strip("()") if name == "two" else self.KEYS[name][1](n)
+
+    def where(self, name: str, n: int) -> str:
+        return f"(a, b) = ({self.value(name, n)})" if name == "two" else f"id = {self.value(name, n)}"
+
+    def statement(self, name: str, text: str, connection: Any = None) -> None:
+        full = f'{self.place.quoted}."{name}"'
+        (connection or self.place.connection).execute(text.replace("{}", full).encode())
+
+    def change(self, count: int, truncates: bool) -> None:
+        for _ in range(count):
+            pick = self.random.random()
+            if pick < 0.05 and truncates and not self.open:
+                self.statement(self.random.choice(list(self.KEYS)), "TRUNCATE {}")
+            elif pick < 0.2 and len(self.open) < 3:
+                self.open.append(self.place.server.connect())
+                self.some(self.open[-1])
+            elif pick < 0.35 and self.open:
+                self.end(self.open.pop(self.random.randrange(len(self.open))))
+            else:
+                self.some(None)
+
+    def end(self, session: Any) -> None:
+        session.rollback() if self.random.random() < 0.2 else session.commit()
+        session.close()
+
+    def end_all(self) -> None:
+        while self.open:
+            self.end(self.open.pop())
+
+    def some(self, session: Any) -> None:
+        import psycopg
+
+        connection = session or self.place.connection
+        with connection.transaction():
+            connection.execute("SET LOCAL lock_timeout = '100ms'")
+            for _ in range(self.random.randint(1, 4)):
+                try:
+                    with connection.transaction():
+                        self.one(connection)
+                except (psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation):
+                    pass
+
+    def one(self, connection: Any) -> None:
+        pick, n, note = self.random.random(), self.random.randrange(220), f"'{self.random.random()}'"
+        name = self.random.choice([*self.KEYS, "loose", "named"])
+        if name == "named":
+            n %= 150
+            if pick < 0.2:
+                values = f"({n}, '{self.random.random()}', {note})"
+                self.statement(name, f"INSERT INTO {{}} VALUES {values} ON CONFLICT DO NOTHING", connection)
+            elif pick < 0.8:
+                change = f"id = {self.random.randrange(150)}" if pick < 0.6 else f"note = {note}"
+                self.statement(name, f"UPDATE {{}} SET {change} WHERE id = {n}", connection)
+            else:
+                self.statement(name, f"DELETE FROM {{}} WHERE id = {n}", connection)
+            return
+        if name == "loose":
+            n %= 30
+            if pick < 0.3:
+                self.statement(
+                    name, f"INSERT INTO {{}} SELECT {n}, {note} WHERE NOT EXISTS (SELECT FROM {{}} WHERE id = {n})", connection
+                )
+            elif pick < 0.7:
+                self.statement(name, f"UPDATE {{}} SET note = {note} WHERE id = {n}", connection)
+            else:
+                self.statement(name, f"DELETE FROM {{}} WHERE id = {n}", connection)
+            return
+        where = self.where(name, n)
+        if pick < 0.35:
+            self.statement(name, f"INSERT INTO {{}} VALUES ({self.value(name, n)}, {note}) ON CONFLICT DO NOTHING", connection)
+        elif pick < 0.6:
+            self.statement(name, f"UPDATE {{}} SET note = {note} WHERE {where}", connection)
+        elif pick < 0.8:
+            to = self.random.randrange(220)
+            key = "(a, b)" if name == "two" else "id"
+            self.statement(name, f"UPDATE {{}} SET {key} = ({self.value(name, to)}) WHERE {where}", connection)
+        else:
+            self.statement(name, f"DELETE FROM {{}} WHERE {where}", connection)
+
+
+@pytest.mark.parametrize(("seed", "truncates"), [(1, False), (3, True)])
+def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_again(place, seed, truncates):
+    """Changes go on before, between and within the chunks of a window; attempts die and read chunks again, in other snapshots."""
+    traffic = Traffic(place, seed)
+    with log_of(place, *Traffic.KEYS, "loose", "named") as log:
+        options: dict[str, Any] = {"skipped_operations": ()} if truncates else {}
+        source = log.source(
+            snapshot="initial",
+            snapshot_chunk_rows=9,
+            snapshot_chunks_per_window=3,
+            message_key_columns={log.tables[-2]: ["id"], log.tables[-1]: ["code"]},
+            max_wal_bytes=1 << 16,
+            decimal_handling_mode="string",
+            **options,
+        )
+        assert source.validate() == []
+        windows, copy, kinds = Windows(source), Copy(), []
+        for _ in range(200):
+            window = windows.freeze()
+            kinds.append("none" if not window.splits else "chunks" if "table" in window.splits[0] else "log")
+            published: dict[int, list[dict[str, Any]]] = {}
+            while len(published) < len(window.splits):
+                for index in set(range(len(window.splits))) - set(published):
+                    traffic.change(traffic.random.randint(0, 6), truncates)
+                    records = windows.read_split(window, index)
+                    if traffic.random.random() < 0.7:  # else the attempt dies before its marker
+                        published[index] = records
+                        copy.apply(records)
+            windows.close(window, advance=traffic.random.random() < 0.7)
+            if not window.remaining and not (windows.position or {}).get("snapshot"):
+                if traffic.open or kinds.count("log") < 20:
+                    traffic.change(10, truncates)
+                    continue
+                break
+        traffic.end_all()
+        for _ in range(20):
+            copy.apply(windows.next())
+        for name in (*Traffic.KEYS, "loose", "named"):
+            columns = ("a", "b", "note") if name == "two" else ("id", "note")
+            rows = place.rows(f'SELECT {"::text, ".join(columns)} FROM {place.quoted}."{name}"')
+            found = [tuple(str(after[column]) for column in columns) for after in copy.tables.get(name, {}).values()]
+            assert sorted(tuple(map(str, row)) for row in rows) == sorted(found), name
+    assert copy.count["r"] > 150 and copy.count["u"] > 20, copy.count
+    assert kinds.count("chunks") > 5
+
+
+def test_a_snapshot_includes_what_was_committed_before_it_also_where_ids_wrap_around():
+    seen = VisibleTransactions.parse("4294967290:4294967300:4294967295,4294967297")
+    included = {xid: seen.include(xid) for xid in (4294967290, 4294967294, 4294967295, 0, 1, 3, 4, 1000)}
+    assert included == {4294967290: True, 4294967294: True, 4294967295: False, 0: True, 1: False, 3: True, 4: False, 1000: False}
+    assert VisibleTransactions.parse("10:10:").include(9) and not VisibleTransactions.parse("10:10:").include(10)
+
+
+def test_values_of_copy_are_those_that_the_log_has():
+    assert _fields(b"1\t\\N\t\n") == [b"1", None, b""]
+    assert _fields(b"a\\tb\\\\\\\\c\\nd\\\\N\t\\\\x00\\b\\\\\n") == [b"a\tb\\\\c\nd\\N", b"\\x00\b\\"]
+
+
+def started(log: Log, **options: Any) -> Windows:
+    made = Windows(log.source(**options))
+    assert made.source.validate() == []
+    return made
+
+
+def drained(windows: Windows) -> list[dict[str, Any]]:
+    """Read windows until nothing remains."""
+    found: list[dict[str, Any]] = []
+    for _ in range(50):
+        window = windows.freeze()
+        found += windows.read(window)
+        windows.close(window)
+        if not window.remaining:
+            return found
+    raise AssertionError("windows remain")
+
+
+def test_rows_that_are_there_are_read_with_the_values_that_the_log_has(orders):
+    place = orders.place
+    place.execute("ALTER TABLE orders ADD COLUMN amount numeric(8,2), ADD COLUMN at timestamptz, ADD COLUMN raw bytea")
+    place.execute("ALTER TABLE orders ADD COLUMN more int GENERATED ALWAYS AS (id + 1) STORED, ADD COLUMN flags boolean[]")
+    values = "E'a\\\\b\\t\\n\\\\N', 3.5, '2026-01-01 00:00:00.000001+00', '\\x5c0a', '{t,NULL}'"
+    place.execute(f"INSERT INTO orders (id, note, amount, at, raw, flags) VALUES (1, {values})")
+    place.execute("INSERT INTO orders (id) VALUES (2)")
+    windows = started(orders, snapshot="initial")
+    found = {r["key"]["id"]: r for r in drained(windows)}
+    place.execute("UPDATE orders SET id = id + 10")
+    again = {r["key"]["id"] - 10: r for r in windows.next() if r["value"] and r["value"]["op"] == "c"}
+    for id, record in found.items():
+        assert {**record["value"]["after"], "id": 0} == {**again[id]["value"]["after"], "id": 0}
+        assert (record["value"]["op"], record["value"]["source"]["snapshot"]) == ("r", "incremental")
+        assert record["topic"] == again[id]["topic"] and record["value"]["source"]["txId"] is None
+    assert set(found) == {1, 2}
+
+
+def test_with_only_the_slot_is_dropped_behind_the_snapshot_and_nothing_follows(orders):
+    place = orders.place
+    place.execute("INSERT INTO orders SELECT n, 'first' FROM generate_series(1, 30) n")
+    windows = started(orders, snapshot="only", snapshot_chunk_rows=7, snapshot_chunks_per_window=2)
+    assert sorted(r["key"]["id"] for r in drained(windows)) == list(range(1, 31))
+    place.execute("INSERT INTO orders VALUES (99, 'later')")
+    for _ in range(2):
+        assert windows.next() == []
+        assert place.one(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{orders.name}'") == 0
+
+
+def test_a_lost_log_is_followed_by_another_snapshot_where_it_is_when_needed(orders):
+    place = orders.place
+    place.execute("INSERT INTO orders VALUES (1, 'one')")
+    windows = started(orders, snapshot="when_needed")
+    assert [c[0] for c in changes(drained(windows))] == ["r"]
+    place.execute(f"SELECT pg_drop_replication_slot('{orders.name}')")
+    place.execute("INSERT INTO orders VALUES (2, 'unseen')")
+    assert sorted(r["key"]["id"] for r in drained(windows)) == [1, 2]
+    place.execute("INSERT INTO orders VALUES (3, 'three')")
+    assert [c[0] for c in changes(drained(windows))] == ["c"]
+
+
+def test_rows_and_columns_that_the_publication_leaves_out_are_not_read(place):
+    place.execute("CREATE TABLE a (id int PRIMARY KEY, note text, secret text)")
+    place.execute("INSERT INTO a VALUES (1, 'n', 's'), (50, 'n', 's')")
+    with log_of(place, "a") as log:
+        place.execute(f"ALTER PUBLICATION {log.name} SET TABLE {log.tables[0]} (id, note) WHERE (id > 9)")
+        found = drained(started(log, snapshot="initial"))
+    assert [c[2] for c in changes(found)] == [{"id": 50, "note": "n"}]
+
+
+def test_a_key_that_changes_within_a_snapshot_is_refused(orders):
+    from airflow_kafka_spark.errors import SourceRejected
+
+    place = orders.place
+    place.execute("INSERT INTO orders SELECT n, n::text FROM generate_series(1, 30) n")
+    windows = started(orders, snapshot="initial", snapshot_chunk_rows=5, snapshot_chunks_per_window=1)
+    windows.next()
+    place.execute("ALTER TABLE orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (note)")
+    with pytest.raises(SourceRejected, match=r"its key is \(note\), and its snapshot was begun by \(id\)"):
+        drained(windows)
+
+
+def test_a_snapshot_without_the_right_to_read_is_refused(orders):
+    place, role = orders.place, f"reader_{orders.name}"
+    place.execute(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'p'")
+    try:
+        parts = place.server
+        place.connect_with(f"postgres://{role}:p@{parts.host}:{parts.port}/{parts.database}")
+        assert orders.source().validate() == []
+        [problem] = orders.source(snapshot="initial").validate()
+        assert "may not read" in problem.what and "GRANT SELECT" in problem.action
+    finally:
+        place.execute(f"DROP ROLE {role}")
+
+
+def test_a_partitioned_table_that_is_published_as_its_root_is_cut_and_read_as_one(place):
+    place.execute("CREATE TABLE p (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)")
+    place.execute("CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)")
+    place.execute("CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)")
+    place.execute("INSERT INTO p SELECT n, 'first' FROM generate_series(1, 18) n")
+    with log_of(place, "p", root=True) as log:
+        windows = started(log, snapshot="initial", snapshot_chunk_rows=4, snapshot_chunks_per_window=2)
+        copy = Copy()
+        copy.apply(windows.next())
+        place.execute("UPDATE p SET id = 19 WHERE id = 1; UPDATE p SET id = 1 WHERE id = 18; DELETE FROM p WHERE id = 9")
+        copy.apply(drained(windows))
+    assert sorted(key for (key,) in copy.tables["p"]) == [n for n in range(1, 20) if n not in (9, 18)]
