@@ -19,11 +19,11 @@ from airflow_kafka_spark.hooks.tasks.executor_check import explain
 from airflow_kafka_spark.windows.model import Split, Window
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark import RDD, SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.road.tasks.read import Task
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +47,6 @@ class Follower(Protocol):
 
     def on_success(self) -> None:
         """Called when a job has succeeded, with all of its tasks."""
-
-
-class Task(Protocol):
-    """A task of ``road/tasks``."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """See :class:`~airflow_kafka_spark.hooks.tasks.executor_check.CheckedOnExecutors`."""
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the splits with the numbers in the first column of the batches, and return a batch of results for each."""
 
 
 _follower: ContextVar[Follower | None] = ContextVar("follower", default=None)

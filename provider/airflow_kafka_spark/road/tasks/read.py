@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,6 @@ from airflow_kafka_spark.windows.move_time import Timed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.tasks.layout import Layout
-    from airflow_kafka_spark.road.watch import Task
     from airflow_kafka_spark.sources.kafka.tasks.read import KafkaRecords
 
 SENT = "it was sent to the dead letter topic by an earlier attempt at this window"
@@ -116,6 +115,17 @@ class ReadTask(CheckedOnExecutors):
             return None
         split = next(s for s in self.splits if (s.range.topic, s.range.partition) == (first.topic, first.partition))
         return SplitRows(self, split, chain((first,), records))
+
+
+class Task(Protocol):
+    """A task of ``road/tasks``."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """See :class:`~airflow_kafka_spark.hooks.tasks.executor_check.CheckedOnExecutors`."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read the splits with the numbers in the first column of the batches, and return a batch of results for each."""
 
 
 @dataclass(frozen=True)
