@@ -23,8 +23,8 @@ EVERYWHERE = os.environ.get("TEST_KEEP_ALIVE", "")
 
 
 def extra(keep_alive: str) -> dict[str, Any]:
-    """Return the extra of a ``spark`` connection for a warm process whose tasks get faults; {} if ``keep_alive`` is empty."""
-    return {"keep_alive": keep_alive, "spark.python.daemon.module": "tests.support.spark_daemon"} if keep_alive else {}
+    """Return the extra of a ``spark`` connection whose tasks get faults, for a warm process unless ``keep_alive`` is empty."""
+    return {"spark.python.daemon.module": "tests.support.spark_daemon", **({"keep_alive": keep_alive} if keep_alive else {})}
 
 
 def is_on() -> bool:

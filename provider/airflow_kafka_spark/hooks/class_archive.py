@@ -49,6 +49,7 @@ _CLASS_PATH_VARIABLES = (
 )
 _JAVA_OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 _TRAINING = "from_json('{\"n\": 1}', 'n int').n AS n"
+_TRAINED = "SQL and an RDD"
 _MAKING_SECONDS = 600.0
 _UNUSED_SECONDS = 60 * 24 * 3600.0
 _TRY_AGAIN_SECONDS = 7 * 24 * 3600.0
@@ -173,7 +174,9 @@ class SparkClassArchive:
         except (KafkaSparkError, OSError):
             return None
         variables = [f"{name}={os.environ.get(name, '')}" for name in _CLASS_PATH_VARIABLES]
-        return cls(archive_file("spark", java, jars, release, extra_class_path, _TRAINING, *variables), extra_class_path)
+        return cls(
+            archive_file("spark", java, jars, release, extra_class_path, _TRAINING, _TRAINED, *variables), extra_class_path
+        )
 
     def java_options(self, others: str = "") -> tuple[str, ...]:
         """Return the options with which Java uses this archive; none if it does not exist, or if other options concern archives.
@@ -282,7 +285,7 @@ def _left_in_group(directory: Path) -> int:
 
 
 def _train(written: Path, extra_class_path: str) -> None:
-    """Run a job like that of a window in Spark, and wait until the JVM has written the classes that it has loaded.
+    """Run jobs like those of windows in Spark, and wait until the JVM has written the classes that it has loaded.
 
     :raises Exception: Spark did not start, or the job failed.
     """
@@ -307,6 +310,8 @@ def _train(written: Path, extra_class_path: str) -> None:
     try:
         rows = session.range(0, 100, 1, 2).selectExpr("id", _TRAINING, "cast(id AS string) AS text")
         rows.filter("id > 2").mapInArrow(lambda batches: batches, "id long, n int, text string").collect()
+        # A job of a window that needs no SQL.
+        session.sparkContext.parallelize([], 2).mapPartitionsWithIndex(lambda number, rows: [str(number)]).collect()
         session.stop()
     finally:
         process = SparkContext._gateway.proc  # type: ignore[union-attr]

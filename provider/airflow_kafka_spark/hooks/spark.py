@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from airflow_kafka_spark.hooks.warm_spark.process import WarmSettings, WarmUnava
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
@@ -192,18 +192,6 @@ class SparkHook(BaseHook):
         if self._early is not None:
             self._early.give_up()
 
-    def _take_early(self) -> SparkSession | None:
-        """Return the session that :meth:`start_early` has started, and make it active in this thread; None for later calls."""
-        early, self._early = self._early, None
-        if early is not None and early.has_begun:
-            # Every job needs this import, and this thread would only wait for the JVM.
-            importlib.import_module("pandas")
-        session = early.result() if early is not None else None
-        if session is not None and not warm.is_attached():
-            # Spark has one active session per thread.
-            java_session_class(session._jvm).setActiveSession(session._jsparkSession)
-        return session
-
     @contextmanager
     def session(self, *, jars: tuple[str, ...] = ()) -> Iterator[SparkSession]:
         """Yield a session that is ready to use.
@@ -216,44 +204,80 @@ class SparkHook(BaseHook):
         :param jars: local jar files for a new session.
         :raises SparkUnavailable: the session cannot be started, or it ends while it is used.
         """
+        if self.is_connect:
+            with self._connected() as session:
+                yield session
+            return
+        with self._context(jars) as context:
+            yield _session_in(context)
+
+    def without_sql(self) -> AbstractContextManager[SparkContext | SparkSession]:
+        """Return a context manager that yields a Spark for a job without SQL: a context, or a session of a Connect server, which
+        has no contexts.
+
+        Making a first session takes a JVM more than a CPU second, because it loads the settings and the functions of SQL. In all
+        other respects, this is :meth:`session`.
+        """
+        return self._connected() if self.is_connect else self._context(())
+
+    @contextmanager
+    def _connected(self) -> Iterator[SparkSession]:
+        """Yield a session of a Connect server; one that is made here is stopped on leaving."""
         from pyspark.sql import SparkSession
 
-        early = self._take_early()
         warm.detach_if_ended()
-        if not self.is_connect and (reason := _discard_ended()):
+        active = SparkSession.getActiveSession()
+        if active is not None:
+            yield active
+            return
+        session: SparkSession = self._start(())
+        try:
+            yield session
+        finally:
+            session.stop()
+
+    @contextmanager
+    def _context(self, jars: tuple[str, ...]) -> Iterator[SparkContext]:
+        """Yield a context whose driver runs here, or in a warm process; one that is made here is stopped on leaving, unless it is
+        local.
+
+        :param jars: local jar files for a new context.
+        :raises SparkUnavailable: it cannot be started, or it ends while it is used.
+        """
+        from pyspark import SparkContext
+
+        early, self._early = self._early, None
+        made = early.result() if early is not None else None
+        warm.detach_if_ended()
+        if reason := _discard_ended():
+            made = None
             log.warning("The Spark session of an earlier window cannot be used: %s. A new one is started", reason)
-        active = SparkSession.getActiveSession() if early is None else None
+        active = SparkContext._active_spark_context if made is None else None
         if active is not None:
             with self._explained():
                 yield active
             return
-        session = early or self._start(jars)
+        context: SparkContext = made or self._start(jars)
         try:
             with self._explained():
-                yield session
+                yield context
         finally:
             if not self.is_local:
-                self._stop(session)
+                # It may have been discarded.
+                if SparkContext._active_spark_context is not None:
+                    context.stop()
             elif (archive := self._class_archive()) is not None:
                 archive.make_in_background()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise one clear error instead of those of a session whose JVM or context has ended, which name objects of the JVM."""
+        """Raise one clear error instead of those of a context that has ended, or whose JVM has, which name objects of the JVM."""
         try:
             yield
         except Exception as error:
-            if not self.is_connect and (reason := _discard_ended()):
+            if reason := _discard_ended():
                 raise SparkUnavailable(self.spark_conn_id, self.master, reason) from error
             raise
-
-    def _stop(self, session: SparkSession) -> None:
-        if not self.is_connect:
-            from pyspark import SparkContext
-
-            if SparkContext._active_spark_context is None:
-                return  # It was discarded.
-        session.stop()
 
     def _class_archive(self) -> SparkClassArchive | None:
         """Return the archive of the classes of a local session; None if it is switched off or impossible."""
@@ -269,36 +293,30 @@ class SparkHook(BaseHook):
         archive = self._class_archive()
         return () if archive is None else (*_QUICK_START, *archive.java_options(given))
 
-    def _start(self, jars: tuple[str, ...]) -> SparkSession:
-        from pyspark.sql import SparkSession
+    def _start(self, jars: tuple[str, ...]) -> Any:
+        """Return a new context, or a session of a Connect server.
 
+        :raises SparkUnavailable: it cannot be started.
+        """
         # Without it, workers run whatever `python3` is found, with other packages than this process. Warm processes inherit it.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        builder: Any = SparkSession.builder.appName(self.app_name)
         settings = self.settings()
         if jars:
             settings["spark.jars"] = ",".join(filter(None, [settings.get("spark.jars", ""), *jars]))
-        if self.is_connect:
-            builder = builder.remote(self._remote)
-            settings = {key: value for key, value in settings.items() if key.startswith("spark.sql.")}
-        else:
-            if self.is_local:
-                os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        if self.is_local:
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            settings = {_DAEMON: python_daemon.__name__} | settings
             if self.keep_alive is not None and (kept := self._open_warm(settings)) is not None:
-                return kept
-            if self.is_local:
-                # Before the user's options: of equal names, the last one takes effect.
-                settings[_JAVA] = " ".join([*self._quick_start(settings[_JAVA]), settings[_JAVA]])
-            builder = builder.master(self.master)
-        for key, value in settings.items():
-            builder = builder.config(key, value)
+                return kept.sparkContext
+            # Before the user's options: of equal names, the last one takes effect.
+            settings[_JAVA] = " ".join([*self._quick_start(settings[_JAVA]), settings[_JAVA]])
         # py4j logs a line for each connection that it closes, which is of no use in a task's log.
         logging.getLogger("py4j").setLevel(logging.WARNING)
         log.info("Starting Spark on %s", self.master)
         try:
             python = "" if self.is_local or self.is_connect else settings.get(_PYTHON, "")
             with _python_of_executors(python), _errors_to_output():
-                session: SparkSession = builder.getOrCreate()
+                made: Any = self._new_session(settings) if self.is_connect else self._new_context(settings)
         except Exception as error:
             reason = first_line(error)
             if not self.is_connect:
@@ -306,8 +324,24 @@ class SparkHook(BaseHook):
                 discard()
             raise SparkUnavailable(self.spark_conn_id, self.master, self._without_secret(reason)) from error
         if not (self.is_connect or self.is_local):
-            _send_package(session)
+            _send_package(made)
+        return made
+
+    def _new_session(self, settings: Mapping[str, str]) -> SparkSession:
+        from pyspark.sql import SparkSession
+
+        builder: Any = SparkSession.builder.appName(self.app_name).remote(self._remote)
+        for key, value in settings.items():
+            if key.startswith("spark.sql."):
+                builder = builder.config(key, value)
+        session: SparkSession = builder.getOrCreate()
         return session
+
+    def _new_context(self, settings: Mapping[str, str]) -> SparkContext:
+        from pyspark import SparkConf, SparkContext
+
+        conf = SparkConf().setAppName(self.app_name).setMaster(self.master).setAll(list(settings.items()))
+        return SparkContext.getOrCreate(conf)
 
     def _open_warm(self, settings: Mapping[str, str]) -> SparkSession | None:
         """Return a session in the warm process; None if that cannot be used, after a line in the log with the reason."""
@@ -315,7 +349,7 @@ class SparkHook(BaseHook):
 
         assert self.keep_alive is not None
         # The retry of a task that was killed waits until the Python workers of its cancelled jobs have ended.
-        ours = {_DAEMON: python_daemon.__name__, "spark.python.task.killTimeout": "100ms"}
+        ours = {"spark.python.task.killTimeout": "100ms"}
         wanted = WarmSettings(
             self.master, {**ours, **settings}, self.keep_alive, java_options=self._quick_start(settings[_JAVA]),
         )  # fmt: skip
@@ -327,20 +361,20 @@ class SparkHook(BaseHook):
             log.warning("The warm Spark process cannot be used, so that this task starts its own: %s", error)
             return None
 
-    def begin_jobs(self, session: SparkSession, group: str, description: str) -> None:
+    def begin_jobs(self, context: SparkContext, group: str, description: str) -> None:
         """Put the jobs that this thread starts from now on into a group, after ending jobs of the group that an earlier attempt
         has left in a warm process.
 
-        :param session: a session that is no client of a Spark Connect server.
+        :param context: the context of the jobs.
         :param group: name of the group, for :meth:`pyspark.SparkContext.cancelJobGroup`.
         :param description: description of the jobs on Spark's pages.
         :raises KafkaSparkError: the jobs of an earlier attempt did not end.
         """
         try:
-            warm.end_leftovers(session, group)
+            warm.end_leftovers(context, group)
         except (OSError, WarmUnavailable) as error:
             raise SparkJobFailed(description, str(error)) from error
-        session.sparkContext.setJobGroup(group, description, interruptOnCancel=True)
+        context.setJobGroup(group, description, interruptOnCancel=True)
 
     def test_connection(self) -> tuple[bool, str]:
         """Start a session, run a job, and return True and Spark's version, or False and the reason, for Airflow's UI.
@@ -382,16 +416,16 @@ class SparkConnectHook(SparkHook):
 class EarlyStart:
     """Starts a session in a thread if the window will need one.
 
-    :param start: starts the session, and returns it.
+    :param start: starts Spark, and returns its context.
     :param is_needed: called in the thread; returns True if the window will have records. An error counts as False, because the
         task itself will raise it, too.
     """
 
-    def __init__(self, start: Callable[[], SparkSession], is_needed: Callable[[], bool]) -> None:
+    def __init__(self, start: Callable[[], SparkContext], is_needed: Callable[[], bool]) -> None:
         self._start, self._is_needed = start, is_needed
         self._deciding = threading.Lock()
         self._is_given_up = self._has_begun = False
-        self._session: SparkSession | None = None
+        self._context: SparkContext | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="spark start", daemon=True)
         self._thread.start()
@@ -406,8 +440,8 @@ class EarlyStart:
         with self._deciding:
             self._is_given_up = True
 
-    def result(self) -> SparkSession | None:
-        """Return the session as soon as it is ready. If its start has not begun, cancel it and return None.
+    def result(self) -> SparkContext | None:
+        """Return the context as soon as it is ready. If its start has not begun, cancel it and return None.
 
         :raises SparkUnavailable: it could not be started.
         """
@@ -417,7 +451,7 @@ class EarlyStart:
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._session
+        return self._context
 
     def _run(self) -> None:
         try:
@@ -430,9 +464,23 @@ class EarlyStart:
                 return
             self._has_begun = True
         try:
-            self._session = self._start()
+            self._context = self._start()
         except BaseException as error:
             self._error = error
+
+
+def _session_in(context: SparkContext) -> SparkSession:
+    """Return the session of this process in a context, and make it active in this thread. It is made if there is none."""
+    from pyspark.sql import SparkSession
+
+    if (attached := warm.session()) is not None:
+        return attached
+    if (active := SparkSession.getActiveSession()) is not None:
+        return active
+    session = SparkSession(context)
+    # Spark has one active session per thread.
+    java_session_class(session._jvm).setActiveSession(session._jsparkSession)
+    return session
 
 
 def _discard_ended() -> str:
@@ -493,7 +541,7 @@ def _copy_lines(reading: int, writing: int) -> None:
                     output.write(line)
 
 
-def _send_package(session: SparkSession) -> None:
+def _send_package(context: SparkContext) -> None:
     """Send this package to the executors, so that only confluent-kafka and pyarrow have to be installed there."""
     import shutil
     import tempfile
@@ -501,7 +549,7 @@ def _send_package(session: SparkSession) -> None:
 
     package = Path(__file__).parents[1]
     target = Path(tempfile.mkdtemp(prefix="airflow-kafka-spark-")) / "airflow_kafka_spark"
-    session.sparkContext.addPyFile(shutil.make_archive(str(target), "zip", package.parent, package.name))
+    context.addPyFile(shutil.make_archive(str(target), "zip", package.parent, package.name))
 
 
 def _text(value: object) -> str:

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 REACH_SECONDS = 5.0
 PROBE_SECONDS = 90.0
@@ -71,6 +73,16 @@ def discard() -> None:
         with suppress(Exception):
             gateway.shutdown()
         SparkContext._gateway = SparkContext._jvm = None
+
+
+def context_of(spark: SparkContext | SparkSession) -> SparkContext | None:
+    """Return the context of a session, or the context itself; None for a client of a Spark Connect server."""
+    # The package of a client only has no contexts that could be compared with.
+    if type(spark).__module__.startswith("pyspark.sql.connect."):
+        return None
+    found: Any = spark
+    context: SparkContext = getattr(found, "sparkContext", found)
+    return context
 
 
 def java_session_class(jvm: Any) -> Any:

@@ -30,12 +30,13 @@ from airflow_kafka_spark.formats.internal_columns import (
     VALUE,
 )
 from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
-from airflow_kafka_spark.road.watch import Watch, collect
+from airflow_kafka_spark.road.watch import Watch, collect, each_split
 from airflow_kafka_spark.road.write import ReadWith
 from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json, result_from_json
 from airflow_kafka_spark.windows.model import Marker, PackedSplits, Split, SplitResult, Window
 
 if TYPE_CHECKING:
+    from pyspark import RDD
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.spark import SparkHook
@@ -99,11 +100,17 @@ class PublishJob(ABC):
         :param publisher: None: records are only counted.
         """
         self._doing = "counted" if publisher is None else "published"
-        with self._session(publisher) as session, self._watch.over(session):
-            return [decode_facts(text) for text in self._collect(self._frame(session, publisher))]
+        task = self._reading_task(publisher)
+        if task is not None:
+            with self.spark.without_sql() as spark, self._watch.over(spark):
+                results = self._collect(each_split(spark, task, self.split_count))
+        else:
+            with self._session() as session, self._watch.over(session):
+                results = self._collect(self._frame(session, publisher))
+        return [decode_facts(text) for text in results]
 
-    def _collect(self, frame: DataFrame) -> list[str]:
-        return collect(frame, self.window)
+    def _collect(self, results: RDD[str] | DataFrame) -> list[str]:
+        return collect(results, self.window)
 
     @property
     @abstractmethod
@@ -111,16 +118,16 @@ class PublishJob(ABC):
         """Return the number of splits that are left."""
 
     @abstractmethod
-    def _session(self, publisher: Publisher | None) -> AbstractContextManager[SparkSession]:
-        """Open the session in which the job runs."""
+    def _reading_task(self, publisher: Publisher | None) -> PublishTask | None:
+        """Return the task that reads a split by itself; None if Spark's SQL has to take part. This is decided only here."""
+
+    @abstractmethod
+    def _session(self) -> AbstractContextManager[SparkSession]:
+        """Open the session in which a job with SQL runs."""
 
     @abstractmethod
     def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
-        """Return the frame of the tasks' results."""
-
-    def _numbers(self, session: SparkSession) -> DataFrame:
-        """Return one row for each task: the number of the split that it reads."""
-        return session.range(0, self.split_count, 1, self.split_count)
+        """Return the frame of the results of a job with SQL."""
 
     def _progress(self, tasks: int, seconds: float) -> str:
         rate = tasks / seconds if seconds else 0.0
@@ -149,15 +156,24 @@ class TopicJob(PublishJob):
         return len(self.left)
 
     @contextmanager
-    def _session(self, publisher: Publisher | None) -> Iterator[SparkSession]:
+    def _session(self) -> Iterator[SparkSession]:
         with self.spark.session() as session, sql_settings(session, SETTINGS):
             yield session
 
+    def _reading_task(self, publisher: Publisher | None) -> PublishTask | None:
+        if isinstance(self.change, SqlProjection):
+            return self.change.copying_task(self.left, self._reading(publisher), publisher)
+        return None
+
     def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
-        reading = self.reading
-        if reading.tolerance is not None and publisher is None:
-            reading = replace(reading, tolerance=replace(reading.tolerance, keep=False))
-        return self.change.results(self._numbers(session), self.left, reading, publisher)
+        # One row a task: which split it shall read.
+        numbers = session.range(0, self.split_count, 1, self.split_count)
+        return self.change.results(numbers, self.left, self._reading(publisher), publisher)
+
+    def _reading(self, publisher: Publisher | None) -> Reading:
+        if self.reading.tolerance is not None and publisher is None:
+            return replace(self.reading, tolerance=replace(self.reading.tolerance, keep=False))
+        return self.reading
 
 
 @dataclass(frozen=True)
@@ -192,6 +208,22 @@ class SqlProjection:
         value, key = self.value if self.columns is not None else None, self.key_format if self.key else None
         return any(format is not None and format.encodes_in_tasks for format in (value, key))
 
+    def copying_task(self, splits: tuple[Split, ...], reading: Reading, publisher: Publisher | None) -> PublishTask | None:
+        """Return the task that reads and publishes splits without SQL; None if SQL changes records.
+
+        The parameters are those of :meth:`results`.
+        """
+        from airflow_kafka_spark.road.tasks.publish import KafkaSplits, PublishTask, Sorting
+        from airflow_kafka_spark.road.tasks.read import ReadTask
+
+        # Records turn out to be bad when they are decoded, so counting them needs no SQL.
+        if not (self.is_none or (publisher is None and not self.may_refuse)):
+            return None
+        packed = PackedSplits.of(splits)
+        return PublishTask(
+            publisher, packed, Sorting(tolerance=reading.tolerance), KafkaSplits(ReadTask(packed, self.layout, reading))
+        )
+
     def results(
         self,
         numbers: DataFrame,
@@ -209,17 +241,13 @@ class SqlProjection:
         """
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from airflow_kafka_spark.road.tasks.publish import KafkaSplits, PublishTask, Sorting
+        from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
         from airflow_kafka_spark.road.tasks.read import ReadTask
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
         packed, tolerance = PackedSplits.of(splits), reading.tolerance
         read = ReadTask(packed, self.layout, reading)
-        if self.is_none or (publisher is None and not self.may_refuse):
-            # Records turn out to be bad when they are decoded, so counting them needs no SQL.
-            copy = PublishTask(publisher, packed, Sorting(tolerance=tolerance), KafkaSplits(read))
-            return numbers.mapInArrow(cast(Any, copy), "result string")
         records = self.apply(numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema)))
         written = self.value if self.columns is not None else None
         encoder = KeyValueEncoder(struct_encoders(records, written, self.key_format if self.key else None))
@@ -334,29 +362,19 @@ class SourceJob(PublishJob):
     def count(self) -> list[SplitResult]:
         return [] if self.chain is None and not self.sink.may_refuse else super().count()
 
-    @contextmanager
-    def _session(self, publisher: Publisher | None) -> Iterator[SparkSession]:
-        by_spark = publisher is None or self._reading_task(publisher) is None
-        with reading(self.spark, self.source, by_spark=by_spark) as session:
-            yield session
+    def _session(self) -> AbstractContextManager[SparkSession]:
+        return reading(self.spark, self.source)
 
-    def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
-        task = self._reading_task(publisher) if publisher is not None else None
-        if task is not None:
-            return self._numbers(session).mapInArrow(cast(Any, task), "result string")
-        return self._read_by_spark(session, publisher)
-
-    def _collect(self, frame: DataFrame) -> list[str]:
+    def _collect(self, results: RDD[str] | DataFrame) -> list[str]:
         try:
-            return super()._collect(frame)
+            return super()._collect(results)
         except SparkJobFailed as error:
             if error.__cause__ is not None and (explained := self.source.explain(error.__cause__)) is not None:
                 raise explained from error
             raise
 
-    def _reading_task(self, publisher: Publisher) -> PublishTask | None:
-        """Return the task that reads a split by itself; None if Spark has to read. This is decided only here."""
-        if self.read_with == "spark" or self.chain is not None:
+    def _reading_task(self, publisher: Publisher | None) -> PublishTask | None:
+        if publisher is None or self.read_with == "spark" or self.chain is not None:
             return None
         reader = self.source.reader(self._bounds, self.sink.columns)
         encoder = reader if isinstance(reader, str) else self.sink.encoder(reader.columns)
@@ -370,7 +388,7 @@ class SourceJob(PublishJob):
 
         return PublishTask(publisher, self.left, source=EncodedSplits(reader, encoder))
 
-    def _read_by_spark(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
+    def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
         from airflow_kafka_spark.road.tasks.account import Tolerance
         from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
         from airflow_kafka_spark.road.tasks.sort import RowOrigin
@@ -393,13 +411,9 @@ class SourceJob(PublishJob):
 
 
 @contextmanager
-def reading(spark: SparkHook, source: RowSource, *, by_spark: bool = True) -> Iterator[SparkSession]:
-    """Open a session in which a source is read.
-
-    :param by_spark: True if Spark reads the source, False if each task does.
-    """
-    settings = {**SETTINGS, **source.settings} if by_spark else SETTINGS
-    with spark.session(jars=_jars(spark, source) if by_spark else ()) as session, sql_settings(session, settings):
+def reading(spark: SparkHook, source: RowSource) -> Iterator[SparkSession]:
+    """Open a session in which Spark reads a source."""
+    with spark.session(jars=_jars(spark, source)) as session, sql_settings(session, {**SETTINGS, **source.settings}):
         yield session
 
 

@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobFailed
 from airflow_kafka_spark.hooks.kafka.client_errors import right_missing_in_java
+from airflow_kafka_spark.hooks.spark_health import context_of
 from airflow_kafka_spark.hooks.tasks.executor_check import explain
 from airflow_kafka_spark.windows.model import Split, Window
 
 if TYPE_CHECKING:
+    from pyspark import RDD, SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.road.tasks.read import Task
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +39,8 @@ POLL_SECONDS = 2.0
 class Follower(Protocol):
     """Receives the progress of a window's Spark job. Must not raise: an exception ends the window."""
 
-    def on_start(self, session: SparkSession) -> None:
-        """Called when a job is about to start on a session."""
+    def on_start(self, context: SparkContext | None) -> None:
+        """Called when a job is about to start. The context is None for a client of Spark Connect."""
 
     def on_progress(self, finished: int, tasks: int) -> None:
         """Called with the number of finished tasks, about every two seconds, from one thread beside the job's."""
@@ -71,28 +74,35 @@ class Watch:
     spark: SparkHook
     window: Window
     line: Callable[[int, float], str]
-    _session: SparkSession | None = field(default=None, repr=False)
+    _spark: SparkContext | SparkSession | None = field(default=None, repr=False)
 
     @contextmanager
-    def over(self, session: SparkSession) -> Iterator[None]:
-        """Log and report the progress of the job that runs inside of this context, and let :meth:`cancel` reach it."""
-        self._session, follower = session, _follower.get()
+    def over(self, spark: SparkContext | SparkSession) -> Iterator[None]:
+        """Log and report the progress of the job that runs inside of this context, and let :meth:`cancel` reach it.
+
+        :param spark: the context or the session of the job.
+        """
+        self._spark, follower, context = spark, _follower.get(), context_of(spark)
         try:
             if follower:
-                follower.on_start(session)
+                follower.on_start(context)
             reporter = _ProgressReporter(self.line, follower)
-            with self._by_handler(session, reporter) if self.spark.is_connect else self._by_thread(session, reporter):
+            if context is None:
+                watched = self._by_handler(cast("SparkSession", spark), reporter)
+            else:
+                watched = self._by_thread(context, reporter)
+            with watched:
                 yield
             if follower:
                 follower.on_success()
         finally:
-            self._session = None
+            self._spark = None
 
     @contextmanager
-    def _by_thread(self, session: SparkSession, reporter: _ProgressReporter) -> Iterator[None]:
-        self.spark.begin_jobs(session, self._group, f"window {self.window}")
+    def _by_thread(self, context: SparkContext, reporter: _ProgressReporter) -> Iterator[None]:
+        self.spark.begin_jobs(context, self._group, f"window {self.window}")
         done = threading.Event()
-        watcher = threading.Thread(target=self._report_progress, args=(session, done, reporter), daemon=True)
+        watcher = threading.Thread(target=self._report_progress, args=(context, done, reporter), daemon=True)
         watcher.start()
         try:
             yield
@@ -116,28 +126,28 @@ class Watch:
 
     def cancel(self) -> None:
         """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
-        session = self._session
-        if session is None:
+        spark = self._spark
+        if spark is None:
             return
         log.warning("Cancelling the Spark job of window %s", self.window)
-        if self.spark.is_connect:
-            session.interruptAll()
+        if (context := context_of(spark)) is None:
+            cast("SparkSession", spark).interruptAll()
         else:
-            session.sparkContext.cancelJobGroup(self._group)
+            context.cancelJobGroup(self._group)
 
     @property
     def _group(self) -> str:
         return f"airflow-kafka-spark {self.window}"
 
-    def _report_progress(self, session: SparkSession, done: threading.Event, reporter: _ProgressReporter) -> None:
+    def _report_progress(self, context: SparkContext, done: threading.Event, reporter: _ProgressReporter) -> None:
         try:
-            self._poll_until(done, session, reporter)
+            self._poll_until(done, context, reporter)
         except Exception as error:
             # The thread of the job reports what happened.
             log.debug("The job is no longer watched: %s", error)
 
-    def _poll_until(self, done: threading.Event, session: SparkSession, reporter: _ProgressReporter) -> None:
-        tracker = session.sparkContext.statusTracker()
+    def _poll_until(self, done: threading.Event, context: SparkContext, reporter: _ProgressReporter) -> None:
+        tracker = context.statusTracker()
         while not done.wait(min(POLL_SECONDS, PROGRESS_SECONDS)):
             jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._group)))
             stages = [info for job in jobs for stage in job.stageIds if (info := tracker.getStageInfo(stage))]
@@ -171,15 +181,33 @@ def progress_line(window: Window, splits: Sequence[Split], finished: int, second
     )
 
 
-def collect(results: DataFrame, window: Window) -> list[str]:
-    """Run the job and return the column ``result`` of all its rows.
+def each_split(spark: SparkContext | SparkSession, task: Task, splits: int) -> RDD[str] | DataFrame:
+    """Return the results of a job without SQL, whose tasks read one split each. Nothing runs before :func:`collect`.
+
+    Where the driver runs here this is an RDD. The first use of Spark's SQL in a JVM takes two CPU seconds, and no SQL is needed
+    to hand a number to a task. A client of Spark Connect has no RDDs.
+
+    :param spark: a context or a session.
+    :param task: takes the numbers of splits from the first column of batches, and returns batches with a column ``result``.
+    :param splits: the number of splits.
+    """
+    from airflow_kafka_spark.road.tasks.read import EachSplit
+
+    context, none = context_of(spark), list[int]()
+    if context is None:
+        return cast("SparkSession", spark).range(0, splits, 1, splits).mapInArrow(cast(Any, task), "result string")
+    return context.parallelize(none, splits).mapPartitionsWithIndex(EachSplit(task))
+
+
+def collect(results: RDD[str] | DataFrame, window: Window) -> list[str]:
+    """Run the job and return the column ``result`` of all its rows, or the texts of an RDD.
 
     :raises SparkJobFailed: the job failed or was cancelled.
     :raises ExecutorUnfit: an executor lacks packages.
     :raises RightMissing: Spark's Kafka source may not read a topic.
     """
     try:
-        return [row["result"] for row in results.collect()]
+        return [row if isinstance(row, str) else row["result"] for row in results.collect()]
     except KafkaSparkError:
         raise
     except Exception as error:

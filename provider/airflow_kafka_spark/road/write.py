@@ -15,12 +15,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
-from airflow_kafka_spark.road.watch import Watch, collect, progress_line
+from airflow_kafka_spark.road.watch import Watch, collect, each_split, progress_line
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult, Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import RDD
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -105,22 +106,18 @@ class RowJob(SinkJob):
         splits, tolerance = PackedSplits.of(self.splits), self.reading.tolerance
         read = ReadTask(splits, self.layout, self.reading)
         task = WriteTask(splits, self.layout.schema, writer, tolerance=tolerance, read=read, from_spark=self.reads_with_spark)
-        with self.spark.session(jars=self._jars()) as session, self._watch.over(session):
-            rows = collect(self._frame(session).mapInArrow(cast(Any, task), "result string"), self.window)
+        if self.reads_with_spark:
+            with self.spark.session(jars=self._jars()) as session, self._watch.over(session):
+                rows = collect(self._kafka_frame(session).mapInArrow(cast(Any, task), "result string"), self.window)
+        else:
+            with self.spark.without_sql() as spark, self._watch.over(spark):
+                rows = collect(each_split(spark, task, len(self.splits)), self.window)
         return self._complete([decode_result(row) for row in rows], task)
 
     def _jars(self) -> tuple[str, ...]:
-        if not self.reads_with_spark:
-            return ()
         from airflow_kafka_spark.hooks import jars
 
         return tuple(map(str, jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True)))
-
-    def _frame(self, session: SparkSession) -> DataFrame:
-        if self.reads_with_spark:
-            return self._kafka_frame(session)
-        # One row a task: which split it shall read.
-        return session.range(0, len(self.splits), 1, len(self.splits))
 
     def _kafka_frame(self, session: SparkSession) -> DataFrame:
         """Return Spark's Kafka source over exactly the window's offsets: never a subscription, never "latest"."""
@@ -169,25 +166,25 @@ class ChainJob(SinkJob):
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
         with self.spark.session() as session, sql_settings(session, SETTINGS), self._watch.over(session):
-            results = collect(self._frame(session, writer), self.window)
+            results = collect(self._results(session, writer), self.window)
         return sorted((decode_result(text) for text in results), key=lambda result: result.index)
 
-    def _frame(self, session: SparkSession, writer: SplitWriter) -> DataFrame:
+    def _results(self, session: SparkSession, writer: SplitWriter) -> RDD[str] | DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         from airflow_kafka_spark.road.tasks.write import WriteTask
 
         read = self.chain.read_task(self.splits, self.reading)
-        # One row a task: which split it shall read.
-        numbers = session.range(0, len(self.splits), 1, len(self.splits))
         write = WriteTask(read.splits, self.schema, writer, self.chain.null_values, self.reading.tolerance, others=self.others)
         plan = self.chain.plan(self.spark)
         program = plan.program_for(read)
         if program is not None:
             read = self.chain.reading_only(read, program.columns)
-            return numbers.mapInArrow(cast(Any, replace(write, read=read, program=program)), "result string")
+            return each_split(session, replace(write, read=read, program=program), len(self.splits))
         line = "Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there"
         log.info(line, self.window, plan.unknown)
+        # One row a task: which split it shall read.
+        numbers = session.range(0, len(self.splits), 1, len(self.splits))
         records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         rows = self.chain.apply(records)
         # In the name of a column that it maps, Spark takes a dot as a path; Flatten makes names with dots.

@@ -33,6 +33,7 @@ from airflow_kafka_spark.hooks.warm_spark.process import (
 if TYPE_CHECKING:
     import socket
 
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
@@ -124,14 +125,19 @@ def detach() -> str:
     return str(used.log)
 
 
-def end_leftovers(session: SparkSession, group: str) -> None:
-    """End jobs of a group that an earlier attempt has left in a warm process; do nothing for a session of another kind.
+def session() -> SparkSession | None:
+    """Return the session of this process in a warm process; None if it uses none."""
+    return None if _attached is None else _attached.session
 
-    :param session: a session.
+
+def end_leftovers(context: SparkContext, group: str) -> None:
+    """End jobs of a group that an earlier attempt has left in a warm process; do nothing for a context of another kind.
+
+    :param context: a context.
     :param group: a job group without jobs of this process.
     :raises WarmUnavailable: the jobs did not end.
     """
-    if _attached is None or _attached.session is not session:
+    if _attached is None or _attached.session.sparkContext is not context:
         return
     with _asking:
         send(_attached.connection, {"end": group})

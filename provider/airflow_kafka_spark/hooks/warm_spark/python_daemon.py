@@ -1,4 +1,4 @@
-"""The Python daemon of a warm Spark process, from which all its Python workers are forked.
+"""The Python daemon of a local Spark, from which all its Python workers are forked.
 
 Spark starts this module instead of ``pyspark.daemon`` (setting ``spark.python.daemon.module``). It imports the modules that
 windows need once, so that forked workers have them. Its workers differ from Spark's in three points:

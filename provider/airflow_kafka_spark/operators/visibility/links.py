@@ -16,7 +16,7 @@ from airflow.providers.common.compat.sdk import BaseOperatorLink, conf
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
 log = logging.getLogger(__name__)
 
@@ -143,12 +143,11 @@ def table_page(uri: str) -> str | None:
     )
 
 
-def spark_page(session: SparkSession) -> str | None:
-    """Return the address of a session in Spark's history server, or of its own UI; None if it has neither.
+def spark_page(context: SparkContext) -> str | None:
+    """Return the address of an application in Spark's history server, or of its own UI; None if it has neither.
 
-    :param session: a session whose driver runs here.
+    :param context: the context of the application, whose driver runs here.
     """
-    context = session.sparkContext
     history = conf.get(SECTION, "history_server_url", fallback="") or ""
     if history:
         return f"{history.rstrip('/')}/history/{urllib.parse.quote(str(context.applicationId), safe='')}/"

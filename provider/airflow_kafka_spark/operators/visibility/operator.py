@@ -21,7 +21,7 @@ from airflow_kafka_spark.road.watch import follow_jobs
 if TYPE_CHECKING:
     import pyarrow as pa
     from airflow.providers.openlineage.extractors import OperatorLineage
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
     from airflow_kafka_spark.operators.binding import Run
     from airflow_kafka_spark.windows.model import Window
@@ -65,7 +65,7 @@ class VisibleOperator(BaseOperator):
         """Show the links that are known when the task begins, and say where its progress goes."""
         self.run_now = run
         self.links = shown = links.Links(context.get("ti"))
-        self.progress = Progress(store_of(context), self._show_session)
+        self.progress = Progress(store_of(context), self._show_application)
         if run.map_index >= 0 or self._pipeline_is_templated:
             # The pages cannot find the task of this pipeline in the serialized DAG.
             self.progress.configured(self.configuration)
@@ -101,10 +101,10 @@ class VisibleOperator(BaseOperator):
             self.progress.failed(error)
             raise
 
-    def _show_session(self, session: SparkSession) -> None:
+    def _show_application(self, context: SparkContext) -> None:
         shown = self.links
         if shown is not None:
-            _try(lambda: shown.show(links.SparkLink, links.spark_page(session)))
+            _try(lambda: shown.show(links.SparkLink, links.spark_page(context)))
 
     def _page(self, window: str | None = None) -> str:
         assert self.run_now is not None

@@ -11,7 +11,7 @@ from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.move_time import parts_of_move
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
     from airflow_kafka_spark.windows.model import Window
     from airflow_kafka_spark.windows.report import Report
@@ -53,12 +53,12 @@ class Progress:
     while the task's own thread waits for Spark. A task's channel to its supervisor has a lock.
 
     :param store: ``context["task_state_store"]``; None without one.
-    :param on_session: called with the session of the job before that starts.
+    :param on_job: called with the context of the job before that starts. A client of Spark Connect has none.
     """
 
-    def __init__(self, store: TaskStateStore | None = None, on_session: Callable[[SparkSession], None] | None = None) -> None:
+    def __init__(self, store: TaskStateStore | None = None, on_job: Callable[[SparkContext], None] | None = None) -> None:
         self._store = store
-        self._on_session = on_session
+        self._on_job = on_job
         self._window: Window | None = None
         self._step: Step = "plan"
         self._splits = self._done = 0
@@ -86,10 +86,10 @@ class Progress:
 
     # --- called by the job ---
 
-    def on_start(self, session: SparkSession) -> None:
+    def on_start(self, context: SparkContext | None) -> None:
         self._job_began = time.time()
-        if self._on_session is not None:
-            self._on_session(session)
+        if self._on_job is not None and context is not None:
+            self._on_job(context)
 
     def on_progress(self, finished: int, tasks: int) -> None:
         # An attempt before this one may have published some of the splits: then the job has the others only.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -115,6 +115,35 @@ class ReadTask(CheckedOnExecutors):
             return None
         split = next(s for s in self.splits if (s.range.topic, s.range.partition) == (first.topic, first.partition))
         return SplitRows(self, split, chain((first,), records))
+
+
+class Task(Protocol):
+    """A task of ``road/tasks``."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """See :class:`~airflow_kafka_spark.hooks.tasks.executor_check.CheckedOnExecutors`."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read the splits with the numbers in the first column of the batches, and return a batch of results for each."""
+
+
+@dataclass(frozen=True)
+class EachSplit(CheckedOnExecutors):
+    """The function that Spark maps over the partitions of an RDD: it runs a task on the split with the partition's number.
+
+    :param task: a task that reads splits by itself.
+    """
+
+    task: Task
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.task.needs
+
+    def __call__(self, number: int, rows: Iterable[Any]) -> Iterator[str]:
+        for batch in self.task(iter([pa.RecordBatch.from_arrays([pa.array([number], pa.int64())], ["id"])])):
+            yield from batch.column("result").to_pylist()
 
 
 @dataclass
