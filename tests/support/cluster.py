@@ -41,6 +41,9 @@ def connection(master: str, **settings: str) -> str:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
     }
+    if master.startswith("local"):
+        # Workers get their faults from this daemon, as those of this process do.
+        extra["spark.python.daemon.module"] = "tests.support.spark_daemon"
     return json.dumps({"conn_type": "spark", "host": master, "extra": {**extra, **settings}})
 
 
