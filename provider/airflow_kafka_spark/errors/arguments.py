@@ -172,7 +172,7 @@ def _evaluate(annotation: Any, scope: Mapping[str, Any]) -> Any:
 
 
 def _members(declared: Any) -> tuple[Any, ...]:
-    """Return the members of a union; the type itself if it is none."""
+    """Return the members of a union, or the type itself if it is no union."""
     return get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
 
 

@@ -470,7 +470,7 @@ class EarlyStart:
 
 
 def _session_in(context: SparkContext) -> SparkSession:
-    """Return the session of this process in a context, and make it active in this thread. It is made if there is none."""
+    """Return the session of a context, a new one if it has none, and make it active in this thread."""
     from pyspark.sql import SparkSession
 
     if (attached := warm.session()) is not None:

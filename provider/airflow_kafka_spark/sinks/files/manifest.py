@@ -386,7 +386,7 @@ class ManifestWindowWriter(WindowWriter):
     def split_writer(self) -> SplitWriter:
         import pyarrow as pa
 
-        from airflow_kafka_spark.sinks.files.tasks.write_objects import ObjectsSplitWriter, ObjectsTarget
+        from airflow_kafka_spark.sinks.files.tasks.write import ObjectsSplitWriter, ObjectsTarget
 
         sink, schema = self.sink, self.shape.schema
         target = ObjectsTarget(

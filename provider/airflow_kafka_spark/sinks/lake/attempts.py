@@ -80,7 +80,7 @@ RemovedT = TypeVar("RemovedT")
 
 @dataclass(frozen=True)
 class TableChange(Generic[AddedT, RemovedT]):
-    """What one commit changes in a table.
+    """The change that one commit makes to a table.
 
     :param added: the files that it adds.
     :param removed: the files that it removes.

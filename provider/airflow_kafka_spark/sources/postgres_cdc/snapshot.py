@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SnapshotState:
-    """How far the snapshot is.
+    """The progress of a snapshot.
 
     :param tables: the tables that are not complete, in the order in which they are read.
     :param lsn: an LSN behind all chunks that are read; 0: the log has caught up with them.

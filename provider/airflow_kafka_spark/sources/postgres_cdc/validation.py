@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 OLDEST = 12
 WAITING = tuple(Unchecked(f"source.{name}", "source.conn_id") for name in ("slot", "publication", "tables"))
-"""What cannot be checked without the server."""
+"""The checks that need the server."""
 
 _TABLES = (
     "SELECT n.nspname, c.relname, c.relkind::text, c.relreplident::text, "

@@ -120,7 +120,7 @@ class LogWindows:
     ) -> FrozenWindow:
         """Return a window of the log.
 
-        :param first: the LSN of the first commit; None: there is none, and the window has no splits.
+        :param first: the LSN of the first commit; None if no transaction was committed, so that the window has no splits.
         """
         end = flushed
         if first is not None:

@@ -1,4 +1,4 @@
-"""Writing one split in a Spark task, into files of its own that no reader sees."""
+"""Writing one split in a Spark task, into files that no reader sees: in a staging directory, or hidden in an object store."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.files.directory import LONGEST_NAME, TASKS, file_stem, flush, make_below, partition_directory
 from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
+from airflow_kafka_spark.sinks.lake.tasks.write import LakeFile, LakeSplitWriter, LakeTarget
 from airflow_kafka_spark.sinks.tasks.buffered_files import BufferedFile, BufferedFilesWriter, PartitionKey, partition_values
 from airflow_kafka_spark.windows.model import Split
 
@@ -148,6 +149,53 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
             return Fenced(self.target.pipeline, doing)
         shared = "the Airflow worker and all of Spark's executors must share the file system"
         return SinkUnavailable(self.target.sink, doing, f"there is no {directory} on {socket.gethostname()}; {shared}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectsTarget(LakeTarget):
+    """The part of an attempt that tasks need. Files leave out the columns that become directories.
+
+    :param directories: these columns.
+    :param attempt_id: the part of a file's name that says which attempt has written it.
+    """
+
+    directories: tuple[str, ...] = ()
+    attempt_id: str = ""
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that become directories."""
+        return self.directories
+
+
+class ObjectsSplitWriter(LakeSplitWriter[LakeFile]):
+    """Writes one split into data files whose names hold the attempt and the task attempt."""
+
+    target: ObjectsTarget
+
+    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+        """Return rows with a value that the format cannot hold, or that is too long for the name of a directory."""
+        return unfit_rows(self.target.spec, self.target.file_schema, self.target.directories, rows)
+
+    def open_file(self, key: PartitionKey, part: int) -> LakeFile:
+        name = f"{file_stem(self.split.range, part)}-{self.target.attempt_id}-{self.token[:12]}{self.target.spec.suffix}"
+        directory = "/".join([self.target.attempt, *key])
+        self.target.store.make(directory)
+        return self.new_file(f"{directory}/{name}")
+
+    def new_file(self, path: str) -> LakeFile:
+        return LakeFile(self.target, path)
+
+    def describe(self, file: LakeFile, key: PartitionKey) -> Mapping[str, Any]:
+        """Return nothing more: the directories of a file hold its partition values."""
+        return {}
+
+    def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[str], np.ndarray]:
+        """Return the directories of a partition column's values, and the index of the directory of each row."""
+        return directory_names(column, values)
+
+    def misplaced(self, key: PartitionKey) -> str:
+        return misplaced_reason(key)
 
 
 def directory_names(column: str, values: pa.Array) -> tuple[list[str], np.ndarray]:

@@ -116,7 +116,7 @@ class TableFile(ABC):
 
 @dataclass(frozen=True)
 class Merged:
-    """What an upsert changes in the table.
+    """The change that an upsert makes to the table.
 
     :param added: the files that are added, as :meth:`.LakeSplitWriter.close` describes them.
     :param removed: the files that are removed.

@@ -36,7 +36,7 @@ class LakeTarget:
     :param file_schema: the files' columns.
     :param spec: how files are written.
     :param offset_columns: True: rows get topic, partition and offset.
-    :param window_column: the column that gets the window's name; None: there is none.
+    :param window_column: the column that gets the window's name; None if the table has no such column.
     """
 
     uri: str

@@ -83,7 +83,7 @@ class ReadChunk:
 
 @dataclass(frozen=True)
 class TableSnapshot:
-    """How far the snapshot of a table is.
+    """The progress of the snapshot of a table.
 
     The table's keys are covered from below: those up to ``done``, then the chunks ``read``, then the keys that are not read.
 
@@ -208,7 +208,7 @@ _SHAPE = (
 
 
 def table_shape(connection: psycopg.Connection[Any], publication: str, table: Sequence[str]) -> TableShape | None:
-    """Return a table as it is now; None if there is none of that name.
+    """Return the present definition of a table; None if no table has this name.
 
     :param publication: the publication, which may leave out columns and rows.
     :param table: schema and name.
