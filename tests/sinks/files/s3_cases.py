@@ -14,6 +14,7 @@ import pytest
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.hooks.s3 import s3_access
 from airflow_kafka_spark.sinks import window_files
+from airflow_kafka_spark.sinks.files.manifest import open_manifests
 from airflow_kafka_spark.sinks.files.sink import FilesSink
 from tests.sinks.attempt import Victim, apply, travelled, write_all
 from tests.sinks.feed import SCHEMA, Feed
@@ -129,6 +130,6 @@ def test_problems_are_reported_without_the_secret(lake, feed, s3):
     assert [p.where for p in replace(lake.sink, visibility="rename").validate(feed.shape)] == ["sink.visibility"]
     job, secret = feed.next(), s3.credentials[1]
     with lake.sink.begin(job.window, job.splits, job.shape) as writer:
-        assert secret not in repr(lake.sink) + repr(lake.sink.manifest_table()) + repr(writer.split_writer().target)
+        assert secret not in repr(lake.sink) + repr(open_manifests(lake.sink)) + repr(writer.split_writer().target)
     with pytest.raises(SinkUnavailable):
         apply(replace(lake.sink, path="s3://no-such-bucket-here/t"), job)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
-from airflow_kafka_spark.sinks.files.directory import WindowRecord, merged_columns, pipeline_slug, window_directory
+from airflow_kafka_spark.sinks.files.directory import FilesTable, WindowRecord, merged_columns, pipeline_slug, window_directory
 from airflow_kafka_spark.sinks.lake.attempts import (
     ATTEMPTS,
     BEGUN,
@@ -363,6 +363,20 @@ class ManifestTable:
 
     def _unavailable(self, doing: str, error: object) -> SinkUnavailable:
         return SinkUnavailable(self.store.place.uri, doing, str(error))
+
+
+def open_manifests(sink: FilesSinkOptions) -> ManifestTable:
+    """Return the table of a sink that publishes windows by manifests.
+
+    :raises ValueError: ``path`` names no table.
+    :raises Exception: the connection does not exist, or gives no credentials.
+    """
+    return ManifestTable(open_store(sink.place, sink.conn_id), sink.window_column)
+
+
+def records_of(sink: FilesSinkOptions) -> FilesTable | ManifestTable:
+    """Return the records of windows of a sink. Parameters and errors as :func:`open_manifests`."""
+    return sink.table if sink.renames else open_manifests(sink)
 
 
 class ManifestWindowWriter(WindowWriter):

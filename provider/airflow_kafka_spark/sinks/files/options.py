@@ -12,7 +12,6 @@ from airflow_kafka_spark.sinks.files.directory import FilesTable
 from airflow_kafka_spark.sinks.lake.place import TablePlace
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.sinks.files.manifest import ManifestTable
     from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
 
 
@@ -83,18 +82,3 @@ class FilesSinkOptions:
         :raises ValueError: ``path`` is not an absolute local path or ``file://`` URI.
         """
         return FilesTable(self.directory, self.window_column)
-
-    def manifest_table(self) -> ManifestTable:
-        """Return the table that ``path`` names, where windows are published by writing their manifests.
-
-        :raises ValueError: ``path`` names no table.
-        :raises SinkUnavailable: the connection cannot be used.
-        """
-        from airflow_kafka_spark.sinks.files.manifest import ManifestTable
-        from airflow_kafka_spark.sinks.lake.place import open_store
-
-        return ManifestTable(open_store(self.place, self.conn_id), self.window_column)
-
-    def records(self) -> FilesTable | ManifestTable:
-        """Return the table's records of windows."""
-        return self.table if self.renames else self.manifest_table()

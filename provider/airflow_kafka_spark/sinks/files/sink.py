@@ -1,4 +1,4 @@
-"""The files sink: windows become directories of Parquet, JSON, CSV or ORC files, each published by one rename."""
+"""The files sink: windows become Parquet, JSON, CSV or ORC files, published by one rename or by one conditional write."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from airflow_kafka_spark.sinks.files.directory import (
     merged_columns,
     why_not_exchanged,
 )
+from airflow_kafka_spark.sinks.files.manifest import ManifestWindowWriter, open_manifests, records_of
 from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_gap
@@ -35,8 +36,6 @@ from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Windo
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from airflow_kafka_spark.sinks.files.manifest import ManifestWindowWriter
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +91,7 @@ class FilesSink(FilesSinkOptions, Sink):
         facts = {"window_column": self.window_column}
         if self.renames:
             return Endpoint({"path": self.uri}, facts)
-        server = self.manifest_table().store.server
+        server = open_manifests(self).store.server
         return Endpoint({"path": self.uri, **({SERVER: server} if server else {})}, {**facts, "visibility": "manifest"})
 
     def validate(self, shape: Shape) -> list[Problem]:
@@ -112,7 +111,7 @@ class FilesSink(FilesSinkOptions, Sink):
 
         :raises WindowConflict: its directory has no record, or another pipeline's.
         """
-        newest = self.records().newest_record(pipeline)
+        newest = records_of(self).newest_record(pipeline)
         return newest.applied if newest else None
 
     def applied(self, window: Window) -> Applied | None:
@@ -121,7 +120,7 @@ class FilesSink(FilesSinkOptions, Sink):
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
-        record = self.records().record(window)
+        record = records_of(self).record(window)
         return record.applied if record and record.applied.replay >= window.replay else None
 
     def replay_problems(self) -> list[Problem]:
@@ -146,9 +145,7 @@ class FilesSink(FilesSinkOptions, Sink):
         The directories of earlier attempts are renamed before anything in them is removed. Where nothing can be renamed, the log
         of commits gets an entry that excludes these attempts."""
         if not self.renames:
-            from airflow_kafka_spark.sinks.files.manifest import ManifestWindowWriter
-
-            table = self.manifest_table()
+            table = open_manifests(self)
             self._warn_of_orc()
             return ManifestWindowWriter(self, table, window, shape, table.sweep(window.pipeline))
         staging = Staging.beside(self.directory)

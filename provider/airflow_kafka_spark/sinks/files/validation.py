@@ -14,6 +14,7 @@ from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import column_types, escape
+from airflow_kafka_spark.sinks.files.manifest import open_manifests, records_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,7 +88,7 @@ def _object_store(sink: FilesSinkOptions, place: TablePlace) -> Iterator[Problem
         yield Problem("sink.conn_id", "S3 with a connection needs Airflow's Amazon provider", action)
         return
     try:
-        sink.manifest_table().store.names_after("_windows", "")
+        open_manifests(sink).store.names_after("_windows", "")
     except Exception as error:  # of any library on the way to the store
         yield Problem("sink.path", f"{place.uri} cannot be listed: {error}", "Check path, `conn_id` and its rights")
 
@@ -124,7 +125,7 @@ def _neighbours(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
     """Yield problems of windows that are there already: they must have the same format, partition columns and visibility."""
     directory = Path(sink.place.path) if sink.place.is_local else None
     try:
-        latest = sink.records().latest_record(shape.pipeline)
+        latest = records_of(sink).latest_record(shape.pipeline)
         names = os.listdir(directory) if directory and directory.exists() else []
     except (KafkaSparkError, OSError) as error:
         yield Problem("sink.path", f"{sink.uri} cannot be read: {error}")
