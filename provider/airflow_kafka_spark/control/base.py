@@ -13,6 +13,8 @@ from __future__ import annotations
 import getpass
 import logging
 import os
+import random
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -50,7 +52,7 @@ KEEP_CONTROLS = 100
 """Maximum number of control records of a pipeline that the ledger keeps."""
 SECONDS = 10
 TRIES = 10
-"""Maximum number of tries. A try is lost only to another writer that has just succeeded."""
+"""Maximum number of tries. A try is lost to another writer that fences this one, which need not have succeeded itself."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,10 @@ class ControlLedger(Ledger):
         """
         failure: Exception | None = None
         sent: Change | None = None
-        for _ in range(TRIES):
+        for again in range(TRIES):
+            if again:
+                # Writers that try again at the same moment would go on fencing each other.
+                time.sleep(random.random() * min(0.05 * 2**again, 2.0))
             self._events = ClientEvents(self.hook.config.get("error_cb"))
             seconds = beside.seconds if beside is not None else SECONDS
             settings: dict[str, Any] = {"transaction.timeout.ms": seconds * 1000, "message.timeout.ms": seconds * 1000}

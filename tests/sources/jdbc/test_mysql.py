@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -14,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.road.watch import _reason as reason_of
 from airflow_kafka_spark.sources.jdbc.mysql import MysqlDialect
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from tests.sources.jdbc.kit import (
@@ -31,7 +29,6 @@ from tests.sources.jdbc.kit import (
 )
 from tests.sources.jdbc.spark_process import JdbcSpark
 from tests.support.mariadb import EmbeddedMariaDB, missing
-from tests.support.waiting import eventually
 
 pytest.importorskip("pymysql")
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a server")
@@ -294,25 +291,6 @@ def test_uris() -> None:
         assert "mariadb" in JdbcSource("uris", "orders").packages[0]
     finally:
         del os.environ["AIRFLOW_CONN_URIS"]
-
-
-def test_a_session_that_is_killed_is_worth_another_try_whether_the_driver_or_spark_reads(shop: Shop, spark: JdbcSpark) -> None:
-    shop.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    shop.execute("INSERT INTO t VALUES (0), (60)")
-    source = JdbcSource(CONN, query="SELECT id, SLEEP(id) AS asleep FROM t", key="id")
-    with pytest.raises(SourceUnavailable) as caught, source.database().session("counting rows") as session:
-        shop.execute(f"KILL {session.rows('SELECT CONNECTION_ID()')[0][0]}")
-        session.rows("SELECT 1")
-    assert caught.value.retryable and "while counting rows" in str(caught.value)
-
-    splits = through_json(source.freeze(None)).splits
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(spark.read, source, splits)
-        # Its first row is read, and the second one takes a minute.
-        running = "SELECT id FROM information_schema.processlist WHERE info LIKE '%SLEEP%' AND id <> CONNECTION_ID()"
-        shop.execute(f"KILL {eventually(lambda: shop.rows(running), 120)[0][0]}")
-        error = answer.result(120).error
-    assert "Connection was killed" in reason_of(RuntimeError(error)), error
 
 
 def test_a_session_of_the_driver_that_is_killed_is_worth_another_try(shop: Shop) -> None:

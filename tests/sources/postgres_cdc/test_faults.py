@@ -72,7 +72,7 @@ def test_a_copy_of_a_table_equals_it_after_every_drain_whatever_is_killed(kafka,
 @pytest.mark.flaky(reruns=0)
 def test_a_copy_of_a_table_that_was_read_while_it_changed_equals_it_whatever_is_killed(kafka, postgres, unique, tmp_path):
     """Windows of chunks and of the log take turns; an attempt at chunks dies at each point, and its retry has other snapshots."""
-    options = {"snapshot": "initial", "snapshot_chunk_rows": 1, "snapshot_chunks_per_window": 2}
+    options = {"snapshot": "initial", "snapshot_chunk_rows": 2, "snapshot_chunks_per_window": 2}
     with captured(kafka, postgres, unique, tmp_path, 7, **options) as shop, postgres.connect() as long:
         rows = "SELECT n, 'first' FROM generate_series(2001, 2040) n"  # that no random change deletes
         shop.connection.execute(f"INSERT INTO {shop.table('kept')} (id, note) {rows}".encode())
