@@ -47,7 +47,7 @@ class Debezium(Format):
     ``ExtractNewRecordState`` flattens it; options have its names.
 
     ======  ===================  ===========================================================================================
-    ``op`` the event what it becomes
+    ``op``  the event            what it becomes
     ======  ===================  ===========================================================================================
     c, u    insert, update       a row of ``after``
     r       read of a snapshot   a row of ``after``
