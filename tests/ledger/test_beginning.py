@@ -1,4 +1,4 @@
-"""Where the next window begins if the ledger of its pipeline is lost: the sink's record, and the group for what that lacks."""
+"""The beginning of the next window if the ledger is lost: the sink's record, and the group for topics that the record lacks."""
 
 from __future__ import annotations
 

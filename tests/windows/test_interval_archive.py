@@ -194,7 +194,7 @@ def test_the_ledger_remembers_archives():
     assert dict(memory.intervals) == {s.interval.name: s for s in states}
     assert memory.oldest_offset == 20, "the first record of the oldest interval that has one of its own"
     assert known_topic_ids(memory) == {"t": ("id",)}
-    assert fold_records("p", records[:1]).oldest_offset == 70, "whoever begins behind it would miss it"
+    assert fold_records("p", records[:1]).oldest_offset == 70, "a reader that begins behind it would miss it"
     assert fold_records("p", [*records, archive_record("p", made[0][0])._replace(value=None, offset=99)]).intervals.archives == ()
 
 

@@ -51,7 +51,7 @@ class DeltaCase(Case):
         DeltaTable(self.path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
 
     def commits(self) -> int:
-        """How often readers have got another version to see."""
+        """Return the number of versions that readers have seen."""
         return DeltaTable(self.path).version()
 
     def files(self) -> set[str]:
@@ -71,7 +71,7 @@ class DeltaCase(Case):
         return {name: digest for name, digest in tree(self.path).items() if name in named or name.startswith(seen)}
 
     def leftovers(self) -> list[str]:
-        """What no entry of the log has named, too: files that were replaced stay until a VACUUM."""
+        """Return files that no entry of the log has ever named. Files that were replaced stay until a VACUUM."""
         entries = (json.loads(line) for path in self.path.glob("_delta_log/*.json") for line in path.read_text().splitlines())
         named = {urllib.parse.unquote(entry["add"]["path"]) for entry in entries if "add" in entry}
         directories = {name.rpartition("/")[0] for name in named}

@@ -220,3 +220,18 @@ def test_columns_and_format_are_compared_with_the_windows_that_are_there(sink, f
     wider = replace(feed.shape, schema=feed.shape.schema.append(pa.field("more", pa.int64())))
     (problem,) = sink.validate(wider)
     assert "`more`" in problem.where and replace(sink, auto_evolve=True).validate(wider) == []
+
+
+def test_a_commit_looks_at_the_log_once_and_the_look_counts_for_all_it_decides(sink, feed, monkeypatch):
+    apply(sink, feed.next())
+    job = feed.next()
+    with sink.begin(job.window, job.splits, job.shape) as writer:
+        results, looks, newest_commit = write_all(writer, job), [], ManifestTable.newest_commit
+
+        def look(self: ManifestTable, pipeline: str) -> Commit:
+            looks.append(pipeline)
+            return newest_commit(self, pipeline)
+
+        monkeypatch.setattr(ManifestTable, "newest_commit", look)
+        writer.commit(results)
+    assert looks == [feed.pipeline]

@@ -99,7 +99,7 @@ class IcebergCase(Case):
             table.maintenance.expire_snapshots().older_than(dt.datetime.now() + dt.timedelta(days=1)).commit()
 
     def commits(self) -> int:
-        """How often readers have got another snapshot to see."""
+        """Return the number of snapshots that readers have seen."""
         table = self.table()
         return len(table.history()) if table is not None else 0
 

@@ -1,4 +1,4 @@
-"""What all sinks of lake tables promise beside the contract: other writers, maintenance, replays, evolution, refusals."""
+"""Promises of all sinks of lake tables beside the contract: other writers, maintenance, replays, evolution, refusals."""
 
 from __future__ import annotations
 

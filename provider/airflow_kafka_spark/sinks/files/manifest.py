@@ -135,14 +135,15 @@ class ManifestTable:
 
     # --- windows ------------------------------------------------------------------------------------------------------
 
-    def record(self, window: Window) -> WindowRecord | None:
+    def record(self, window: Window, newest: Commit | None = None) -> WindowRecord | None:
         """Return the record of a window, or None if it is not committed.
 
+        :param newest: the newest commit of the pipeline, at the look that counts; None: the log is looked at now.
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         :raises SinkUnavailable: the store did not answer.
         """
-        record = self.find(window.pipeline, window.number)
+        record = self.find(window.pipeline, window.number, newest)
         if record:
             refuse_other(record.applied, window, self.store.place.uri)
         return record
@@ -152,8 +153,8 @@ class ManifestTable:
 
         :raises SinkUnavailable: the store did not answer.
         """
-        newest = self.newest_commit(pipeline).newest
-        return self.find(pipeline, newest) if newest else None
+        newest = self.newest_commit(pipeline)
+        return self.find(pipeline, newest.newest, newest) if newest.newest else None
 
     def latest_record(self, pipeline: str) -> WindowRecord | None:
         """Return format and columns of the window that was committed last, of any data interval of the pipeline, or None without
@@ -167,12 +168,13 @@ class ManifestTable:
             raise self._unavailable("looking for the last window", error) from error
         return self._load(text, self._latest(pipeline)) if text is not None else None
 
-    def find(self, pipeline: str, number: int) -> WindowRecord | None:
+    def find(self, pipeline: str, number: int, newest: Commit | None = None) -> WindowRecord | None:
         """Return the record of the newest replay of a window, or None if it is not committed.
 
+        :param newest: the newest commit of the pipeline, at the look that counts; None: the log is looked at now.
         :raises SinkUnavailable: the store did not answer.
         """
-        newest = self.newest_commit(pipeline)
+        newest = newest or self.newest_commit(pipeline)
         if newest.record and newest.record.applied.number == number:
             return newest.record
         if number > newest.newest:
@@ -432,13 +434,13 @@ class ManifestWindowWriter(WindowWriter):
         error: object = "others commit all the time"
         for again in range(_FAILURES + 1):
             newest = table.newest_commit(window.pipeline)
-            found = newest.record if newest.attempt == self.marker else table.record(window)
+            found = newest.record if newest.attempt == self.marker else table.record(window, newest)
             if found is not None and found.applied.replay >= window.replay:
                 return self._finish(found)
             self.in_doubt = self.in_doubt and newest.sequence == self.base.sequence
             if newest.sequence != self.base.sequence:
                 raise Fenced(window.pipeline, f"committing window {window.number}")
-            before = table.find(window.pipeline, newest.newest) if newest.newest else None
+            before = table.find(window.pipeline, newest.newest, newest) if newest.newest else None
             refuse_gap(before.applied if before else None, window, self.sink.uri)
             commit = commit or self._prepare(results, newest)
             faults.reached("sink.in_transaction")

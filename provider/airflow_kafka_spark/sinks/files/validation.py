@@ -88,7 +88,7 @@ def _object_store(sink: FilesSinkOptions, place: TablePlace) -> Iterator[Problem
         yield Problem("sink.conn_id", "S3 with a connection needs Airflow's Amazon provider", action)
         return
     try:
-        open_manifests(sink).store.names_after("_windows", "")
+        open_manifests(sink).store.probe()
     except Exception as error:  # of any library on the way to the store
         yield Problem("sink.path", f"{place.uri} cannot be listed: {error}", "Check path, `conn_id` and its rights")
 

@@ -211,6 +211,22 @@ class TableStore:
         except BaseError as error:
             raise OSError(str(error)) from error
 
+    def probe(self) -> None:
+        """Ask the store for one name below the table, which costs one request however many there are.
+
+        :raises OSError: the bucket does not exist, or may not be listed.
+        """
+        if self.place.is_local:
+            self.children("")
+            return
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            next(iter(obstore.list(self._objects, self._key(""), chunk_size=1)), None)
+        except BaseError as error:
+            raise OSError(str(error)) from error
+
     def files_below(self, directory: str) -> list[str]:
         """Return the paths of all files in a directory and in those within it.
 
