@@ -37,6 +37,7 @@ from hypothesis import HealthCheck, settings
 
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from tests.support import distribution
+from tests.support.cpu import CpuMeter
 from tests.support.registry import EmbeddedRegistry
 
 _RUN = uuid.uuid4().hex[:6]
@@ -49,8 +50,17 @@ settings.register_profile("repeat", settings(settings.get_profile("search"), der
 settings.load_profile("repeat")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--measure-cpu", metavar="FILE", help="write the CPU seconds of each test, by kind of process, into FILE")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if (file := config.getoption("measure_cpu")) and not os.environ.get("PYTEST_XDIST_WORKER"):
+        meter = CpuMeter(config.invocation_params.dir / file)
+        config.pluginmanager.register(meter)
+        meter.start()
+
     from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
     from airflow_kafka_spark.ledger import topic as ledger_topic
 
