@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
-from airflow_kafka_spark.hooks.s3 import s3_access
+from airflow_kafka_spark.hooks.storage import s3_access
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.windows.binding import other_endpoint, other_place
 from tests.sinks.attempt import Victim, apply, travelled, write_all, write_split

@@ -12,7 +12,7 @@ import pyarrow.dataset
 import pytest
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
-from airflow_kafka_spark.hooks.s3 import s3_access
+from airflow_kafka_spark.hooks.storage import s3_access
 from airflow_kafka_spark.sinks import window_files
 from airflow_kafka_spark.sinks.files.manifest import open_manifests
 from airflow_kafka_spark.sinks.files.sink import FilesSink

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.lake.place import TableStore
+from airflow_kafka_spark.sinks.storage.store import TableStore
 from tests.sinks.attempt import Victim, apply
 from tests.sinks.delta.cases import DeltaCase
 from tests.sinks.feed import SCHEMA, Feed, replayed, row

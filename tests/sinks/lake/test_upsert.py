@@ -15,8 +15,7 @@ import pytest
 from deltalake import write_deltalake
 
 from airflow_kafka_spark.errors import BadRecords, Fenced
-from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.keyed import OFFSET_COLUMNS
+from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Shape
 from tests.sinks.attempt import Victim, apply, travelled, write_all
 from tests.sinks.delta.cases import DeltaCase
 from tests.sinks.iceberg.cases import NAME, IcebergCase

@@ -21,17 +21,16 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.delta.log import METADATA, DeltaLog, PipelineVersion
-from airflow_kafka_spark.sinks.files.directory import WindowRecord, pipeline_slug
-from airflow_kafka_spark.sinks.lake.attempts import (
+from airflow_kafka_spark.sinks.storage.attempts import (
     ATTEMPTS,
     data_directory,
     keep_only,
     list_attempts,
     marker_name,
-    recorded_window,
     sweep_abandoned,
 )
-from airflow_kafka_spark.sinks.lake.place import TableStore
+from airflow_kafka_spark.sinks.storage.records import WindowRecord, recorded_window
+from airflow_kafka_spark.sinks.storage.store import TableStore, pipeline_slug
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -91,7 +90,7 @@ class Records:
         if self.store.get(place) != text:
             # The attempt may have died before its commit was durable, and the caller is going to commit Kafka's offsets past it.
             if not durable:
-                self.store.flush_log()
+                self.log.flush_recent()
             self.store.put(place, text)
         return record
 

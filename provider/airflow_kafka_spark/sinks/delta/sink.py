@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, WindowConflict
-from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, rewritten_window, unknown_window
+from airflow_kafka_spark.sinks.base import Guarantee, KeyedSink, Shape, rewritten_window, unknown_window
 from airflow_kafka_spark.sinks.delta.log import DeltaLog
 from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
-from airflow_kafka_spark.sinks.keyed import guard_problems
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, Window
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DeltaSink(DeltaSinkOptions, Sink):
+class DeltaSink(DeltaSinkOptions, KeyedSink):
     """Appends each window to a Delta table, or upserts it by key, in one commit.
 
     Guarantee: exactly-once. Spark's tasks write Parquet files into the table's directory; the driver commits them, once, together
@@ -66,11 +65,6 @@ class DeltaSink(DeltaSinkOptions, Sink):
         return Guarantee.EXACTLY_ONCE
 
     @property
-    def takes_tombstones(self) -> bool:
-        """True with ``delete_enabled``."""
-        return self.delete_enabled
-
-    @property
     def asset_uri(self) -> str:
         """The table's ``file://`` or ``s3://`` URI."""
         return self.uri
@@ -97,11 +91,7 @@ class DeltaSink(DeltaSinkOptions, Sink):
         newer rows (no ``offset_columns``) or bring deleted ones back (``delete_enabled``)."""
         from airflow_kafka_spark.sinks.delta.validation import removal_problems
 
-        return [*removal_problems(self), *guard_problems(self, "on_rerun", "a window that is moved again")]
-
-    def unordered_problems(self) -> list[Problem]:
-        """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
-        return guard_problems(self, "window", "an interval that is moved after a later one")
+        return [*removal_problems(self), *super().replay_problems()]
 
     def window_replay_problems(self, replay: Window) -> list[Problem]:
         """Return a problem if the table has no record of the window, or if others have rewritten its files and no row names the
@@ -125,7 +115,7 @@ class DeltaSink(DeltaSinkOptions, Sink):
 
     def _names_window(self, table: DeltaTable, window: Window) -> bool:
         """Return True if a row of the table names a window in ``window_column``."""
-        from airflow_kafka_spark.sinks.delta.tasks.read import table_files
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import table_files
         from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
         if not self.window_column or self.window_column not in (field.name for field in table.schema().fields):

@@ -9,27 +9,25 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
+from airflow_kafka_spark.sinks.base import Shape, SplitWriter
 from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.delta.records import RECORD, Records
 from airflow_kafka_spark.sinks.delta.table import open_table
-from airflow_kafka_spark.sinks.files.directory import WindowRecord
-from airflow_kafka_spark.sinks.lake.attempts import ATTEMPTS, Attempt, TableChange, commit_metadata, files_of, marker_name
+from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, Attempt, AttemptWindowWriter, marker_name
+from airflow_kafka_spark.sinks.storage.records import TableChange, WindowRecord, commit_metadata, files_of
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
-    from typing_extensions import Self
 
     from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
-    from airflow_kafka_spark.sinks.delta.tasks.write import DeltaSplitWriter
+    from airflow_kafka_spark.sinks.delta.tasks.data_files import DeltaSplitWriter
     from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
 log = logging.getLogger(__name__)
@@ -72,7 +70,7 @@ def replaced_files(table: DeltaTable, window: Window, found: WindowRecord | None
     return files
 
 
-class DeltaWindowWriter(WindowWriter):
+class DeltaWindowWriter(AttemptWindowWriter):
     """One attempt: files that no commit names yet, and the commit that names them. Made by :meth:`.DeltaSink.begin`.
 
     :param base: the pipeline's transaction version when the attempt began. If another attempt of the pipeline commits or fences,
@@ -89,15 +87,12 @@ class DeltaWindowWriter(WindowWriter):
         base: PipelineVersion,
         table: DeltaTable,
     ) -> None:
-        self.sink, self.window, self.splits, self.shape = sink, window, splits, shape
-        self.records, self.base = records, base
         self.version = base.after(window.number)
-        self.marker = marker_name(window.pipeline, int(self.version))
+        super().__init__(Attempt(window, marker_name(window.pipeline, int(self.version)), records.store, records.store))
+        self.sink, self.splits, self.shape = sink, splits, shape
+        self.records, self.base = records, base
         self.properties = dict(table.metadata().configuration)
-        self.committed = False
-        self.in_doubt = False
         self._deletion: Upsert | None = None
-        self.attempt = Attempt(window, self.marker, records.store, records.store)
         try:
             self.attempt.begin()
         except OSError as error:
@@ -120,8 +115,7 @@ class DeltaWindowWriter(WindowWriter):
         """
         import pyarrow as pa
 
-        from airflow_kafka_spark.sinks.delta.tasks.statistics import skipping_columns
-        from airflow_kafka_spark.sinks.delta.tasks.write import DeltaSplitWriter, DeltaTarget
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import DeltaSplitWriter, DeltaTarget, skipping_columns
 
         schema, partition_by = columns or self.shape.schema, tuple(self.sink.partition_by)
         file_schema = self.sink.spec().stored(pa.schema([f for f in schema if f.name not in partition_by]))
@@ -131,13 +125,7 @@ class DeltaWindowWriter(WindowWriter):
 
     def _common(self, file_schema: pa.Schema, of_rows: bool) -> dict[str, Any]:
         return {
-            "uri": self.sink.uri,
-            "store": self.records.store,
-            "home": self.records.store,
-            "attempt": self.attempt.directory,
-            "marker": self.marker,
-            "pipeline": self.window.pipeline,
-            "window": str(self.window),
+            **self.attempt.target(self.sink.uri),
             "file_schema": file_schema,
             "spec": self.sink.spec(),
             "offset_columns": self.sink.offset_columns and of_rows,
@@ -185,17 +173,6 @@ class DeltaWindowWriter(WindowWriter):
             time.sleep(random.random() * min(0.02 * again, 1.0))
         raise SinkUnavailable(self.sink.uri, f"committing window {window}", str(error))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.in_doubt and not self.committed:
-            # The commit may still arrive, and it names these files. The next attempt fences it before it removes them.
-            log.warning("It is not known whether window %s was committed: the next attempt finds out", self.window)
-        elif not self.committed:
-            self.attempt.remove()
-        self.attempt.release()
-
     # --- steps of a commit ----------------------------------------------------------------------------------------------
 
     def _table(self) -> DeltaTable:
@@ -225,7 +202,7 @@ class DeltaWindowWriter(WindowWriter):
 
     def _merged(self, table: DeltaTable, upsert: Upsert) -> TableChange[DataFile, DataFile]:
         """Return the change that upserts the window in the table at one look."""
-        from airflow_kafka_spark.sinks.delta.tasks.read import table_files
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import table_files
 
         with self._reading():
             found, schema = table_files(table, upsert) if upsert.events.num_rows else ([], None)
@@ -279,7 +256,7 @@ class DeltaWindowWriter(WindowWriter):
         except WindowConflict:
             if not self.sink.window_column:
                 raise
-            from airflow_kafka_spark.sinks.delta.tasks.read import table_files
+            from airflow_kafka_spark.sinks.delta.tasks.data_files import table_files
             from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
             if self._deletion is None:

@@ -28,30 +28,28 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
-from airflow_kafka_spark.sinks.files.directory import FilesTable, WindowRecord, merged_columns, pipeline_slug, window_directory
-from airflow_kafka_spark.sinks.lake.attempts import (
+from airflow_kafka_spark.sinks.base import Shape, SplitWriter
+from airflow_kafka_spark.sinks.files.directory import FilesTable, merged_columns, window_directory
+from airflow_kafka_spark.sinks.storage.attempts import (
     ATTEMPTS,
     BEGUN,
     Attempt,
-    files_of,
+    AttemptWindowWriter,
     list_attempts,
     marker_name,
     sweep_abandoned,
 )
-from airflow_kafka_spark.sinks.lake.place import TablePlace, TableStore, open_store
+from airflow_kafka_spark.sinks.storage.records import WindowRecord, files_of
+from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore, open_store, pipeline_slug
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
 
 log = logging.getLogger(__name__)
@@ -381,7 +379,7 @@ def records_of(sink: FilesSinkOptions) -> FilesTable | ManifestTable:
     return sink.table if sink.renames else open_manifests(sink)
 
 
-class ManifestWindowWriter(WindowWriter):
+class ManifestWindowWriter(AttemptWindowWriter):
     """One attempt: hidden files, and the conditional write that commits them. Made by :meth:`.FilesSink.begin`.
 
     :param base: the newest commit of the pipeline when the attempt began. If another attempt of the pipeline commits or fences,
@@ -389,11 +387,9 @@ class ManifestWindowWriter(WindowWriter):
     """
 
     def __init__(self, sink: FilesSinkOptions, table: ManifestTable, window: Window, shape: Shape, base: Commit) -> None:
-        self.sink, self.table, self.window, self.shape, self.base = sink, table, window, shape, base
-        self.marker = base.marker(window.pipeline)
-        self.attempt = Attempt(window, self.marker, table.store, table.store, table.data_directory(window))
-        self.committed = False
-        self.in_doubt = False
+        marker, directory = base.marker(window.pipeline), table.data_directory(window)
+        super().__init__(Attempt(window, marker, table.store, table.store, directory))
+        self.sink, self.table, self.shape, self.base = sink, table, shape, base
         try:
             self.attempt.begin(data=self.attempt.directory)
         except OSError as error:
@@ -406,13 +402,7 @@ class ManifestWindowWriter(WindowWriter):
 
         sink, schema = self.sink, self.shape.schema
         target = ObjectsTarget(
-            uri=sink.uri,
-            store=self.table.store,
-            home=self.table.store,
-            attempt=self.attempt.directory,
-            marker=self.marker,
-            pipeline=self.window.pipeline,
-            window=str(self.window),
+            **self.attempt.target(sink.uri),
             file_schema=sink.spec.stored(pa.schema([f for f in schema if f.name not in sink.partition_by])),
             spec=sink.spec,
             directories=tuple(sink.partition_by),
@@ -457,17 +447,6 @@ class ManifestWindowWriter(WindowWriter):
                 time.sleep(random.random() * 0.2 * (again + 1))
         raise SinkUnavailable(self.sink.uri, f"committing window {window}", str(error))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.in_doubt and not self.committed:
-            # The commit may still arrive, and it names these files. The next attempt fences it before it removes them.
-            log.warning("It is not known whether window %s was committed: the next attempt finds out", self.window)
-        elif not self.committed:
-            self._remove()
-        self.attempt.release()
-
     # --- steps of a commit --------------------------------------------------------------------------------------------
 
     def _prepare(self, results: Sequence[SplitResult], newest: Commit) -> Commit:
@@ -490,11 +469,12 @@ class ManifestWindowWriter(WindowWriter):
     def _finish(self, record: WindowRecord) -> Applied:
         """Clean up behind a window that is committed, by this attempt or by another one."""
         self.in_doubt = False
-        self._remove()
+        self.discard()
         self.committed = True
         return record.applied
 
-    def _remove(self) -> None:
+    def discard(self) -> None:
+        """Remove what the attempt has written, except for the files of a window that it has committed. Never raises."""
         try:
             self.table.remove_attempt(self.marker)
         except OSError as error:

@@ -27,7 +27,7 @@ from airflow_kafka_spark.sinks.iceberg.snapshots import (
     new_snapshot_id,
     tag_name,
 )
-from airflow_kafka_spark.sinks.lake.attempts import ATTEMPTS, BEGUN, data_directory, keep_only, list_attempts, sweep_abandoned
+from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, BEGUN, data_directory, keep_only, list_attempts, sweep_abandoned
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

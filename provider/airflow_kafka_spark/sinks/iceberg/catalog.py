@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
 from airflow_kafka_spark.hooks.connections import require_connection
-from airflow_kafka_spark.sinks.lake.place import TablePlace, TableStore
+from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -251,7 +251,7 @@ class IcebergTable:
 
         :raises OSError: it cannot be flushed.
         """
-        from airflow_kafka_spark.sinks.files.directory import flush
+        from airflow_kafka_spark.sinks.storage.store import flush
 
         parent, _, name = location.rpartition("/")
         store = IcebergStore.of(parent, table.io.properties)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, WindowConflict
-from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, rewritten_window, unknown_window
+from airflow_kafka_spark.sinks.base import Guarantee, KeyedSink, Shape, rewritten_window, unknown_window
 from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
-from airflow_kafka_spark.sinks.keyed import guard_problems
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, Window
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class IcebergSink(IcebergSinkOptions, Sink):
+class IcebergSink(IcebergSinkOptions, KeyedSink):
     """Appends each window to an Iceberg table, or upserts it by key, in one commit.
 
     Guarantee: exactly-once. Spark's tasks write Parquet files with the table's column ids; the driver commits them, once, as one
@@ -72,11 +71,6 @@ class IcebergSink(IcebergSinkOptions, Sink):
         return Guarantee.EXACTLY_ONCE
 
     @property
-    def takes_tombstones(self) -> bool:
-        """True with ``delete_enabled``."""
-        return self.delete_enabled
-
-    @property
     def asset_uri(self) -> str:
         """``iceberg://<conn_id>/<namespace>/<table>``."""
         return self.uri
@@ -100,15 +94,6 @@ class IcebergSink(IcebergSinkOptions, Sink):
         from airflow_kafka_spark.sinks.iceberg.validation import table_problems
 
         return table_problems(self)
-
-    def replay_problems(self) -> list[Problem]:
-        """Return why windows cannot be replayed: an upsert would overwrite newer rows (no ``offset_columns``) or bring deleted
-        ones back (``delete_enabled``)."""
-        return guard_problems(self, "on_rerun", "a window that is moved again")
-
-    def unordered_problems(self) -> list[Problem]:
-        """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
-        return guard_problems(self, "window", "an interval that is moved after a later one")
 
     def window_replay_problems(self, replay: Window) -> list[Problem]:
         """Return a problem if the table has no record of the window, or if others have rewritten its files and no row names the
@@ -136,7 +121,7 @@ class IcebergSink(IcebergSinkOptions, Sink):
 
     def _names_window(self, table: Table, window: Window) -> bool:
         """Return True if a row of the branch names a window in ``window_column``."""
-        from airflow_kafka_spark.sinks.iceberg.tasks.read import table_files
+        from airflow_kafka_spark.sinks.iceberg.tasks.data_files import table_files
         from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
         column = self.window_column

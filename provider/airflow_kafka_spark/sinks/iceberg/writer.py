@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
-from airflow_kafka_spark.sinks.files.directory import flush
+from airflow_kafka_spark.sinks.base import Shape, SplitWriter
 from airflow_kafka_spark.sinks.iceberg.attempts import Attempts
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergStore, IcebergTable
-from airflow_kafka_spark.sinks.iceberg.columns import file_columns, match, table_columns
 from airflow_kafka_spark.sinks.iceberg.snapshots import (
     PipelineSnapshots,
     Recorded,
@@ -28,8 +26,10 @@ from airflow_kafka_spark.sinks.iceberg.snapshots import (
     new_snapshot_id,
     tag_name,
 )
-from airflow_kafka_spark.sinks.iceberg.table import open_table
-from airflow_kafka_spark.sinks.lake.attempts import Attempt, TableChange, data_directory, files_of, marker_name
+from airflow_kafka_spark.sinks.iceberg.table import file_columns, match, open_table, table_columns
+from airflow_kafka_spark.sinks.storage.attempts import Attempt, AttemptWindowWriter, data_directory, marker_name
+from airflow_kafka_spark.sinks.storage.records import TableChange, files_of
+from airflow_kafka_spark.sinks.storage.store import flush
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 
@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
-    from typing_extensions import Self
 
     from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
-    from airflow_kafka_spark.sinks.iceberg.tasks.write import IcebergSplitWriter
+    from airflow_kafka_spark.sinks.iceberg.tasks.data_files import IcebergSplitWriter
     from airflow_kafka_spark.sinks.lake.tasks.upsert import Merged, Upsert
 
 log = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ def replaced_files(table: Table, branch: str, window: Window, found: Recorded | 
     return files
 
 
-class IcebergWindowWriter(WindowWriter):
+class IcebergWindowWriter(AttemptWindowWriter):
     """One attempt: files that no snapshot names yet, and the commit of the snapshot. Made by :meth:`.IcebergSink.begin`.
 
     :param base: the snapshot that the pipeline's tag named when the attempt began. If another attempt of the pipeline commits or
@@ -105,18 +104,14 @@ class IcebergWindowWriter(WindowWriter):
         base: int | None,
         table: Table,
     ) -> None:
-        self.sink, self.window, self.splits, self.shape = sink, window, splits, shape
-        self.lake, self.base, self.table = lake, base, table
         self.snapshot_id = new_snapshot_id()
-        self.marker = marker_name(window.pipeline, self.snapshot_id)
-        self.attempts = Attempts(lake)
         self.store, self.data = lake.store(table), lake.data_store(table)
-        self.committed = False
-        self.in_doubt = False
+        super().__init__(Attempt(window, marker_name(window.pipeline, self.snapshot_id), self.store, self.data))
+        self.sink, self.splits, self.shape = sink, splits, shape
+        self.lake, self.base, self.table = lake, base, table
         self.written: list[str] = []
         self.added: list[str] = []
         self._deletion: Upsert | None = None
-        self.attempt = Attempt(window, self.marker, self.store, self.data)
         try:
             self.attempt.begin(base=base or 0)
         except OSError as error:
@@ -138,7 +133,7 @@ class IcebergWindowWriter(WindowWriter):
 
         :param of_rows: True: the rows have no columns yet that say where they came from.
         """
-        from airflow_kafka_spark.sinks.iceberg.tasks.write import IcebergSplitWriter, IcebergTarget
+        from airflow_kafka_spark.sinks.iceberg.tasks.data_files import IcebergSplitWriter, IcebergTarget
 
         file_schema, columns = self._row_columns() if table is None else table_columns(table.metadata)
         properties = {name: value for name, value in self.table.properties.items() if name.startswith("write.metadata.metrics.")}
@@ -159,13 +154,7 @@ class IcebergWindowWriter(WindowWriter):
 
     def _common(self, file_schema: pa.Schema, of_rows: bool) -> dict[str, Any]:
         return {
-            "uri": self.sink.uri,
-            "store": self.data,
-            "home": self.store,
-            "attempt": self.attempt.directory,
-            "marker": self.marker,
-            "pipeline": self.window.pipeline,
-            "window": str(self.window),
+            **self.attempt.target(self.sink.uri),
             "file_schema": file_schema,
             "spec": self.sink.table_spec(self.table),
             "offset_columns": self.sink.offset_columns and of_rows,
@@ -233,17 +222,12 @@ class IcebergWindowWriter(WindowWriter):
             time.sleep(random.random() * min(0.02 * again, 1.0))
         raise self.lake.unavailable(f"committing window {window}", error or "the window is not in the table")
 
-    def __enter__(self) -> Self:
-        return self
+    def discard(self) -> None:
+        self._remove_written(())
+        super().discard()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.in_doubt and not self.committed:
-            # The commit may still arrive, and it names these files. The next attempt fences it before it removes them.
-            log.warning("It is not known whether window %s was committed: the next attempt finds out", self.window)
-        elif not self.committed:
-            self._remove_written(())
-            self.attempt.remove()
-        self.attempt.release()
+        super().__exit__(kind, error, trace)
         self.lake.close()
 
     # --- steps of a commit ----------------------------------------------------------------------------------------------
@@ -271,7 +255,7 @@ class IcebergWindowWriter(WindowWriter):
 
     def _merge(self, table: Table, upsert: Upsert) -> Merged:
         """Write the files of an upsert for the table at one look."""
-        from airflow_kafka_spark.sinks.iceberg.tasks.read import table_files
+        from airflow_kafka_spark.sinks.iceberg.tasks.data_files import table_files
 
         matched = match(self.shape.schema, table.metadata)
         names = {found.row.name: found.column.name for found in matched if found.column is not None}
@@ -281,7 +265,7 @@ class IcebergWindowWriter(WindowWriter):
         self, table: Table, state: PipelineSnapshots, change: TableChange[Mapping[str, Any], DataFile]
     ) -> SnapshotCommit:
         """Write the manifests of the window's snapshot."""
-        from airflow_kafka_spark.sinks.iceberg.tasks.data_file import data_file
+        from airflow_kafka_spark.sinks.iceberg.tasks.data_files import data_file
 
         spec_id = self.table.metadata.default_spec_id
         self.added = [file["path"] for file in change.added]

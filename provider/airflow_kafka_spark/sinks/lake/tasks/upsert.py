@@ -19,11 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from airflow_kafka_spark.sinks.base import Rows
-from airflow_kafka_spark.sinks.keyed import OFFSET_COLUMNS
-from airflow_kafka_spark.sinks.lake.place import TableStore
-from airflow_kafka_spark.sinks.lake.tasks.write import LakeFile, LakeSplitWriter, LakeTarget
-from airflow_kafka_spark.sinks.tasks.buffered_files import PartitionKey
+from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Rows
+from airflow_kafka_spark.sinks.storage.store import TableStore
+from airflow_kafka_spark.sinks.storage.tasks.buffered_files import PartitionKey
+from airflow_kafka_spark.sinks.storage.tasks.write import StoreFile, StoreSplitWriter, StoreTarget
 from airflow_kafka_spark.windows.model import Split, SplitResult, Window
 
 DELETED = "__airflow_deleted"
@@ -40,7 +39,7 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageTarget(LakeTarget):
+class StageTarget(StoreTarget):
     """The part of an upsert that tasks need.
 
     :param key: the columns of the key.
@@ -59,15 +58,15 @@ def staged_schema(rows: pa.Schema) -> pa.Schema:
     return pa.schema([*(field.with_nullable(True) for field in rows), pa.field(DELETED, pa.bool_())])
 
 
-class StageWriter(LakeSplitWriter[LakeFile]):
+class StageWriter(StoreSplitWriter[StoreFile]):
     """Writes the rows of one split into a file that is read by the driver and is never a part of the table."""
 
     target: StageTarget
 
-    def new_file(self, path: str) -> LakeFile:
-        return LakeFile(self.target, path)
+    def new_file(self, path: str) -> StoreFile:
+        return StoreFile(self.target, path)
 
-    def describe(self, file: LakeFile, key: PartitionKey) -> Mapping[str, Any]:
+    def describe(self, file: StoreFile, key: PartitionKey) -> Mapping[str, Any]:
         """Return nothing: the driver reads the file as a whole."""
         return {}
 
@@ -118,7 +117,7 @@ class TableFile(ABC):
 class Merged:
     """The change that an upsert makes to the table.
 
-    :param added: the files that are added, as :meth:`.LakeSplitWriter.close` describes them.
+    :param added: the files that are added, as :meth:`.StoreSplitWriter.close` describes them.
     :param removed: the files that are removed.
     :param written: number of rows that were inserted or updated.
     :param deleted: number of rows that were deleted by tombstones.
@@ -166,7 +165,7 @@ class Upsert:
     store: TableStore | None
     results: Sequence[SplitResult]
     splits: Sequence[Split]
-    writer: Callable[[Any], LakeSplitWriter[Any]] | None
+    writer: Callable[[Any], StoreSplitWriter[Any]] | None
     staged: list[str] = field(default_factory=list)
     _matches: dict[tuple[str, ...], _Matches] = field(default_factory=dict)
     _kept: dict[tuple[str, ...], tuple[bytes, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
@@ -193,7 +192,7 @@ class Upsert:
         column: str,
         store: TableStore | None = None,
         splits: Sequence[Split] = (),
-        writer: Callable[[Any], LakeSplitWriter[Any]] | None = None,
+        writer: Callable[[Any], StoreSplitWriter[Any]] | None = None,
     ) -> Upsert:
         """Return the deletion of the rows that a column says to be of a window."""
         found = cls(window, (column,), False, store, (), splits, writer)
@@ -351,7 +350,7 @@ class Upsert:
         :param kept: which of them.
         :param columns: their columns, for :attr:`writer`.
         """
-        writer: LakeSplitWriter[Any] | None = None
+        writer: StoreSplitWriter[Any] | None = None
         at = 0
         for batch in batches:
             wanted = kept[at : at + batch.num_rows]

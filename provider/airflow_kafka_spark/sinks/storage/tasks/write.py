@@ -12,18 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
-from airflow_kafka_spark.sinks.base import Rows
-from airflow_kafka_spark.sinks.files.directory import file_stem, flush
-from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
-from airflow_kafka_spark.sinks.keyed import OFFSET_COLUMNS
-from airflow_kafka_spark.sinks.lake.attempts import ATTEMPTS, BEGUN
-from airflow_kafka_spark.sinks.lake.place import TableStore, plain
-from airflow_kafka_spark.sinks.tasks.buffered_files import BufferedFile, BufferedFilesWriter, PartitionKey
+from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Rows
+from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, BEGUN
+from airflow_kafka_spark.sinks.storage.store import TableStore, file_stem, flush, plain
+from airflow_kafka_spark.sinks.storage.tasks.buffered_files import BufferedFile, BufferedFilesWriter, PartitionKey
+from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 from airflow_kafka_spark.windows.model import Split
 
 
 @dataclass(frozen=True, kw_only=True)
-class LakeTarget:
+class StoreTarget:
     """The part of an attempt that tasks need.
 
     :param uri: the sink's URI, for messages.
@@ -57,14 +55,14 @@ class LakeTarget:
         return ()
 
 
-class LakeFile(BufferedFile):
+class StoreFile(BufferedFile):
     """A data file of the table.
 
     :param target: where and how to write.
     :param path: its path, below the place of data files.
     """
 
-    def __init__(self, target: LakeTarget, path: str) -> None:
+    def __init__(self, target: StoreTarget, path: str) -> None:
         self.store, self.path = target.store, path
         super().__init__(self.store.open(path), target.spec, target.file_schema)
 
@@ -78,15 +76,15 @@ class LakeFile(BufferedFile):
         self.store.remove(self.path)
 
 
-LakeFileT = TypeVar("LakeFileT", bound=LakeFile)
+LakeFileT = TypeVar("LakeFileT", bound=StoreFile)
 
 
-def footer_of(file: LakeFile) -> pyarrow.parquet.FileMetaData:
+def footer_of(file: StoreFile) -> pyarrow.parquet.FileMetaData:
     """Return the footer of a file that is finished."""
     return file.writer.footer  # type: ignore[attr-defined]
 
 
-class LakeSplitWriter(BufferedFilesWriter[LakeFileT]):
+class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
     """Writes one split into files of this task attempt alone. The driver commits the files of the task attempt whose result
     Spark returns, and removes the others.
 
@@ -95,9 +93,9 @@ class LakeSplitWriter(BufferedFilesWriter[LakeFileT]):
     :param target: where and how to write.
     """
 
-    target: LakeTarget
+    target: StoreTarget
 
-    def __init__(self, target: LakeTarget) -> None:
+    def __init__(self, target: StoreTarget) -> None:
         self.target = target
         self.token = ""
 

@@ -1,4 +1,4 @@
-"""Attempts at a lake table: their names, their notes below the table, and which of them are abandoned.
+"""Attempts at a table: their names, their locks, their notes below the table, and which of them are abandoned.
 
 ::
 
@@ -9,22 +9,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
+import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
-from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
-from airflow_kafka_spark.sinks.files.directory import SWEPT_AT_ONCE, AttemptLock, pipeline_slug
-from airflow_kafka_spark.sinks.lake.place import TableStore, plain
-from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
-from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
+from airflow_kafka_spark.sinks.base import ABANDONED_DAYS, WindowWriter
+from airflow_kafka_spark.sinks.storage.store import TableStore, pipeline_slug, plain
+from airflow_kafka_spark.windows.model import Window
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS = "_airflow/attempts"
 BEGUN = "attempt.json"
@@ -42,61 +48,40 @@ def data_directory(marker: str) -> str:
     return plain(f"airflow-{marker}")
 
 
-def commit_metadata(window: Window, rows: int, deleted: int = 0) -> dict[str, Any]:
-    """Return the window as the information of its commit has it, which the history of the table shows."""
-    return {
-        "pipeline": window.pipeline,
-        "number": window.number,
-        "replay": window.replay,
-        "ranges": ranges_to_json(window.ranges),
-        "rows": rows,
-        "deleted": deleted,
-        "cluster_id": window.cluster_id,
-        "topic_ids": dict(window.topic_ids),
-        "run": window.run,
-    }
+LOCK = "lock"
+SWEPT_AT_ONCE = 20
+"""Maximum number of abandoned attempts that one attempt removes."""
 
 
-def recorded_window(found: Mapping[str, Any]) -> Applied:
-    """Return the window that :func:`commit_metadata` describes.
+class AttemptLock:
+    """A lock on an attempt. The attempt's driver holds it from beginning to end, and another process holds it while it removes
+    the attempt.
 
-    :raises KeyError: an entry is missing.
-    """
-    return Applied(
-        found["pipeline"],
-        found["number"],
-        ranges_from_json(found["ranges"]),
-        found["rows"],
-        found.get("deleted", 0),
-        replay=found["replay"],
-        cluster_id=found["cluster_id"],
-        topic_ids=found["topic_ids"],
-    )
+    The lock is released when the process that holds it ends in any way (``flock(2)``, on NFS too).
 
-
-AddedT = TypeVar("AddedT")
-RemovedT = TypeVar("RemovedT")
-
-
-@dataclass(frozen=True)
-class TableChange(Generic[AddedT, RemovedT]):
-    """The change that one commit makes to a table.
-
-    :param added: the files that it adds.
-    :param removed: the files that it removes.
-    :param written: number of rows that the window has written.
-    :param deleted: number of rows that it has deleted.
+    :param attempt: the attempt's directory.
+    :raises OSError: another process holds the lock, the directory does not exist, or the file system has no locks.
     """
 
-    added: Sequence[AddedT]
-    removed: Sequence[RemovedT]
-    written: int
-    deleted: int = 0
+    def __init__(self, attempt: Path) -> None:
+        self._fd = os.open(attempt / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise
 
+    def __enter__(self) -> AttemptLock:
+        return self
 
-def files_of(results: Sequence[SplitResult]) -> list[Mapping[str, Any]]:
-    """Return the data files that the results of tasks name."""
-    return [file for result in results for file in result.token.get("files", ())]
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Release the lock. May be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class Attempt:
@@ -128,6 +113,21 @@ class Attempt:
         begun = {"pipeline": window.pipeline, "window": window.number, "replay": window.replay, "run": window.run, **facts}
         self.home.put(f"{noted}/{BEGUN}", json.dumps(begun, ensure_ascii=False))
         self.data.make(self.directory)
+
+    def target(self, uri: str) -> dict[str, Any]:
+        """Return the parameters of a :class:`.StoreTarget` that do not depend on the kind of table.
+
+        :param uri: the sink's URI, for messages.
+        """
+        return {
+            "uri": uri,
+            "store": self.data,
+            "home": self.home,
+            "attempt": self.directory,
+            "marker": self.marker,
+            "pipeline": self.window.pipeline,
+            "window": str(self.window),
+        }
 
     def refuse_missing(self, files: Iterable[str], uri: str, suspect: str, there: Iterable[str] | None = None) -> None:
         """Refuse a commit whose files are gone.
@@ -170,6 +170,34 @@ class Attempt:
         """Release the attempt's lock."""
         if self._lock is not None:
             self._lock.release()
+
+
+class AttemptWindowWriter(WindowWriter):
+    """Base of the writers whose files are noted below the table, and whose commit may be in doubt.
+
+    :param attempt: the attempt, not begun yet.
+    """
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt, self.window, self.marker = attempt, attempt.window, attempt.marker
+        self.committed = False
+        self.in_doubt = False
+        """True if a commit was sent whose outcome is not known."""
+
+    def discard(self) -> None:
+        """Remove what the attempt has written. Called if it has not committed and cannot commit any more. Never raises."""
+        self.attempt.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.in_doubt and not self.committed:
+            # The commit may still arrive, and it names these files. The next attempt fences it before it removes them.
+            log.warning("It is not known whether window %s was committed: the next attempt finds out", self.window)
+        elif not self.committed:
+            self.discard()
+        self.attempt.release()
 
 
 def keep_only(data: TableStore, directory: str, files: Iterable[str]) -> None:
