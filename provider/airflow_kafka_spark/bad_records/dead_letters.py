@@ -190,7 +190,7 @@ class SideOutputs:
                     sender.send(output.records(output.letters))
                     landed = sender.flush()
                 except Exception as error:
-                    known_as = ledger.translated(error, "sending", output.topic)
+                    known_as = ledger.translate(error, "sending", output.topic)
                     refused = output.refused(known_as if isinstance(known_as, RightMissing) else error, self.hook.conn_id)
                     raise refused or error from None
                 routed = output.topic if output.routed else ""
@@ -208,7 +208,7 @@ class SideOutputs:
             abort(producer)
             raise
         except Exception as error:
-            raise ledger.translated(error, "sending dead letters") from None
+            raise ledger.translate(error, "sending dead letters") from None
         faults.reached("dead.committed")
         ledger.remember_dead_letters(replace(dead, offset=offset))
         return dead

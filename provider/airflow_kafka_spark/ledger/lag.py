@@ -267,7 +267,7 @@ class LagMeter:
         states = lags_of(at, ids_then, described, hook.offsets(partitions))
         heads = self._next.find(hook, states.items(), ids)
         now = time.time()
-        lags = {tp: aged(state, heads.get((tp, state.start)), now) for tp, state in states.items()}
+        lags = {tp: with_record_age(state, heads.get((tp, state.start)), now) for tp, state in states.items()}
         return Lag(self._name, lags, now, active)
 
     @property
@@ -286,7 +286,7 @@ class LagMeter:
     def _read_completions(self, memory: Memory | None, ids: Mapping[str, str]) -> None:
         """Read the completion times of windows from the ledger, and, without a ``schedule``, derive one from them."""
         complete = [
-            (instant(entry.report["completed_at"]), entry.window)
+            (epoch_seconds(entry.report["completed_at"]), entry.window)
             for _, entry in sorted(memory.entries.items() if memory else ())
             if entry.state is State.COMPLETE and entry.report and entry.report.get("completed_at")
         ]
@@ -333,7 +333,7 @@ def lags_of(
     return states
 
 
-def aged(state: PartitionLag, head: BacklogHead | None, now: float) -> PartitionLag:
+def with_record_age(state: PartitionLag, head: BacklogHead | None, now: float) -> PartitionLag:
     """Return the state with its next record and the age of that record."""
     if head is None:
         return state
@@ -341,6 +341,6 @@ def aged(state: PartitionLag, head: BacklogHead | None, now: float) -> Partition
     return replace(state, head=head, seconds=seconds)
 
 
-def instant(text: str) -> float:
+def epoch_seconds(text: str) -> float:
     """Return an instant of the ledger (UTC, ISO 8601) in seconds since the epoch."""
     return parse_iso(text).timestamp()
