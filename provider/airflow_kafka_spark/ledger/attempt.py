@@ -206,10 +206,10 @@ class Ledger:
             planner, closer = pool.submit(self._fence, "plan"), pool.submit(self._fence, "close")
             self._planner, self._closer = planner.result(), closer.result()
 
-    def _fence(self, purpose: str, **settings: Any) -> Producer:
-        return self._fence_as(transactional_id_of(self.topic.name, self.pipeline, purpose), **settings)
+    def _fence(self, purpose: str, *, compact: bool = True, **settings: str | int) -> Producer:
+        return self._fence_as(transactional_id_of(self.topic.name, self.pipeline, purpose), compact=compact, **settings)
 
-    def _fence_as(self, transactional_id: str, *, compact: bool = True, **settings: Any) -> Producer:
+    def _fence_as(self, transactional_id: str, *, compact: bool = True, **settings: str | int) -> Producer:
         from confluent_kafka import KafkaException
 
         config = self.hook.producer_config(
@@ -241,7 +241,7 @@ class Ledger:
     def _fence_split(self, index: int) -> None:
         self._fence(f"{SPLIT}{index}")
 
-    def fence_dead_letters(self, **settings: Any) -> Producer:
+    def fence_dead_letters(self, **settings: str | int) -> Producer:
         """Return a producer for dead letters, and fence attempts that may still send some for this pipeline; their open
         transactions are aborted. Read the ledger before anything is sent with the producer.
 

@@ -31,6 +31,8 @@ from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import State, TopicPartition
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets, TopicDescription
 
@@ -100,20 +102,22 @@ def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> di
     return found
 
 
-def _peeked(hook: KafkaHook, tp: TopicPartition, message: Any, end: int) -> SpanSample | None:
+def _peeked(hook: KafkaHook, tp: TopicPartition, message: Message, end: int) -> SpanSample | None:
     """Return the result for a span from a message of its partition; None if the message does not decide it."""
     import confluent_kafka
 
     error = message.error()
     if error is None:
         kind, timestamp = message.timestamp()
-        if message.offset() >= end:
+        offset = message.offset()
+        assert offset is not None, "only an error has no offset"
+        if offset >= end:
             return SpanSample(None, end)
         known = kind != confluent_kafka.TIMESTAMP_NOT_AVAILABLE and timestamp >= 0
-        return SpanSample(BacklogHead(message.offset(), timestamp if known else None), message.offset())
+        return SpanSample(BacklogHead(offset, timestamp if known else None), offset)
     if error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
         # The last stable offset was reached. It never goes back, so it is at or after `end`.
-        return SpanSample(None, end) if message.offset() >= end else None
+        return SpanSample(None, end) if (message.offset() or 0) >= end else None
     if error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
         raise LogMoved(str(tp))
     if error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID"):

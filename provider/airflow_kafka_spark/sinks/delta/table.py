@@ -33,7 +33,7 @@ def type_name(kind: Any) -> str:
     return f"struct<{','.join(f['name'] + ':' + type_name(f['type']) for f in kind['fields'])}>"
 
 
-def _without_nulls(kind: Any) -> Any:
+def _without_nulls(kind: object) -> Any:
     if isinstance(kind, dict):
         left_out = ("nullable", "containsNull", "valueContainsNull", "metadata")
         return {name: _without_nulls(value) for name, value in kind.items() if name not in left_out}

@@ -106,7 +106,7 @@ def catalog_access(conn_id: str) -> CatalogAccess:
     return CatalogAccess(conn_id, name, options)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -13,7 +13,7 @@ import secrets
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import WindowConflict
 from airflow_kafka_spark.sinks.storage.records import commit_metadata, recorded_window
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.refs import SnapshotRefType
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
@@ -225,7 +226,7 @@ def ref_is(name: str, snapshot_id: int | None) -> TableRequirement:
     return AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": snapshot_id})
 
 
-def set_ref(metadata: TableMetadata, name: str, kind: Any, snapshot_id: int) -> TableUpdate:
+def set_ref(metadata: TableMetadata, name: str, kind: SnapshotRefType, snapshot_id: int) -> TableUpdate:
     """Return the change that lets a branch or tag name a snapshot. How long it keeps snapshots stays as it is.
 
     A new tag never expires, whatever the table's ``history.expire.max-ref-age-ms`` says. That of a data interval does, after

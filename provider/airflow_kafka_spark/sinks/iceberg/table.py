@@ -262,7 +262,7 @@ def _with_ids(kind: pa.DataType, table: Any) -> pa.DataType:
     return _widened(kind, table)
 
 
-def _widened(kind: pa.DataType, table: Any) -> pa.DataType:
+def _widened(kind: pa.DataType, table: IcebergType) -> pa.DataType:
     import pyarrow as pa
     from pyiceberg.types import DecimalType, DoubleType, LongType
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -316,7 +316,7 @@ class IcebergWindowWriter(AttemptWindowWriter):
             self.attempt.finish()
         return record.applied
 
-    def _remove_written(self, kept: Any) -> None:
+    def _remove_written(self, kept: Iterable[str]) -> None:
         """Remove the manifests of tries that failed."""
         for path in {*self.written} - {*kept}:
             parent, _, name = path.rpartition("/")

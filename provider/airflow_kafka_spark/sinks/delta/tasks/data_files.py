@@ -21,6 +21,7 @@ from airflow_kafka_spark.sinks.storage.tasks.buffered_files import PartitionKey,
 from airflow_kafka_spark.sinks.storage.tasks.write import StoreFile, StoreSplitWriter, StoreTarget, footer_of
 
 if TYPE_CHECKING:
+    import pyarrow.dataset
     from deltalake import DeltaTable
 
 
@@ -144,7 +145,7 @@ def _leaf_type(schema: pa.Schema, path: list[str]) -> pa.DataType | None:
     return None if pa.types.is_nested(kind) else kind
 
 
-def _put(into: dict[str, Any], path: list[str], value: Any) -> None:
+def _put(into: dict[str, Any], path: list[str], value: object) -> None:
     for name in path[:-1]:
         into = into.setdefault(name, {})
     into[path[-1]] = value
@@ -163,7 +164,7 @@ def _bounds(kind: pa.DataType, found: Iterable[Any]) -> tuple[Any, Any]:
     return _low(low), _high(high)
 
 
-def _low(value: Any) -> Any:
+def _low(value: object) -> Any:
     if isinstance(value, str):
         return value[:LONGEST_TEXT]
     if isinstance(value, dt.datetime):
@@ -171,7 +172,7 @@ def _low(value: Any) -> Any:
     return _plain(value)
 
 
-def _high(value: Any) -> Any:
+def _high(value: object) -> Any:
     if isinstance(value, str):
         if len(value) <= LONGEST_TEXT:
             return value
@@ -190,7 +191,7 @@ def _instant(value: dt.datetime) -> str:
     return text + "Z" if value.tzinfo else text
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, dt.date):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -226,7 +227,7 @@ class DeltaFile(TableFile):
     :param file: the file, as a commit removes it.
     """
 
-    def __init__(self, fragment: Any, schema: pa.Schema, file: DataFile) -> None:
+    def __init__(self, fragment: pyarrow.dataset.Fragment, schema: pa.Schema, file: DataFile) -> None:
         self.identity = (file.path,)
         self.fragment, self.schema, self.file = fragment, schema, file
 

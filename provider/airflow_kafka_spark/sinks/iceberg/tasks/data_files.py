@@ -243,7 +243,7 @@ def _numbers(values: pa.Array) -> pa.Array:
     return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
 
 
-def _time(plain: pa.Array, transform: Any, is_date: bool) -> pa.Array:
+def _time(plain: pa.Array, transform: object, is_date: bool) -> pa.Array:
     numbers = pc.fill_null(plain, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     if isinstance(transform, transforms.HourTransform):
         return _masked((numbers // _HOUR).astype(np.int32), plain)
@@ -327,5 +327,5 @@ def table_files(table: Table, branch: str, upsert: Upsert, names: Mapping[str, s
     return [IcebergFile(table, task, names) for task in tasks]
 
 
-def _json_value(value: Any) -> Any:
+def _json_value(value: object) -> Any:
     return value.isoformat() if isinstance(value, dt.date) and not isinstance(value, dt.datetime) else value

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -70,7 +70,7 @@ class StageWriter(StoreSplitWriter[StoreFile]):
         """Return nothing: the driver reads the file as a whole."""
         return {}
 
-    def partition_names(self, column: str, values: pa.Array) -> Any:
+    def partition_names(self, column: str, values: pa.Array) -> NoReturn:
         raise AssertionError("a staged file is not partitioned")
 
     def unwritable(self, rows: Rows) -> Mapping[int, str]:
@@ -229,7 +229,7 @@ class Upsert:
         found = pc.min_max(self.events.column(name)).as_py()
         return found["min"], found["max"]
 
-    def merge(self, files: Iterable[TableFile], columns: Any) -> Merged:
+    def merge(self, files: Iterable[TableFile], columns: object) -> Merged:
         """Write the files that the upsert adds to the table at one look.
 
         :param files: the table's files that may hold one of the keys.
@@ -320,7 +320,7 @@ class Upsert:
 
     # --- files ------------------------------------------------------------------------------------------------------
 
-    def _keep(self, file: TableFile, rows: int, gone: np.ndarray, columns: Any) -> Sequence[Mapping[str, Any]]:
+    def _keep(self, file: TableFile, rows: int, gone: np.ndarray, columns: object) -> Sequence[Mapping[str, Any]]:
         """Write the rows of a file that stay."""
         kept = np.ones(rows, bool)
         kept[gone] = False
@@ -344,7 +344,7 @@ class Upsert:
                 for batch in pa.parquet.ParquetFile(source).iter_batches(_BATCH_ROWS):
                     yield batch.drop_columns([DELETED])
 
-    def _write(self, batches: Iterator[pa.RecordBatch], kept: np.ndarray, columns: Any) -> Sequence[Mapping[str, Any]]:
+    def _write(self, batches: Iterator[pa.RecordBatch], kept: np.ndarray, columns: object) -> Sequence[Mapping[str, Any]]:
         """Write some of the rows into data files.
 
         :param kept: which of them.
