@@ -136,7 +136,7 @@ class DeltaLog:
     ) -> Exception | None:
         """Try one commit, behind the version of the table that the handle shows.
 
-        :return: None if it is committed. An error says nothing about the outcome: the log has to be looked at again.
+        :return: None if it is committed. After an error the outcome is unknown: read the log again.
         """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
@@ -161,7 +161,7 @@ class DeltaLog:
         return None
 
     def _flush_entry(self, version: int) -> None:
-        """Make an entry durable. In S3 it is when it is written.
+        """Make an entry durable. In S3 it is durable as soon as it is written.
 
         :raises OSError: it cannot be flushed.
         """

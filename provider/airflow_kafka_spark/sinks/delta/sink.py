@@ -26,7 +26,7 @@ class DeltaSink(DeltaSinkOptions, KeyedSink):
 
     Guarantee: exactly-once. Spark's tasks write Parquet files into the table's directory; the driver commits them, once, together
     with the window's number as the pipeline's transaction version in Delta's log. Each commit is refused if anything was
-    committed since the log was looked at, so an attempt that was overtaken commits nothing. Other writers may append at any
+    committed since the log was read, so an attempt that was overtaken commits nothing. Other writers may append at any
     time, and OPTIMIZE and VACUUM may run. Spark, DuckDB, polars and every other reader of Delta see whole windows only.
 
     :param path: the table's directory: an absolute path, a ``file://`` URI or ``s3://bucket/prefix`` (``s3a://`` too). The
@@ -42,8 +42,9 @@ class DeltaSink(DeltaSinkOptions, KeyedSink):
         only. Default False.
     :param offset_columns: True: the table has the columns ``__connect_topic``, ``__connect_partition`` and ``__connect_offset``,
         which the sink fills, and an older offset never overwrites or deletes a newer row. Default False.
-    :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``. A replay of an
-        appended window whose files others have rewritten then goes by it. Default None: no such column. Templated.
+    :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``. If others
+        have rewritten the files of an appended window, a replay finds its rows by this column. Default None: no such column.
+        Templated.
     :param partition_by: columns that partition the table. They may be booleans, integers, decimals, dates and strings; Delta
         takes an empty string for a null. Default: none.
     :param auto_create: True (default): the table is created with the columns of the rows if it does not exist. False: that is
@@ -95,7 +96,7 @@ class DeltaSink(DeltaSinkOptions, KeyedSink):
 
     def window_replay_problems(self, replay: Window) -> list[Problem]:
         """Return a problem if the table has no record of the window, or if others have rewritten its files and no row names the
-        window in ``window_column``. An upsert goes by keys."""
+        window in ``window_column``. An upsert finds the rows by their keys."""
         if self.upserts:
             return []
         from airflow_kafka_spark.sinks.delta.records import Records

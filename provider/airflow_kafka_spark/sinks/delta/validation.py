@@ -1,4 +1,4 @@
-"""Validation of a Delta sink: everything that would keep a window from being committed, found before anything runs."""
+"""Validation of a Delta sink: the reasons why no window could be committed, found before anything runs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
 
 
 def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
-    """Return the table if there is one that can be read, and the problems of getting there."""
+    """Return the table, or None if there is none or it cannot be read, and the problems of reading it."""
     from airflow_kafka_spark.sinks.delta.log import DeltaLog
 
     if importlib.util.find_spec("deltalake") is None:

@@ -135,8 +135,8 @@ class DeltaWindowWriter(AttemptWindowWriter):
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """Commit the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are committed.
 
-        A commit whose answer is lost, or that loses against another writer, is followed by a look at the log: it is there, or it
-        is tried again behind what was committed meanwhile.
+        If the answer to a commit is lost, or another writer was faster, the log is read again. Either it has this commit, or the
+        commit is tried again after those of the others.
 
         :raises Fenced: a newer attempt has taken over and has not committed yet.
         """
@@ -153,7 +153,7 @@ class DeltaWindowWriter(AttemptWindowWriter):
             if found is not None and found.applied.replay >= window.replay:
                 return self._done(found, version)
             if table.version() > tried:
-                # The log entry that was tried is another writer's, so that the try can never succeed any more.
+                # Another writer has taken the entry of the log that was tried, so that the try can no longer succeed.
                 self.in_doubt, failures = False, 0
             if version != self.base:
                 raise Fenced(window.pipeline, f"committing window {window.number}")
@@ -201,7 +201,7 @@ class DeltaWindowWriter(AttemptWindowWriter):
             return Upsert(self.window, key, guarded, self.records.store, results, self.splits, self._data_writer)
 
     def _merged(self, table: DeltaTable, upsert: Upsert) -> TableChange[DataFile, DataFile]:
-        """Return the change that upserts the window in the table at one look."""
+        """Return the change that upserts the window in the table as it was loaded."""
         from airflow_kafka_spark.sinks.delta.tasks.data_files import table_files
 
         with self._reading():
@@ -213,7 +213,7 @@ class DeltaWindowWriter(AttemptWindowWriter):
     def _appended(
         self, table: DeltaTable, found: WindowRecord | None, results: Sequence[SplitResult]
     ) -> TableChange[DataFile, DataFile]:
-        """Return the change that appends the window, in the place of the rows that a replay replaces."""
+        """Return the change that appends the window and, for a replay, removes its earlier rows."""
         added = [DataFile.of(file) for file in files_of(results)]
         with self._reading():
             self.attempt.refuse_missing((file.path for file in added), self.sink.uri, _SUSPECT)
@@ -231,7 +231,7 @@ class DeltaWindowWriter(AttemptWindowWriter):
             raise SinkUnavailable(self.sink.uri, f"committing window {self.window}", str(error)) from error
 
     def _prepare(self, change: TableChange[DataFile, DataFile]) -> WindowRecord:
-        """Write the record of the window beside the attempt, where the commit's transaction version leads to it."""
+        """Write the record of the window beside the attempt. The commit's transaction version names the attempt."""
         window = self.window
         applied = Applied.of(window, change.written, change.deleted)
         facts = {"run": window.run, "prepared_at": datetime.now(timezone.utc).isoformat()}
@@ -268,7 +268,7 @@ class DeltaWindowWriter(AttemptWindowWriter):
             return [DataFile.of(file) for file in merged.added], [file.file for file in merged.removed]
 
     def _done(self, record: WindowRecord, version: PipelineVersion, durable: bool = False) -> Applied:
-        """Clean up behind a window that is committed, by this attempt or by another one."""
+        """Clean up after the window was committed, by this attempt or by another one."""
         mine = self.attempt.directory
         self.committed = version == self.version or any(file["path"].startswith(f"{mine}/") for file in record.files)
         self.in_doubt = False
@@ -277,5 +277,5 @@ class DeltaWindowWriter(AttemptWindowWriter):
                 self.records.keep(self.window.pipeline, self.version, durable)
                 self.records.finish(self.marker, record)
             except OSError as error:
-                log.warning("Window %s is committed; the next attempt cleans up behind it: %s", self.window, error)
+                log.warning("Window %s is committed; the next attempt removes what it has left: %s", self.window, error)
         return record.applied

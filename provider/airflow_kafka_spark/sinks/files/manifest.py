@@ -9,10 +9,10 @@
     <table>/_windows/<family>.json                                            format and columns of a family's newest window
     <table>/_airflow/attempts/<attempt>/attempt.json                          an attempt has begun, and was not cleaned up after
 
-An attempt notes the newest commit of its pipeline when it begins, and commits under the next sequence number, by a write that
+An attempt reads the newest commit of its pipeline when it begins, and commits under the next sequence number, by a write that
 fails if that object exists (``If-None-Match: *`` in S3, ``link(2)`` on a file system). So one of several attempts commits. An
 attempt that finds others before it takes a sequence number itself first: a fence, after which none of them can commit, and then
-removes their files. The object of a window is written after its commit. If the driver dies in between, the next look at the table
+removes their files. The object of a window is written after its commit. If the driver dies in between, the next read of the log
 writes it.
 """
 
@@ -136,7 +136,7 @@ class ManifestTable:
     def record(self, window: Window, newest: Commit | None = None) -> WindowRecord | None:
         """Return the record of a window, or None if it is not committed.
 
-        :param newest: the newest commit of the pipeline, at the look that counts; None: the log is looked at now.
+        :param newest: the newest commit of the pipeline, if the caller has read it; None: it is read now.
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         :raises SinkUnavailable: the store did not answer.
@@ -169,7 +169,7 @@ class ManifestTable:
     def find(self, pipeline: str, number: int, newest: Commit | None = None) -> WindowRecord | None:
         """Return the record of the newest replay of a window, or None if it is not committed.
 
-        :param newest: the newest commit of the pipeline, at the look that counts; None: the log is looked at now.
+        :param newest: the newest commit of the pipeline, if the caller has read it; None: it is read now.
         :raises SinkUnavailable: the store did not answer.
         """
         newest = newest or self.newest_commit(pipeline)
@@ -227,7 +227,7 @@ class ManifestTable:
         return created
 
     def show(self, commit: Commit) -> None:
-        """Let readers see the window of a commit.
+        """Write the object of the window that a commit names, so that readers see the window.
 
         :raises OSError: the store refused it.
         """
@@ -278,9 +278,9 @@ class ManifestTable:
         raise self._unavailable("fencing earlier attempts", "others commit all the time")
 
     def remove_attempt(self, marker: str) -> None:
-        """Remove the data files of an attempt that can no longer commit, but for those of a window that it has committed.
+        """Remove the data files of an attempt that can no longer commit, except for those of a window that it has committed.
 
-        The attempt's note, which leads to them, goes last.
+        The attempt's note is removed last, because without it nothing would find them.
 
         :raises OSError: the store did not answer.
         """
@@ -413,7 +413,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """Commit the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are committed.
 
-        A write whose answer is lost is followed by a look at the log: the commit is there, or it is tried again in the same
+        If the answer to a write is lost, the log is read again. Either it has the commit, or the write is tried again in the same
         place.
 
         :raises Fenced: a newer attempt has taken over and has not committed yet.
@@ -467,7 +467,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
         return Commit(newest.sequence + 1, max(newest.newest, window.number), self.marker, record)
 
     def _finish(self, record: WindowRecord) -> Applied:
-        """Clean up behind a window that is committed, by this attempt or by another one."""
+        """Clean up after the window was committed, by this attempt or by another one."""
         self.in_doubt = False
         self.discard()
         self.committed = True
@@ -478,7 +478,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
         try:
             self.table.remove_attempt(self.marker)
         except OSError as error:
-            log.warning("The next attempt cleans up behind window %s: %s", self.window, error)
+            log.warning("The next attempt removes what window %s has left: %s", self.window, error)
 
 
 def window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str] = ()) -> list[str]:

@@ -234,7 +234,7 @@ class IcebergTable:
     ) -> Exception | None:
         """Try one commit, without the retries of pyiceberg.
 
-        :return: None if it is committed. An error says nothing about the outcome: the table has to be looked at again.
+        :return: None if it is committed. After an error the outcome is unknown: load the table again.
         """
         from pyiceberg.table.update import AssertTableUUID
 
@@ -247,7 +247,7 @@ class IcebergTable:
         return None
 
     def flush(self, table: Table, location: str) -> None:
-        """Make a metadata file durable. In an object store it is when it is written.
+        """Make a metadata file durable. In an object store it is durable as soon as it is written.
 
         :raises OSError: it cannot be flushed.
         """

@@ -25,7 +25,7 @@ class IcebergSink(IcebergSinkOptions, KeyedSink):
 
     Guarantee: exactly-once. Spark's tasks write Parquet files with the table's column ids; the driver commits them, once, as one
     snapshot whose summary holds the window, and sets the tag ``airflow.<pipeline>`` to it in the same commit. The commit is
-    refused if branch or tag have changed since the table was looked at, so an attempt that was overtaken commits nothing.
+    refused if branch or tag have changed since the table was loaded, so an attempt that was overtaken commits nothing.
     Other writers may append at any time, and rewrite_data_files, expire_snapshots and remove_orphan_files may run. Every reader
     of Iceberg sees whole windows only.
 
@@ -35,7 +35,7 @@ class IcebergSink(IcebergSinkOptions, KeyedSink):
         ``warehouse``, ``s3.region``). SQL, REST, Glue and Hive catalogs are accepted; Hadoop catalogs are refused. Default
         ``iceberg_default``. Templated.
     :param branch: the branch that gets the windows. Default ``main``, which readers see. Another one is created from ``main`` if
-        it does not exist; readers see its windows once somebody has published it (write, audit, publish). Templated.
+        it does not exist; readers see its windows once the branch is published (write, audit, publish). Templated.
     :param mode: ``append`` (default) adds every record as a row. ``upsert`` inserts or updates by ``key``: within a window the
         highest offset of a key wins, and windows apply in order. Between partitions offsets say nothing about time (the higher
         partition wins), so a key should always be in the same partition, as it is if it is the record's key.
@@ -45,8 +45,9 @@ class IcebergSink(IcebergSinkOptions, KeyedSink):
         only. Default False.
     :param offset_columns: True: the table has the columns ``__connect_topic``, ``__connect_partition`` and ``__connect_offset``,
         which the sink fills, and an older offset never overwrites or deletes a newer row. Default False.
-    :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``. A replay of an
-        appended window whose files others have rewritten then goes by it. Default None: no such column. Templated.
+    :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``. If others
+        have rewritten the files of an appended window, a replay finds its rows by this column. Default None: no such column.
+        Templated.
     :param partition_by: how a table that is created is partitioned: columns, ``bucket(N, column)``, ``truncate(N, column)``,
         ``year(column)``, ``month(column)``, ``day(column)``, ``hour(column)``. A table that exists has to be partitioned in this
         way; if nothing is named, it may be partitioned in any way. Default: none.
@@ -97,7 +98,7 @@ class IcebergSink(IcebergSinkOptions, KeyedSink):
 
     def window_replay_problems(self, replay: Window) -> list[Problem]:
         """Return a problem if the table has no record of the window, or if others have rewritten its files and no row names the
-        window in ``window_column``. An upsert goes by keys."""
+        window in ``window_column``. An upsert finds the rows by their keys."""
         from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineSnapshots
         from airflow_kafka_spark.sinks.iceberg.writer import replaced_files
 

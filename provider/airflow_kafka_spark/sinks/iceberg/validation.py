@@ -1,4 +1,4 @@
-"""Validation of an Iceberg sink: everything that would keep a window from being committed, found before anything runs."""
+"""Validation of an Iceberg sink: the reasons why no window could be committed, found before anything runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _uninstalled() -> Problem:
 
 
 def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
-    """Return the table if there is one that can be read, and the problems of getting there."""
+    """Return the table, or None if there is none or it cannot be read, and the problems of reading it."""
     found = [*_names(sink)]
     try:
         lake = sink.open()

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 _TRIES = 500
 """Commits of other writers that one commit may lose against."""
 _FAILURES = 4
-"""Tries of a commit that fail though nobody else has committed."""
+"""Tries of a commit that fail although no other writer has committed."""
 
 
 def begin_attempt(sink: IcebergSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> IcebergWindowWriter:
@@ -164,8 +164,8 @@ class IcebergWindowWriter(AttemptWindowWriter):
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """Commit the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are committed.
 
-        A commit whose answer is lost, or that loses against another writer, is followed by a look at the table: it is there, or
-        it is tried again behind what was committed meanwhile.
+        If the answer to a commit is lost, or another writer was faster, the table is loaded again. Either it has this commit, or
+        the commit is tried again after those of the others.
 
         :raises Fenced: a newer attempt has taken over and has not committed yet.
         """
@@ -194,7 +194,7 @@ class IcebergWindowWriter(AttemptWindowWriter):
                     return self._done(table, found)
             seen = (table.metadata_location, head(table.metadata, self.sink.branch))
             if seen[1] != tried[1] and table.snapshot_by_id(self.snapshot_id) is None:
-                # The try requires a head that is gone, so that it can never succeed any more.
+                # The try requires a head that the branch no longer has, so that it can no longer succeed.
                 self.in_doubt = False
             failures = failures if seen == tried else 0
             self._refuse_conflict(table, state, found)
@@ -215,7 +215,7 @@ class IcebergWindowWriter(AttemptWindowWriter):
             error = self.lake.try_commit(table, commit.requirements, commit.updates)
             if error is None:
                 faults.reached("sink.committed")
-                continue  # the look finds it
+                continue  # the table that is loaded next has it
             failures += 1
             if failures > _FAILURES:
                 break
@@ -237,7 +237,7 @@ class IcebergWindowWriter(AttemptWindowWriter):
             raise Fenced(self.window.pipeline, f"committing window {self.window.number}")
         newest = state.newest
         refuse_gap(newest.applied if newest else None, self.window, self.sink.uri)
-        # A replay may go by keys or by the window's column instead of the record.
+        # A replay may find its rows by keys or by the window's column instead of the record.
         known = found is not None or self.sink.upserts or self.sink.window_column
         if newest is not None and not known and self.window.number <= newest.applied.number:
             what = f"{self.sink.uri} has its rows, but its snapshot has expired, so that it is not known which they are"
@@ -254,7 +254,7 @@ class IcebergWindowWriter(AttemptWindowWriter):
         return Upsert(self.window, key, guarded, self.data, results, self.splits, self._data_writer)
 
     def _merge(self, table: Table, upsert: Upsert) -> Merged:
-        """Write the files of an upsert for the table at one look."""
+        """Write the files of an upsert for the table as it was loaded."""
         from airflow_kafka_spark.sinks.iceberg.tasks.data_files import table_files
 
         matched = match(self.shape.schema, table.metadata)
@@ -305,11 +305,11 @@ class IcebergWindowWriter(AttemptWindowWriter):
         return merged.added, [file.file for file in merged.removed]
 
     def _done(self, table: Table, record: Recorded) -> Applied:
-        """Clean up behind a window that is committed, by this attempt or by another one."""
+        """Clean up after the window was committed, by this attempt or by another one."""
         self.committed = record.snapshot_id == self.snapshot_id
         self.in_doubt = False
         if self.committed:
-            with suppress(Exception):  # what is left here is found by the next attempt
+            with suppress(Exception):  # the next attempt removes what is left
                 self._remove_written(metadata_files(table, self.snapshot_id) or self.written)
             with suppress(OSError):
                 self.attempt.keep_only(self.added)

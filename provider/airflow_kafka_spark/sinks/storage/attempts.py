@@ -3,7 +3,7 @@
 ::
 
     <table>/airflow-<attempt>/*.parquet                     data files of an attempt; of the window once it is committed
-    <table>/_airflow/attempts/<attempt>/attempt.json        an attempt has begun, and has not been cleaned up after
+    <table>/_airflow/attempts/<attempt>/attempt.json        an attempt has begun, and is not removed yet
     <table>/_airflow/attempts/<attempt>/lock                local tables: locked for as long as the attempt's driver lives
 """
 
@@ -101,13 +101,13 @@ class Attempt:
     def begin(self, **facts: Any) -> None:
         """Note that the attempt has begun, and create its directory of data files.
 
-        :param facts: more to note.
+        :param facts: further facts for the note.
         :raises OSError: the store refused it.
         """
         window, noted = self.window, f"{ATTEMPTS}/{self.marker}"
         self.home.make(noted)
         if self.home.place.is_local:
-            # On a file system without locks, attempts of other pipelines are taken for dead when they are old.
+            # On a file system without locks, old attempts of other pipelines count as dead.
             with suppress(OSError):
                 self._lock = AttemptLock(Path(self.home.full(noted)))
         begun = {"pipeline": window.pipeline, "window": window.number, "replay": window.replay, "run": window.run, **facts}
@@ -135,7 +135,7 @@ class Attempt:
         :param files: their paths.
         :param there: the paths of the attempt's files that are there; None: they are listed.
         :param uri: the sink's URI, for messages.
-        :param suspect: what others may have run.
+        :param suspect: what may have removed them, for the message.
         :raises Fenced: a newer attempt has removed this one.
         :raises SinkUnavailable: others have removed some of the files.
         :raises OSError: the store did not answer.
@@ -163,7 +163,7 @@ class Attempt:
         self.finish()
 
     def finish(self) -> None:
-        """Remove the note of the attempt, which leads to the rest of it. Never raises."""
+        """Remove the note of the attempt, once everything else of it is removed or committed. Never raises."""
         self.home.remove_all(f"{ATTEMPTS}/{self.marker}")
 
     def release(self) -> None:
@@ -201,7 +201,7 @@ class AttemptWindowWriter(WindowWriter):
 
 
 def keep_only(data: TableStore, directory: str, files: Iterable[str]) -> None:
-    """Remove all data files of an attempt but those that its commit names.
+    """Remove the data files of an attempt, except for those that its commit names.
 
     :param files: their paths.
     :raises OSError: the store did not answer.
@@ -232,8 +232,8 @@ def list_attempts(store: TableStore, pipeline: str) -> tuple[list[str], list[str
 def sweep_abandoned(store: TableStore, markers: Iterable[str], fence: Callable[[str, list[str]], object]) -> None:
     """Remove abandoned attempts.
 
-    An attempt is abandoned :data:`.ABANDONED_DAYS` days after it began, unless its driver lives and the table is local, where
-    that can be seen (a lock).
+    An attempt is abandoned :data:`.ABANDONED_DAYS` days after it began. Below a local table, it also has to have no live driver:
+    a live driver holds a lock.
 
     :param markers: attempts of other pipelines.
     :param fence: removes attempts of one pipeline, so that none of them can commit afterwards.

@@ -117,7 +117,7 @@ class TablePlace:
 
     @property
     def location(self) -> str:
-        """The place as deltalake names it."""
+        """The place in the notation of deltalake."""
         return self.path if self.is_local else f"{self.scheme}://{self.path}"
 
 
@@ -149,7 +149,7 @@ class TableStore:
 
     @property
     def server(self) -> str:
-        """The server of S3 that has the table, because two servers may have buckets of one name; "" for a local table."""
+        """The server of S3 that has the table, because two servers may have buckets of the same name; "" for a local table."""
         return (self.access.endpoint.partition("://")[2] or AMAZON) if self.access else ""
 
     def full(self, path: str) -> str:
@@ -220,7 +220,7 @@ class TableStore:
         return f"{self.place.path.partition('/')[2]}/{path}"
 
     def names_after(self, directory: str, name: str) -> list[str]:
-        """Return the names of files directly in a directory that come behind a name, in their order.
+        """Return the names of the files in a directory that sort after a name, in their order.
 
         In S3 the names before it are not listed.
 
@@ -241,7 +241,7 @@ class TableStore:
             raise OSError(str(error)) from error
 
     def probe(self) -> None:
-        """Ask the store for one name below the table, which costs one request however many there are.
+        """Ask the store for one name below the table. This is one request, regardless of the number of files.
 
         :raises OSError: the bucket does not exist, or may not be listed.
         """
@@ -279,7 +279,7 @@ class TableStore:
             return None
 
     def make(self, path: str) -> None:
-        """Create a directory. S3 has none, and needs none.
+        """Create a directory on a file system. S3 has no directories.
 
         :raises OSError: it cannot be created.
         """
@@ -287,7 +287,7 @@ class TableStore:
             os.makedirs(self.full(path), exist_ok=True)
 
     def children(self, path: str) -> list[pyarrow.fs.FileInfo]:
-        """Return what there is directly in a directory, none if that does not exist.
+        """Return the entries of a directory; an empty list if it does not exist.
 
         :raises OSError: the store did not answer.
         """
@@ -318,7 +318,7 @@ class TableStore:
             self.filesystem.delete_file(self.full(path))
 
     def remove_all(self, path: str) -> None:
-        """Remove a directory and what is in it. Never raises; what cannot be removed is found by the next attempt."""
+        """Remove a directory and everything in it. Never raises; the next attempt removes what is left."""
         try:
             self.filesystem.delete_dir(self.full(path))
         except FileNotFoundError:
@@ -327,7 +327,7 @@ class TableStore:
             log.warning("%s, which an earlier attempt has left, cannot be removed: %s", self.full(path), error)
 
     def remove_empty(self, directory: str) -> None:
-        """Remove a directory, and those within it, as far as they hold no file. S3 has none. Never raises."""
+        """Remove a directory and those within it if they hold no file. S3 has no directories. Never raises."""
         if self.place.is_local:
             for path, _, _ in os.walk(self.full(directory), topdown=False):
                 with suppress(OSError):

@@ -283,7 +283,7 @@ def _murmur3(longs: np.ndarray) -> np.ndarray:
 class IcebergFile(TableFile):
     """A data file of an Iceberg table, without the rows that delete files take from it.
 
-    :param table: the table at the look.
+    :param table: the table as it was loaded.
     :param task: the file, and its delete files.
     :param names: the table's columns by the names that the rows have for them.
     """

@@ -1,8 +1,8 @@
-"""Upsert and delete by key: tasks stage the rows of a window, and the driver writes the files that hold one of their keys anew.
+"""Upsert and delete by key: tasks stage the rows of a window, and the driver rewrites the files that hold one of their keys.
 
 Nothing is changed in place. The files that lose rows are replaced by files without these rows, and the last row of each key goes
-to further files (copy on write). Their names go into the commit, which is refused if anything was committed since the look at the
-table that led to them. So an upsert needs no other fence than an append.
+to further files (copy on write). The commit that names them is refused if anything was committed since the table was loaded. So
+an upsert needs no other fence than an append.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class StageWriter(StoreSplitWriter[StoreFile]):
 
 
 class TableFile(ABC):
-    """A data file of the table. Its identity says all that its rows depend on.
+    """A data file of the table. Files of equal identity have equal rows.
 
     :ivar identity: its path, and those of the files that delete rows of it.
     """
@@ -147,8 +147,8 @@ class _Matches:
 
 @dataclass
 class Upsert:
-    """The upsert of one window on the driver. It may be tried again for a newer look at the table; what was computed or written
-    for files that are still there is used again.
+    """The upsert of one window on the driver. If its commit is refused, :meth:`merge` is called again with the files of the table
+    as it is then; the results for files that are still there are used again.
 
     :param window: the window.
     :param key: the columns of the key.
@@ -194,7 +194,7 @@ class Upsert:
         splits: Sequence[Split] = (),
         writer: Callable[[Any], StoreSplitWriter[Any]] | None = None,
     ) -> Upsert:
-        """Return the deletion of the rows that a column says to be of a window."""
+        """Return an upsert that only deletes: the rows that have the name of a window in a column."""
         found = cls(window, (column,), False, store, (), splits, writer)
         found.rows = 1
         found.events = pa.table({column: [str(window)], DELETED: [True], _ROW: pa.array([0], pa.int64())})
@@ -230,7 +230,7 @@ class Upsert:
         return found["min"], found["max"]
 
     def merge(self, files: Iterable[TableFile], columns: object) -> Merged:
-        """Write the files that the upsert adds to the table at one look.
+        """Write the files that the upsert adds to the table as it was loaded.
 
         :param files: the table's files that may hold one of the keys.
         :param columns: the table's columns.
@@ -347,7 +347,7 @@ class Upsert:
     def _write(self, batches: Iterator[pa.RecordBatch], kept: np.ndarray, columns: object) -> Sequence[Mapping[str, Any]]:
         """Write some of the rows into data files.
 
-        :param kept: which of them.
+        :param kept: True for each row that is written.
         :param columns: their columns, for :attr:`writer`.
         """
         writer: StoreSplitWriter[Any] | None = None

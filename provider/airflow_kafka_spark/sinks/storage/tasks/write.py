@@ -1,4 +1,4 @@
-"""Writing one split in a Spark task, into Parquet files below a lake table that no commit names yet."""
+"""Writing one split in a Spark task, into files below the table that no commit names yet."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
     """Writes one split into files of this task attempt alone. The driver commits the files of the task attempt whose result
     Spark returns, and removes the others.
 
-    A subclass says what the commit has to know of a file.
+    A subclass describes each file for the commit.
 
     :param target: where and how to write.
     """
@@ -147,7 +147,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
                 flush(self.target.store.full(self.target.attempt))
         except OSError as error:
             raise self.failed(error) from error
-        # A process that removes the attempt may have listed its files before this one was there.
+        # A process that removes the attempt may have listed its files before this one was created.
         self._refuse_ended()
         self.token = ""
         return {"rows": self.rows, "files": self.finished}
@@ -199,7 +199,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
             there = target.home.exists(ATTEMPTS)
         except OSError as error:
             raise SinkUnavailable(target.uri, self._doing, str(error)) from error
-        # An object store has no directories: where nothing is noted any more, the attempt was removed.
+        # An object store has no directories: if the note is gone, the attempt was removed.
         if there or not target.home.place.is_local:
             raise Fenced(target.pipeline, self._doing)
         shared = "the Airflow worker and all of Spark's executors must share the file system"
