@@ -330,6 +330,25 @@ def test_nothing_imports_in_circles() -> None:
     TopologicalSorter(found).prepare()  # names a circle where there is one
 
 
+def folder_of(module: str) -> str:
+    """The folder of a module, without `tasks`: code of tasks belongs to the folder around it."""
+    return ".".join(part for part in module.split(".")[1:-1] if part != "tasks")
+
+
+def test_folders_do_not_import_each_other_in_circles() -> None:
+    """What two neighbours need is in a folder below both. A folder and one within it count as one."""
+    modules = {name: path for name, path in module_files().items() if path.name != "__init__.py"}
+    found: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        here = folder_of(name)
+        for target in imported(path, name):
+            there = next((folder_of(part) for part in (target, target.rpartition(".")[0]) if part in modules), here)
+            if not f"{here}.".startswith(f"{there}.") and not f"{there}.".startswith(f"{here}.") and here and there:
+                found.setdefault(here, set()).add(there)
+    assert len(found) > 20
+    TopologicalSorter(found).prepare()  # names a circle where there is one
+
+
 def test_sources_and_sinks_do_not_know_each_other() -> None:
     """They are neighbours: what both need is on the floor below."""
     neighbours = {"sinks": "sources", "sources": "sinks"}

@@ -73,7 +73,7 @@ DEAD_LETTERS = (
 """Points after ``job.done`` of a window with dead letters."""
 
 CONTROL = (
-    "amend.in_transaction",  # a change of a pipeline's position by hand is sent, not committed
+    "change.in_transaction",  # a change of a pipeline's position by hand is sent, not committed
     "control.in_transaction",  # a request to pause, resume or replay is sent, not committed
 )
 """Points of changes by hand."""

@@ -204,7 +204,7 @@ def killed(**options):
 def test_killed_inside_its_transaction_nothing_is_renamed(moved, named, unique, tmp_path):
     to = unique("renamed")
     options = {"pipeline": moved.name, "new_name": to, **moved.place}
-    dead = Victim(killed, options, "manual", fault="amend.in_transaction", once=tmp_path / "fault")
+    dead = Victim(killed, options, "manual", fault="change.in_transaction", once=tmp_path / "fault")
     assert dead.wait() != 0 and dead.fired
     assert faults.FAULT not in __import__("os").environ
     assert [r.start for r in named(moved.name).ranges] == [10, 10]

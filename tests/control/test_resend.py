@@ -16,7 +16,7 @@ from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.operators import PipelineOffsetsOperator
-from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, dead_letters, to_bytes
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, dead_letters, to_bytes
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import BadRecord, OffsetRange, SourcePlan, SplitResult, Window
 from tests.support.control import pause, resend, resume

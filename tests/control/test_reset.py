@@ -191,7 +191,7 @@ class TestReset:
 
     def test_a_failure_inside_the_transaction_changes_nothing(self, moved, monkeypatch):
         before = moved.stands(), moved.committed()
-        monkeypatch.setenv(faults.FAULT, "amend.in_transaction:raise")
+        monkeypatch.setenv(faults.FAULT, "change.in_transaction:raise")
         with pytest.raises(Exception, match="fault injected"):
             moved.reset("earliest")
         monkeypatch.delenv(faults.FAULT)

@@ -101,7 +101,7 @@ def test_the_rows_of_a_source_are_given_up_with_their_window_and_what_waits_only
 def test_a_failure_inside_the_transaction_changes_nothing(moved, ask, monkeypatch):
     moved.open_window(15, 15)
     before = moved.stands(), moved.committed()
-    monkeypatch.setenv(faults.FAULT, "amend.in_transaction:raise")
+    monkeypatch.setenv(faults.FAULT, "change.in_transaction:raise")
     with pytest.raises(Exception, match="fault injected"):
         ask(running=False)
     monkeypatch.delenv(faults.FAULT)

@@ -62,9 +62,9 @@ _OF_LEDGER = (
         name="ledger-change-under-the-id-of-closes",
         path="ledger/attempt.py",
         old="""        producer, self._planner = self._planner, None
-        assert producer is not None, "one ledger is amended""",
+        assert producer is not None, "one ledger commits one change""",
         new="""        producer, self._closer = self._closer, None
-        assert producer is not None, "one ledger is amended""",
+        assert producer is not None, "one ledger commits one change""",
         breaks="An attempt that fences at the same moment as a change by hand plans nothing by what it saw before.",
         tests=("tests/windows/test_ledger_model.py::test_a_pipeline_is_moved_back_while_attempts_are_at_work",),
     ),
@@ -296,11 +296,11 @@ _OF_SOURCES = (
     Mutant(
         name="source-position-moved-with-the-plan",
         path="ledger/attempt.py",
-        old="offsets = self.send(producer, [window_record(entry), *self.along(entry)])",
+        old="offsets = self.send(producer, [window_record(entry), *self.companion_records(entry)])",
         new="""position = position_record(
                 self.pipeline, next_position(self.memory.position, entry.window), self.memory.last_number
             )
-            offsets = self.send(producer, [window_record(entry), *self.along(entry), position])""",
+            offsets = self.send(producer, [window_record(entry), *self.companion_records(entry), position])""",
         breaks="The position of a pipeline moves only when its window is complete.",
         tests=("tests/control/test_reset.py::TestReset::test_unless_it_is_given_up_and_then_its_number_is_not_used_again",),
     ),

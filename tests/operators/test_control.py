@@ -70,7 +70,7 @@ def test_moved_back_records_come_twice_moved_forward_they_are_skipped_and_a_jump
     with KafkaHook() as hook, ChangeLedger(hook, sunk.name, "backup", topic=f"ledger-{sunk.name}") as ledger:
         known = ledger.memory.position
         back = Position({tp: offset - 5 for tp, offset in known.offsets.items()}, known.topic_ids, known.cluster_id)
-        ledger.amend([position_record(sunk.name, back, 4)], {}, lambda topic: "", lambda memory: False)
+        ledger.commit_change([position_record(sunk.name, back, 4)], {}, lambda topic: "", lambda memory: False)
     with pytest.raises(WindowConflict, match="was applied already"):
         sunk.run("run5")
     assert len(sunk.rows()) == 360 + 20

@@ -99,7 +99,7 @@ def test_sparks_own_source_makes_the_same_dead_letters(files: Pipeline):
 def test_more_bad_records_than_allowed_or_too_many_bytes_of_them_fail_the_window_and_no_letter_is_sent(
     files: Pipeline, monkeypatch
 ):
-    from airflow_kafka_spark.sinks.tasks import dead_letters
+    from airflow_kafka_spark.sinks.kafka.tasks import dead_letters
 
     dead = f"dead-{files.topic}"
     bad = produce_mixed(files, 100, 10)

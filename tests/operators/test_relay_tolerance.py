@@ -143,9 +143,9 @@ def test_a_split_with_more_bad_records_than_were_counted_or_kept_is_not_publishe
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+    from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import SCHEMA as LETTER
+    from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, to_bytes
     from airflow_kafka_spark.sinks.kafka.tasks.publish import BadRecordPolicy, Publisher, RecordBatches
-    from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA as LETTER
-    from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, to_bytes
     from airflow_kafka_spark.windows.model import SourcePlan, SplitResult, Window
 
     dead = f"dead-{orders.output}"

@@ -12,9 +12,9 @@ from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted, Valida
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink
-from airflow_kafka_spark.sinks.tasks import dead_letters
-from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, DeadLetterBuffer
-from airflow_kafka_spark.sinks.tasks.dead_letters import SCHEMA as LETTER
+from airflow_kafka_spark.sinks.kafka.tasks import dead_letters
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, DeadLetterBuffer
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import SCHEMA as LETTER
 from airflow_kafka_spark.transforms import Cast, Condition, Filter, RecordIsTombstone, Sql
 from tests.support.dead_letters import is_bad, letters, produce_mixed, told
 from tests.support.oracle import same_multiset

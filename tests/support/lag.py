@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
@@ -18,6 +19,25 @@ from tests.support.waiting import eventually
 SECOND = 1000
 OPEN = {"transaction.timeout.ms": 600_000}
 """Of a transaction that a test holds open, on a machine however slow."""
+
+
+@pytest.fixture(autouse=True)
+def connection(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())
+
+
+@pytest.fixture
+def hook() -> Iterator[KafkaHook]:
+    with KafkaHook(timeout=20) as hook:
+        yield hook
+
+
+@pytest.fixture
+def topic(kafka: EmbeddedKafka, unique: Callable[[str], str]) -> str:
+    """A new topic of two partitions."""
+    topic = unique("lag")
+    kafka.create_topic(topic, 2)
+    return topic
 
 
 def now_ms() -> int:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -67,6 +68,19 @@ def spark_jars() -> tuple[Path, ...]:
     return found
 
 
+@dataclass(frozen=True)
+class Bucket:
+    """A new bucket, and boto3's client as the user who may do everything."""
+
+    client: Any
+    name: str
+
+    def objects(self) -> list[str]:
+        """The names of its objects."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
+        return [found["Key"] for page in pages for found in page.get("Contents", ())]
+
+
 class EmbeddedS3:
     """Ends with this process. It knows the users that :meth:`user` made, and checks what they sign."""
 
@@ -97,6 +111,11 @@ class EmbeddedS3:
         return boto3.client(
             service, endpoint_url=self.url, region_name="us-east-1", aws_access_key_id=key, aws_secret_access_key=secret
         )
+
+    def create_bucket(self, name: str) -> Bucket:
+        bucket = Bucket(self.client(), name)
+        bucket.client.create_bucket(Bucket=name)
+        return bucket
 
     def user(self, name: str, policy: dict[str, Any]) -> tuple[str, str]:
         """A new user; their access key and secret."""

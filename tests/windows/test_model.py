@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import pickletools
+from dataclasses import replace
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_a_report_adds_up_what_the_tasks_tell():
         SplitResult(2),
     ]
     splits = {0: OffsetRange("t", 0, 5, 8), 1: OffsetRange("t", 0, 8, 9), 2: OffsetRange("t", 1, 3, 4)}
-    report = sum_up(WINDOW, results, None, splits, timings={"total": 2.0})
+    report = replace(sum_up(WINDOW, results, None, splits), timings={"total": 2.0})
     assert (report.records_read, report.bytes, report.records_ignored) == (5, 50, 1)
     assert (report.min_timestamp, report.max_timestamp) == (4, 7)
     assert report.to_dict()["ranges"][0] == {"topic": "t", "partition": 0, "start": 5, "end": 9, "records": 5}

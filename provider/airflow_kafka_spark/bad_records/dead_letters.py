@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope
+    from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class SideOutputs:
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
         from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
-        from airflow_kafka_spark.sinks.tasks.dead_letters import LIMIT_BYTES, ROUTED, drop_sent, from_bytes
+        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import LIMIT_BYTES, ROUTED, drop_sent, from_bytes
 
         results, window = list(results), ledger.claimed.window
         number, before = window.number, ledger.memory.dead.get(window.number)
@@ -153,7 +153,7 @@ class SideOutputs:
         """Return the records that were not sent before, by topic."""
         import pyarrow.compute as pc
 
-        from airflow_kafka_spark.sinks.tasks.dead_letters import drop_sent, routed_records
+        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import drop_sent, routed_records
 
         outputs = []
         if self.dead is not None:
@@ -173,8 +173,8 @@ class SideOutputs:
         captured: Sequence[Captured],
         skipped: int,
     ) -> DeadLetters:
+        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import offsets_of
         from airflow_kafka_spark.sinks.kafka.tasks.send import Sender
-        from airflow_kafka_spark.sinks.tasks.dead_letters import offsets_of
 
         replay = ledger.claimed.window.replay
         if not outputs and known is not None and known.with_captured(captured).with_skipped(replay, skipped) == known:
@@ -190,7 +190,7 @@ class SideOutputs:
                     sender.send(output.records(output.letters))
                     landed = sender.flush()
                 except Exception as error:
-                    known_as = ledger.translated(error, "sending", output.topic)
+                    known_as = ledger.translate(error, "sending", output.topic)
                     refused = output.refused(known_as if isinstance(known_as, RightMissing) else error, self.hook.conn_id)
                     raise refused or error from None
                 routed = output.topic if output.routed else ""
@@ -208,7 +208,7 @@ class SideOutputs:
             abort(producer)
             raise
         except Exception as error:
-            raise ledger.translated(error, "sending dead letters") from None
+            raise ledger.translate(error, "sending dead letters") from None
         faults.reached("dead.committed")
         ledger.remember_dead_letters(replace(dead, offset=offset))
         return dead
@@ -298,7 +298,7 @@ def add_refused(
     """
     if not refused:
         return list(results)
-    from airflow_kafka_spark.sinks.tasks.dead_letters import join_streams
+    from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import join_streams
 
     by_split: dict[int, dict[int, BadRecord]] = {}
     epochs: dict[int, int] = {}
@@ -337,7 +337,7 @@ def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> byt
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from airflow_kafka_spark.sinks.tasks.dead_letters import DeadLetterBuffer, dead_letters
+    from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import DeadLetterBuffer, dead_letters
     from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 
     first, letters = next(iter(found.values())), DeadLetterBuffer()

@@ -152,7 +152,7 @@ class ErrorOptions:
         if not self.tolerates or not self.topic:
             return None
         from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
-        from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope
+        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope
 
         envelope = Envelope(pipeline, classes, self.context_headers)
         return DeadLetterTopic(hook, self.topic, self.replication_factor, envelope)

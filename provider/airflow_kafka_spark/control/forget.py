@@ -76,7 +76,7 @@ def forget(
             hook.delete_group(group)
         done = _change(memory, change, request)
         records = [*(LedgerRecord(key, None) for key in keys), change_record(pipeline, done)]
-        ledger.amend(records, {}, lambda topic: "", lambda memory: memory.changes.get(change) == done)
+        ledger.commit_change(records, {}, lambda topic: "", lambda memory: memory.changes.get(change) == done)
     return _result(memory, change, request, len(keys), group)
 
 

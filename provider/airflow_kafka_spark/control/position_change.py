@@ -258,7 +258,7 @@ def write_position_change(
     stale = {tp.topic for tp in move.log.partitions if is_other_topic(move.position, move.log, tp.topic)}
     there = move.log.partitions.keys()
     offsets = {tp: o for tp, o in move.position.offsets.items() if tp in there and tp.topic not in stale}
-    ledger.amend(
+    ledger.commit_change(
         records,
         offsets,
         lambda topic: offset_metadata(stands, topic, hint),

@@ -116,7 +116,7 @@ def _write(hook: KafkaHook, ledger: ChangeLedger, found: LedgerContent, other: L
     stands = Window(to, memory.last_number, (), "", "", topic_ids=position.topic_ids)
     # No short cut: the pipeline's next close leaves one.
     hint = Hint(topic.topic_id, other.partition, 0)
-    ledger.amend(
+    ledger.commit_change(
         [*old, change_record(memory.pipeline, change)],
         offsets,
         lambda name: offset_metadata(stands, name, hint),

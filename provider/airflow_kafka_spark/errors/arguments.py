@@ -25,7 +25,7 @@ _SHOWN = 60
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
-def names_of(value: Any) -> Any:
+def names_of(value: object) -> Any:
     """Return a text as a tuple of itself, and a list as a tuple; anything else unchanged, for the validation to name."""
     if isinstance(value, str):
         return (value,)
@@ -92,7 +92,7 @@ def with_sound_arguments(owner: T) -> tuple[T, list[Problem]]:
     return made, found
 
 
-def argument_problem(where: str, value: object, declared: Any, default: object = MISSING) -> Problem | None:
+def argument_problem(where: str, value: object, declared: object, default: object = MISSING) -> Problem | None:
     """Return the problem of one argument; None if its value has the declared type.
 
     :param declared: its type.
@@ -104,13 +104,13 @@ def argument_problem(where: str, value: object, declared: Any, default: object =
     return Problem(where, f"{_found(value, declared)}; expected {_described(declared)}", action)
 
 
-def has_type(value: object, declared: Any) -> bool:
+def has_type(value: object, declared: object) -> bool:
     """Return True if a value has the declared type, as far as it is known at run time. Values of a ``Literal`` may be any of
     its type: their own checks list the choices."""
     return any(_has(value, member) for member in _members(declared))
 
 
-def _has(value: object, member: Any) -> bool:
+def _has(value: object, member: object) -> bool:
     origin, inner = get_origin(member), get_args(member)
     if member is Any:
         return True
@@ -162,7 +162,7 @@ def _declared(cls: type) -> dict[str, Any]:
     return types
 
 
-def _evaluate(annotation: Any, scope: Mapping[str, Any]) -> Any:
+def _evaluate(annotation: object, scope: Mapping[str, Any]) -> Any:
     if not isinstance(annotation, str):
         return annotation
     try:
@@ -171,16 +171,16 @@ def _evaluate(annotation: Any, scope: Mapping[str, Any]) -> Any:
         return Any
 
 
-def _members(declared: Any) -> tuple[Any, ...]:
+def _members(declared: object) -> tuple[Any, ...]:
     """Return the members of a union, or the type itself if it is no union."""
     return get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
 
 
-def _described(declared: Any) -> str:
+def _described(declared: object) -> str:
     return " or ".join(_described_member(member) for member in _members(declared))
 
 
-def _described_member(member: Any) -> str:
+def _described_member(member: object) -> str:
     origin, inner = get_origin(member), get_args(member)
     if origin is Sequence:
         return "a list of " + ("texts" if inner[0] is str else _described(inner[0]))
@@ -199,7 +199,7 @@ def _short(value: object) -> str:
     return f"`{text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}`"
 
 
-def _found(value: object, declared: Any) -> str:
+def _found(value: object, declared: object) -> str:
     """Return what was found in place of the declared type. Values of mappings are not shown: they may be passwords."""
     mappings = [get_args(member) for member in _members(declared) if get_origin(member) is Mapping]
     if not mappings:

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.formats.types import backticked
+from airflow_kafka_spark.formats import types
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
-
-    from airflow_kafka_spark.formats import types
 
 Kind = Literal["integer", "boolean", "text", "binary", "decimal", "fine decimal", "zoned", "local", "date"]
 """Kinds of columns that tasks read without Spark: integers; booleans; texts; bytes; decimals, as texts in plain notation with
@@ -167,11 +165,31 @@ class Format(ABC):
         return None
 
 
+class DeclaredFormat(Format):
+    """A format whose columns the user declares, in its option ``schema``."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[types.Column, ...]:
+        """The columns of the schema.
+
+        :raises SchemaInvalid: the schema cannot be read.
+        """
+
+    def arrow_schema(self) -> pa.Schema:
+        """Return the columns in Arrow. ``NOT NULL`` columns are not nullable, although the rows of tombstones and of bad records
+        hold nulls there too.
+
+        :raises SchemaInvalid: the schema cannot be read.
+        """
+        return types.arrow_schema(self.columns)
+
+
 def spark_column(name: str) -> Column:
     """Return the column of exactly this name, which may have any characters."""
     from pyspark.sql import functions as F
 
-    return F.col(backticked(name))
+    return F.col(types.backticked(name))
 
 
 def as_struct(columns: Sequence[str]) -> Column:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import functools
 import hashlib
 import logging
@@ -32,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.hooks.jars import cache_directory, find_java, pyspark_jars
+from airflow_kafka_spark.hooks.jars import cache_directory, find_java, lock_file, pyspark_jars
 
 log = logging.getLogger(__name__)
 
@@ -106,13 +105,8 @@ def making(archive: Path, *, wait: bool) -> Iterator[Path | None]:
     """
     software = archive.name.partition("-")[0]
     archive.parent.mkdir(parents=True, exist_ok=True)
-    with open(archive.parent / f".{software}.lock", "a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield None
-            return
-        if is_whole(archive):
+    with lock_file(archive.parent / f".{software}.lock", wait=wait) as lock:
+        if lock is None or is_whole(archive):
             yield None
             return
         # This process holds the lock, so existing parts were left by a process that was killed.

@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
@@ -195,16 +195,33 @@ def _published(directory: Path) -> tuple[Path, ...] | None:
 
 
 @contextmanager
+def lock_file(path: Path, *, wait: bool = True) -> Iterator[int | None]:
+    """Hold an exclusive lock on a file, which is created if it does not exist. The lock ends with the process.
+
+    :param wait: True (default) to wait while another process holds the lock.
+    :return: the descriptor of the file; None if another process holds the lock.
+    :raises OSError: the file cannot be written.
+    """
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield None
+            return
+        yield file.fileno()
+
+
+@contextmanager
 def _locked(root: Path, wanted: tuple[str, ...]) -> Iterator[int]:
-    # One lock for all sets, because they share Ivy's own cache, which allows one writer only.
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        handle = open(root / ".lock", "a")  # noqa: SIM115 - closed below; this separates its errors from the body's
-    except OSError as error:
-        raise JarsUnavailable(wanted, f"the jar cache {root} cannot be written: {error.strerror}") from error
-    with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield handle.fileno()
+    with ExitStack() as stack:
+        # One lock for all sets, because they share Ivy's own cache, which allows one writer only.
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(lock_file(root / ".lock"))
+        except OSError as error:
+            raise JarsUnavailable(wanted, f"the jar cache {root} cannot be written: {error.strerror}") from error
+        assert lock is not None
+        yield lock
 
 
 def _fetch(wanted: tuple[str, ...], bundled: frozenset[str], root: Path, directory: Path, lock: int) -> None:

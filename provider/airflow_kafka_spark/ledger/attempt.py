@@ -206,10 +206,10 @@ class Ledger:
             planner, closer = pool.submit(self._fence, "plan"), pool.submit(self._fence, "close")
             self._planner, self._closer = planner.result(), closer.result()
 
-    def _fence(self, purpose: str, **settings: Any) -> Producer:
-        return self._fence_as(transactional_id_of(self.topic.name, self.pipeline, purpose), **settings)
+    def _fence(self, purpose: str, *, compact: bool = True, **settings: str | int) -> Producer:
+        return self._fence_as(transactional_id_of(self.topic.name, self.pipeline, purpose), compact=compact, **settings)
 
-    def _fence_as(self, transactional_id: str, *, compact: bool = True, **settings: Any) -> Producer:
+    def _fence_as(self, transactional_id: str, *, compact: bool = True, **settings: str | int) -> Producer:
         from confluent_kafka import KafkaException
 
         config = self.hook.producer_config(
@@ -224,7 +224,7 @@ class Ledger:
         try:
             return fencing_producer(config, transactional_id, TRANSACTION_SECONDS, self._events)
         except (KafkaException, RightMissing) as error:
-            raise self.translated(error, "fencing earlier attempts") from None
+            raise self.translate(error, "fencing earlier attempts") from None
 
     def fence_splits(self, count: int) -> None:
         """Fence the tasks of earlier attempts that may still publish a split of this pipeline; the brokers abort their open
@@ -241,7 +241,7 @@ class Ledger:
     def _fence_split(self, index: int) -> None:
         self._fence(f"{SPLIT}{index}")
 
-    def fence_dead_letters(self, **settings: Any) -> Producer:
+    def fence_dead_letters(self, **settings: str | int) -> Producer:
         """Return a producer for dead letters, and fence attempts that may still send some for this pipeline; their open
         transactions are aborted. Read the ledger before anything is sent with the producer.
 
@@ -397,7 +397,7 @@ class Ledger:
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
             # If this attempt has not removed the window, the next one reads it and withdraws it.
-            raise self.translated(error, "withdrawing a plan") from error
+            raise self.translate(error, "withdrawing a plan") from error
 
     def replay(self, entry: WindowEntry) -> WindowEntry:
         """Reopen a COMPLETE window with its offsets, so that the sink replaces its rows. Position and group do not move."""
@@ -407,7 +407,7 @@ class Ledger:
     def _attempt(self, number: int) -> Attempt:
         return Attempt(number, secrets.token_hex(8), self.run, utc_now())
 
-    def along(self, entry: WindowEntry) -> list[LedgerRecord]:
+    def companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
         """Return further records to write with those of a window: the binding of the pipeline. They are written again with each
         window, because readers start after older ones."""
         binding = self._bound or self.memory.binding
@@ -419,7 +419,7 @@ class Ledger:
         entry = replace(entry, tries=with_tries(entry.tries, self.run, self.tries, keep=entry.window.run))
         try:
             producer.begin_transaction()
-            offsets = self.send(producer, [window_record(entry), *self.along(entry)])
+            offsets = self.send(producer, [window_record(entry), *self.companion_records(entry)])
             owned = self.exclusive if entry.window.source else self.group_id
             if owned and self.parent_memory.is_blank and not self.parent_memory.intervals:
                 owner = group_record(owned, self.parent_pipeline, self.pipeline)
@@ -444,7 +444,7 @@ class Ledger:
 
     def _resolve_claim(self, error: Exception, entry: WindowEntry) -> None:
         """Read the ledger after a transaction whose outcome is unknown, and raise the error unless the plan was written."""
-        failure = self.translated(error, "writing the plan")
+        failure = self.translate(error, "writing the plan")
         if isinstance(failure, Fenced):
             raise failure from None
         log.warning("Writing the plan of window %s failed (%s): the ledger will say what happened", entry.window, failure)
@@ -551,7 +551,7 @@ class Ledger:
                 self._close_once(producer, entry, offsets)
                 return
             except Exception as error:
-                failure = self.translated(error, "closing the window")
+                failure = self.translate(error, "closing the window")
                 if isinstance(failure, (Fenced, GroupHasMembers, RightMissing)) or tries == CLOSE_TRIES:
                     raise failure from error
                 log.warning("Closing window %s failed (try %d of %d): %s", entry.window, tries, CLOSE_TRIES, failure)
@@ -572,7 +572,7 @@ class Ledger:
         forgotten = [n for n in self.memory.entries if n <= last_number - self.keep_windows]
         records = [
             window_record(entry),
-            *self.along(entry),
+            *self.companion_records(entry),
             position_record(self.pipeline, position, last_number),
             *(LedgerRecord(window_key(self.pipeline, number), None) for number in sorted(forgotten)),
             *(LedgerRecord(marker_key(self.pipeline, *split), None) for split in sorted(self.memory.markers)),
@@ -615,7 +615,7 @@ class Ledger:
 
     # --- errors ---
 
-    def translated(self, error: Exception, doing: str, topic: str = "") -> KafkaSparkError:
+    def translate(self, error: Exception, doing: str, topic: str = "") -> KafkaSparkError:
         """Return this package's error for one of the attempt's producers.
 
         :param doing: the failed action, for the message.
@@ -666,8 +666,8 @@ class ChangeLedger(Ledger):
         """Claim open windows, as a newer attempt does. Tasks that read the ledger from now on find another owner, and publish
         nothing. The fences of splits alone would not stop a task that starts after them.
 
-        The claim is written under the id of closes, because :meth:`amend` uses that of plans. If the change fails after this, the
-        next attempt reopens the window.
+        The claim is written under the id of closes, because :meth:`commit_change` uses that of plans. If the change fails after
+        this, the next attempt reopens the window.
 
         :param entries: the windows.
         :raises Fenced: an attempt of the pipeline has taken over meanwhile.
@@ -682,9 +682,9 @@ class ChangeLedger(Ledger):
             self.send(producer, [window_record(entry) for entry in claimed])
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
-            raise self.translated(error, "taking over an open window") from error
+            raise self.translate(error, "taking over an open window") from error
 
-    def amend(
+    def commit_change(
         self,
         records: Sequence[LedgerRecord],
         offsets: Mapping[TopicPartition, int],
@@ -700,7 +700,7 @@ class ChangeLedger(Ledger):
         :raises Fenced: an attempt of the pipeline has taken over meanwhile; nothing was changed.
         """
         producer, self._planner = self._planner, None
-        assert producer is not None, "one ledger is amended once"
+        assert producer is not None, "one ledger commits one change"
         try:
             producer.begin_transaction()
             self.send(producer, records)
@@ -708,10 +708,10 @@ class ChangeLedger(Ledger):
                 produce_all(producer, self.topic.name, partition, others, TRANSACTION_SECONDS)
             if self.group_id and offsets:
                 self._send_offsets(producer, self.group_id, offsets, metadata)
-            faults.reached("amend.in_transaction")
+            faults.reached("change.in_transaction")
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
-            failure = self.translated(error, "changing the pipeline's offsets")
+            failure = self.translate(error, "changing the pipeline's offsets")
             if isinstance(failure, (Fenced, GroupHasMembers)) or not is_done(self._fence_and_read()):
                 raise failure from error
 

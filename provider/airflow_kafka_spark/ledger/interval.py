@@ -156,7 +156,7 @@ class IntervalLedger(Ledger):
                 self._parent = replace(self._parent, binding=binding)
                 return binding
             except Exception as error:
-                failure = self.translated(error, "writing what the pipeline is bound to")
+                failure = self.translate(error, "writing what the pipeline is bound to")
                 if not isinstance(failure, Fenced):
                     raise failure from error
                 self.read()
@@ -208,7 +208,7 @@ class IntervalLedger(Ledger):
     def _withdraw(self) -> None:
         self.withdraw(window_key(self.pipeline, NUMBER), interval_key(self.parent_pipeline, self.interval))
 
-    def along(self, entry: WindowEntry) -> list[LedgerRecord]:
+    def companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
         """Return the record of the interval in the pipeline's ledger."""
         window = entry.window
         known = self.known
@@ -236,7 +236,7 @@ class IntervalLedger(Ledger):
         try:
             return self._follow(group_id, where, first)
         except Exception as error:
-            failure = self.translated(error, "moving the group")
+            failure = self.translate(error, "moving the group")
             if not isinstance(failure, Fenced):
                 raise failure from error
             log.info("Another interval of pipeline %s has just been completed: that one moves the group", self.parent_pipeline)

@@ -31,6 +31,8 @@ from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import State, TopicPartition
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets, TopicDescription
 
@@ -100,20 +102,22 @@ def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> di
     return found
 
 
-def _peeked(hook: KafkaHook, tp: TopicPartition, message: Any, end: int) -> SpanSample | None:
+def _peeked(hook: KafkaHook, tp: TopicPartition, message: Message, end: int) -> SpanSample | None:
     """Return the result for a span from a message of its partition; None if the message does not decide it."""
     import confluent_kafka
 
     error = message.error()
     if error is None:
         kind, timestamp = message.timestamp()
-        if message.offset() >= end:
+        offset = message.offset()
+        assert offset is not None, "only an error has no offset"
+        if offset >= end:
             return SpanSample(None, end)
         known = kind != confluent_kafka.TIMESTAMP_NOT_AVAILABLE and timestamp >= 0
-        return SpanSample(BacklogHead(message.offset(), timestamp if known else None), message.offset())
+        return SpanSample(BacklogHead(offset, timestamp if known else None), offset)
     if error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
         # The last stable offset was reached. It never goes back, so it is at or after `end`.
-        return SpanSample(None, end) if message.offset() >= end else None
+        return SpanSample(None, end) if (message.offset() or 0) >= end else None
     if error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
         raise LogMoved(str(tp))
     if error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID"):
@@ -267,7 +271,7 @@ class LagMeter:
         states = lags_of(at, ids_then, described, hook.offsets(partitions))
         heads = self._next.find(hook, states.items(), ids)
         now = time.time()
-        lags = {tp: aged(state, heads.get((tp, state.start)), now) for tp, state in states.items()}
+        lags = {tp: with_record_age(state, heads.get((tp, state.start)), now) for tp, state in states.items()}
         return Lag(self._name, lags, now, active)
 
     @property
@@ -286,7 +290,7 @@ class LagMeter:
     def _read_completions(self, memory: Memory | None, ids: Mapping[str, str]) -> None:
         """Read the completion times of windows from the ledger, and, without a ``schedule``, derive one from them."""
         complete = [
-            (instant(entry.report["completed_at"]), entry.window)
+            (epoch_seconds(entry.report["completed_at"]), entry.window)
             for _, entry in sorted(memory.entries.items() if memory else ())
             if entry.state is State.COMPLETE and entry.report and entry.report.get("completed_at")
         ]
@@ -333,7 +337,7 @@ def lags_of(
     return states
 
 
-def aged(state: PartitionLag, head: BacklogHead | None, now: float) -> PartitionLag:
+def with_record_age(state: PartitionLag, head: BacklogHead | None, now: float) -> PartitionLag:
     """Return the state with its next record and the age of that record."""
     if head is None:
         return state
@@ -341,6 +345,6 @@ def aged(state: PartitionLag, head: BacklogHead | None, now: float) -> Partition
     return replace(state, head=head, seconds=seconds)
 
 
-def instant(text: str) -> float:
+def epoch_seconds(text: str) -> float:
     """Return an instant of the ledger (UTC, ISO 8601) in seconds since the epoch."""
     return parse_iso(text).timestamp()

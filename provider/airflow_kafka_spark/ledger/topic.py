@@ -188,10 +188,10 @@ class LedgerTopic:
         self._was_missing = described is None
         if described is None:
             return False
-        self._is(described.topic_id, described.partitions)
+        self._set_identity(described.topic_id, described.partitions)
         return True
 
-    def _is(self, topic_id: str, partitions: tuple[int, ...]) -> None:
+    def _set_identity(self, topic_id: str, partitions: tuple[int, ...]) -> None:
         if topic_id != self.topic_id:
             self._read_before.clear()
         self.topic_id, self.partitions = topic_id, partitions
@@ -208,7 +208,7 @@ class LedgerTopic:
         if not is_new:
             self._check_settings(found[self.name].replication_factor)
         self._was_missing = False
-        self._is(found[self.name].topic_id, found[self.name].partitions)
+        self._set_identity(found[self.name].topic_id, found[self.name].partitions)
 
     def _check_settings(self, replicas: int) -> None:
         settings = self.hook.topic_config([self.name])[self.name]
@@ -457,7 +457,7 @@ def read_to(
                 # A read_committed reader is at the last stable offset, which may be before `end`.
                 if message.offset() + (not at_end) >= end:
                     return
-                waiting.at(message.offset(), hidden=at_end and bool(mine))
+                waiting.reached(message.offset(), hidden=at_end and bool(mine))
                 if at_end and mine and not looked_ahead:
                     looked_ahead = True
                     if not _ours_are_hidden(config, tp, message.offset(), end, mine, on_hidden):
@@ -480,7 +480,7 @@ class _StallTimer:
         self._held: OpenTransaction | None = None
         self._why_not = ""
 
-    def at(self, offset: int, *, hidden: bool) -> None:
+    def reached(self, offset: int, *, hidden: bool) -> None:
         """Record the offset that the reader has reached.
 
         :param hidden: True if the next record is not committed, or does not exist yet.

@@ -502,7 +502,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
             self.log.debug("No columns for OpenLineage: %s", error)
             return None
 
-    def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
+    def render_template_fields(self, context: object, jinja_env: object = None) -> None:
         """Render the operator's templates, and those of the sinks that transforms send records to."""
         super().render_template_fields(context, jinja_env)
         env, made = jinja_env or self.get_template_env(), list(self.transforms) if self._routed_sinks else []

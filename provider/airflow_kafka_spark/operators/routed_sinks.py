@@ -340,7 +340,7 @@ class RoutedSinks:
         """
         if not self.parts:
             return
-        from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, from_bytes
+        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, from_bytes
 
         new = from_bytes((result.routes for result in results), ROUTED).num_rows
         left_out = sum(result.routed for result in results) - new
@@ -391,7 +391,7 @@ def _refused_letters(results: Sequence[SplitResult]) -> tuple[bytes, dict[TopicP
         return b"", {}
     import pyarrow.compute as pc
 
-    from airflow_kafka_spark.sinks.tasks.dead_letters import from_bytes, to_bytes
+    from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import from_bytes, to_bytes
 
     letters = from_bytes(result.letters for result in results)
     letters = letters.filter(pc.equal(letters["stage"], TASK_PUT))

@@ -478,7 +478,7 @@ class SourceToKafkaOperator(WindowOperator):
         return SourceChain(tuple(self.transforms), self.sink, reserved) if self.transforms else None
 
     def _publisher(self, window: Window, ledger: Ledger) -> Publisher:
-        from airflow_kafka_spark.sinks.tasks.dead_letters import RowEnvelope
+        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import RowEnvelope
 
         topics = self.routes().values()
         made = with_routes(publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)

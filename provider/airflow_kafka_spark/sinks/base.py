@@ -9,13 +9,14 @@ nothing of the window; afterwards all of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import Applied, BadRecord, Split, SplitResult, Window
 
@@ -293,3 +294,77 @@ class Sink(ABC):
         Removes the rows that earlier attempts at it have left. Earlier attempts that are still running can only commit this
         window, or nothing.
         """
+
+
+# --- rows with a key --------------------------------------------------------------------------------------------------
+
+OFFSET_COLUMNS = ("__connect_topic", "__connect_partition", "__connect_offset")
+"""Columns for a row's topic, partition and offset, with the names of the JDBC sink's ``pk.mode=kafka``."""
+MODES = ("append", "upsert")
+
+
+class KeyedOptions(Protocol):
+    """The options that decide how rows meet rows of the same key."""
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def key(self) -> Sequence[str]: ...
+
+    @property
+    def delete_enabled(self) -> bool: ...
+
+    @property
+    def offset_columns(self) -> bool: ...
+
+
+def key_problems(sink: KeyedOptions) -> Iterator[Problem]:
+    """Yield what is wrong with the options in combination."""
+    if sink.mode == "upsert" and not sink.key:
+        yield Problem("sink.key", 'it is empty; `mode="upsert"` needs the columns that name a row', 'For instance key=["id"]')
+    if sink.mode == "append" and sink.key:
+        yield Problem("sink.key", 'it means nothing with `mode="append"`', 'Leave it out, or set `mode="upsert"`')
+    if sink.mode == "append" and sink.delete_enabled:
+        yield Problem("sink.delete_enabled", 'rows that are only appended have no key to delete by; expected `mode="upsert"`')
+    repeated = sorted({name for name in sink.key if list(sink.key).count(name) > 1})
+    if repeated:
+        yield Problem("sink.key", f"it names {quote_names(repeated)} twice")
+
+
+class KeyedSink(Sink):
+    """A sink whose rows may have a key (:class:`KeyedOptions`), and what upserts need for replays and windows in any order."""
+
+    mode: str
+    key: Sequence[str]
+    delete_enabled: bool
+    offset_columns: bool
+
+    @property
+    def takes_tombstones(self) -> bool:
+        """True with ``delete_enabled``."""
+        return self.delete_enabled
+
+    def replay_problems(self) -> list[Problem]:
+        """Return why windows cannot be replayed: an upsert would overwrite newer rows (no ``offset_columns``) or bring deleted
+        ones back (``delete_enabled``)."""
+        return self._order_problems("on_rerun", "a window that is moved again")
+
+    def unordered_problems(self) -> list[Problem]:
+        """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
+        return self._order_problems("window", "an interval that is moved after a later one")
+
+    def _order_problems(self, where: str, what: str) -> list[Problem]:
+        """Return why rows that are written later than newer ones would leave other rows behind.
+
+        :param where: the option that lets them.
+        :param what: what is written later.
+        """
+        if self.mode != "upsert":
+            return []
+        wrong = []
+        if not self.offset_columns:
+            wrong.append((f"{what} would overwrite newer rows", "Set `offset_columns=True` on the sink: older offsets then lose"))
+        if self.delete_enabled:
+            wrong.append((f"{what} would bring back rows that were deleted since", "Leave `delete_enabled` out"))
+        return [Problem(where, *why) for why in wrong]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import RightMissing
-from airflow_kafka_spark.ledger.lag import NextRecords, aged, lags_of
+from airflow_kafka_spark.ledger.lag import NextRecords, lags_of, with_record_age
 from airflow_kafka_spark.windows.lag import BacklogHead, Lag, PartitionLag
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -234,6 +234,6 @@ class LagMonitor:
             estimated = estimated or not is_known
             # A record that was not read counts, but its age is unknown. One after the end is not due yet.
             head = heads[tp, state.start] if is_known else BacklogHead(state.start, None)
-            found[tp] = aged(state, head if head and head.offset < state.end else None, now)
+            found[tp] = with_record_age(state, head if head and head.offset < state.end else None, now)
         problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)} any more" if gone else "".join(refused[:1])
         return LagMeasurement(Lag(name, found, now), bounds, now, committed, problem, estimated)

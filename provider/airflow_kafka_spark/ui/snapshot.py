@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from airflow_kafka_spark.ledger.lag import instant
+from airflow_kafka_spark.ledger.lag import epoch_seconds
 from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, task_of_run
 from airflow_kafka_spark.ui.lag_monitor import ReadPosition
 from airflow_kafka_spark.windows.cadence import Cadence, CompletedWindow, cadence_of_windows
@@ -449,7 +449,7 @@ def started_at(entry: WindowEntry) -> float:
 def _instant(text: str) -> float:
     """Return an instant in seconds since the epoch; 0 if the text is not an instant."""
     try:
-        return instant(text)
+        return epoch_seconds(text)
     except ValueError:
         return 0.0
 

@@ -274,7 +274,10 @@ def sum_up(
     *,
     flushed: int = 0,
     upstream: Mapping[int, int] | None = None,
-    **facts: Any,
+    dead_letters: tuple[Landed, ...] = (),
+    routed: tuple[Landed, ...] = (),
+    captured: tuple[Captured, ...] = (),
+    records_removed: int = 0,
 ) -> Report:
     """Return the report of a window from the results of its tasks and the record of its sink.
 
@@ -283,7 +286,7 @@ def sum_up(
     :param splits: offsets of each split, by its index.
     :param flushed: time of the sink's commit, in milliseconds since the epoch.
     :param upstream: number of records that were counted upstream, by instant in milliseconds since the epoch.
-    :param facts: further fields of :class:`Report`.
+    :param dead_letters: as in :class:`Report`, like the parameters behind it.
     """
     records: dict[str, int] = {}
     for result in results:
@@ -312,7 +315,10 @@ def sum_up(
         **_work_of(results),
         latency=summarize_latency(times, oldest, newest, flushed),
         consumption=summarize_consumption(times, upstream=upstream) if times.counts or (results and upstream) else None,
-        **facts,
+        dead_letters=dead_letters,
+        routed=routed,
+        captured=captured,
+        records_removed=records_removed,
     )
 
 
@@ -332,7 +338,7 @@ def sum_up_applied(window: Window, applied: Applied, dead: DeadLetters | None) -
     return replace(report, records_read=report.records_read + rejected, records_rejected=rejected)
 
 
-def sum_up_published(window: Window, markers: Sequence[Marker], **facts: Any) -> Report:
+def sum_up_published(window: Window, markers: Sequence[Marker]) -> Report:
     """Return the report of a window of rows from the markers of its splits."""
     count = sum(marker.records for marker in markers)
     results = [marker.result for marker in markers if marker.result]
@@ -352,16 +358,23 @@ def sum_up_published(window: Window, markers: Sequence[Marker], **facts: Any) ->
         dead_letters=merge_landed(part for marker in markers for part in marker.dead_letters),
         routed=merge_landed(part for marker in markers for part in marker.routed),
         **_work_of(results),
-        **facts,
     )
 
 
-def sum_up_relayed(window: Window, markers: Sequence[Marker], splits: Mapping[int, OffsetRange], **facts: Any) -> Report:
+def sum_up_relayed(
+    window: Window,
+    markers: Sequence[Marker],
+    splits: Mapping[int, OffsetRange],
+    *,
+    flushed: int,
+    upstream: Mapping[int, int] | None,
+    dead_letters: tuple[Landed, ...],
+) -> Report:
     """Return the report of a window from Kafka to Kafka from the markers of its splits: records read as counted by the tasks, and
-    records written as counted in the target topics.
+    records written as counted in the target topics. The parameters are those of :func:`sum_up`.
     """
     results = [marker.result for marker in markers if marker.result]
-    report = sum_up(window, results, None, splits, **facts)
+    report = sum_up(window, results, None, splits, flushed=flushed, upstream=upstream, dead_letters=dead_letters)
     published = merge_landed(part for marker in markers for part in marker.landed)
     routed = merge_landed(part for marker in markers for part in marker.routed)
     return replace(report, records_written=sum(marker.records for marker in markers), published=published, routed=routed)

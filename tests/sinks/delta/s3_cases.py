@@ -14,13 +14,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
-from airflow_kafka_spark.hooks.s3 import s3_access
+from airflow_kafka_spark.hooks.storage import s3_access
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.windows.binding import other_endpoint, other_place
 from tests.sinks.attempt import Victim, apply, travelled, write_all, write_split
 from tests.sinks.feed import SCHEMA, Feed
 from tests.sinks.oracle import same_multiset
-from tests.support.s3 import EmbeddedS3
+from tests.support.s3 import Bucket, EmbeddedS3
 
 READS_ONLY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ["s3:Get*", "s3:List*"], "Resource": "*"}]}
 WIDE = SCHEMA.append(pa.field("day_of_week", pa.string()))
@@ -36,8 +36,7 @@ def reader(s3: EmbeddedS3) -> None:
 class Lake:
     """A table in a bucket of its own, read with the log by deltalake and the objects by boto3."""
 
-    client: Any
-    bucket: str
+    bucket: Bucket
     sink: DeltaSink
 
     @property
@@ -52,8 +51,7 @@ class Lake:
         return self.table.to_pyarrow_table(columns=["id"])["id"].to_pylist()
 
     def names(self) -> list[str]:
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
-        return [o["Key"].removeprefix("lake/orders/") for page in pages for o in page.get("Contents", ())]
+        return [key.removeprefix("lake/orders/") for key in self.bucket.objects()]
 
     def data(self) -> set[str]:
         return {name for name in self.names() if name.endswith(".parquet")}
@@ -68,9 +66,8 @@ class Lake:
 
 @pytest.fixture
 def lake(s3: EmbeddedS3, unique: Callable[[str], str]) -> Lake:
-    bucket, client = unique("bucket"), s3.client()
-    client.create_bucket(Bucket=bucket)
-    return Lake(client, bucket, DeltaSink(f"s3a://{bucket}/lake/orders", conn_id="lake", partition_by=["flag"]))
+    bucket = s3.create_bucket(unique("bucket"))
+    return Lake(bucket, DeltaSink(f"s3a://{bucket.name}/lake/orders", conn_id="lake", partition_by=["flag"]))
 
 
 @pytest.fixture
@@ -179,6 +176,6 @@ def test_a_table_that_spark_has_written_to_is_refused(lake, feed):
     apply(lake.sink, feed.next(1, 0, 0))
     entry = b'{"commitInfo":{"timestamp":1,"operation":"WRITE","engineInfo":"Apache-Spark/4.0.0 Delta-Lake/4.0.0"}}\n'
     version = lake.table.version() + 1
-    lake.client.put_object(Bucket=lake.bucket, Key=f"lake/orders/_delta_log/{version:020d}.json", Body=entry)
+    lake.bucket.client.put_object(Bucket=lake.bucket.name, Key=f"lake/orders/_delta_log/{version:020d}.json", Body=entry)
     (problem,) = lake.sink.validate(feed.shape)
     assert "Apache-Spark" in problem.what

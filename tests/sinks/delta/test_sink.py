@@ -18,8 +18,8 @@ from airflow_kafka_spark.errors import SinkUnavailable
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import METADATA, PipelineVersion, app_id
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
-from airflow_kafka_spark.sinks.delta.tasks.statistics import LONGEST_TEXT
-from airflow_kafka_spark.sinks.lake.place import TablePlace
+from airflow_kafka_spark.sinks.delta.tasks.data_files import LONGEST_TEXT
+from airflow_kafka_spark.sinks.storage.store import TablePlace
 from airflow_kafka_spark.windows.codec import ranges_to_json
 from tests.sinks.attempt import apply, write_all
 from tests.sinks.delta.cases import DeltaCase

@@ -12,14 +12,14 @@ import pyarrow.dataset
 import pytest
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
-from airflow_kafka_spark.hooks.s3 import s3_access
+from airflow_kafka_spark.hooks.storage import s3_access
 from airflow_kafka_spark.sinks import window_files
 from airflow_kafka_spark.sinks.files.manifest import open_manifests
 from airflow_kafka_spark.sinks.files.sink import FilesSink
 from tests.sinks.attempt import Victim, apply, travelled, write_all
 from tests.sinks.feed import SCHEMA, Feed
 from tests.sinks.oracle import same_multiset
-from tests.support.s3 import EmbeddedS3
+from tests.support.s3 import Bucket, EmbeddedS3
 
 WIDE = SCHEMA.append(pa.field("day_of_week", pa.string()))
 
@@ -28,8 +28,7 @@ WIDE = SCHEMA.append(pa.field("day_of_week", pa.string()))
 class Lake:
     """A table in a bucket of its own; the objects are listed by boto3 and read by Arrow."""
 
-    client: Any
-    bucket: str
+    bucket: Bucket
     sink: FilesSink
 
     def read(self, *only: str) -> list[dict[str, Any]]:
@@ -48,16 +47,13 @@ class Lake:
         return Counter(line["id"] for line in self.read("id"))
 
     def data(self) -> set[str]:
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
-        names = [o["Key"] for page in pages for o in page.get("Contents", ())]
-        return {f"s3://{self.bucket}/{name}" for name in names if name.endswith(".parquet")}
+        return {f"s3://{self.bucket.name}/{key}" for key in self.bucket.objects() if key.endswith(".parquet")}
 
 
 @pytest.fixture
 def lake(s3: EmbeddedS3, unique: Callable[[str], str]) -> Lake:
-    bucket, client = unique("bucket"), s3.client()
-    client.create_bucket(Bucket=bucket)
-    return Lake(client, bucket, FilesSink(f"s3://{bucket}/lake/orders", conn_id="lake", partition_by=["day_of_week"]))
+    bucket = s3.create_bucket(unique("bucket"))
+    return Lake(bucket, FilesSink(f"s3://{bucket.name}/lake/orders", conn_id="lake", partition_by=["day_of_week"]))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from airflow_kafka_spark.sinks import window_files
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.sinks.files.manifest import Commit, ManifestTable
 from airflow_kafka_spark.sinks.files.sink import FilesSink
-from airflow_kafka_spark.sinks.lake.place import TableStore
+from airflow_kafka_spark.sinks.storage.store import TableStore
 from tests.sinks.attempt import apply, write_all
 from tests.sinks.feed import SCHEMA, Feed
 

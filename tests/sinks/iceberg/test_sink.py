@@ -44,10 +44,10 @@ from pyiceberg.types import (
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.catalog import catalog_access
-from airflow_kafka_spark.sinks.iceberg.partitions import PartitionField
 from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
 from airflow_kafka_spark.sinks.iceberg.snapshots import PIPELINE, WINDOW, tag_name
-from airflow_kafka_spark.sinks.iceberg.tasks.transforms import transformed
+from airflow_kafka_spark.sinks.iceberg.table import PartitionField
+from airflow_kafka_spark.sinks.iceberg.tasks.data_files import transformed
 from airflow_kafka_spark.windows.binding import other_endpoint, other_place
 from airflow_kafka_spark.windows.codec import ranges_to_json
 from tests.sinks.attempt import Victim, apply, write_all

@@ -8,8 +8,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import EXCEPTION, PREFIX, SCHEMA, Envelope, routed_records
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extend_headers, pairs_of
-from airflow_kafka_spark.sinks.tasks.dead_letters import EXCEPTION, PREFIX, SCHEMA, Envelope, routed_records
 
 TEXT = st.text(max_size=5)
 PAIRS = st.none() | st.lists(st.tuples(TEXT, st.none() | st.binary(max_size=4)), max_size=3)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.lake.place import TableStore
+from airflow_kafka_spark.sinks.storage.store import TableStore
 from tests.sinks.attempt import Victim, apply
 from tests.sinks.delta.cases import DeltaCase
 from tests.sinks.feed import SCHEMA, Feed, replayed, row
@@ -18,20 +18,12 @@ from tests.sinks.iceberg.cases import IcebergCase
 from tests.sinks.oracle import same_multiset
 
 SMALL = pa.schema([("id", pa.int64()), ("name", pa.string()), ("ratio", pa.float64())])
-CASES = {"delta": DeltaCase, "iceberg": IcebergCase}
 Lake = DeltaCase | IcebergCase
 
 
-@pytest.fixture(params=CASES)
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture
-def lake(kind: str, tmp_path: Path) -> Lake:
-    found = CASES[kind](tmp_path / "lake" / "orders")
-    found.schema = SMALL
-    return found
+def lake(new_lake) -> Lake:
+    return new_lake(SMALL)
 
 
 @pytest.fixture
@@ -98,9 +90,8 @@ def test_maintenance_and_other_writers_between_two_attempts_lose_nothing(lake, f
 
 
 @pytest.mark.parametrize("columns", [(), ("name",)], ids=["plain", "partitioned"])
-def test_a_replay_replaces_the_rows_of_its_window_in_one_commit(kind, feed, tmp_path, columns):
-    lake = CASES[kind](tmp_path / "lake" / "orders", partition_by=columns)
-    lake.schema = SMALL
+def test_a_replay_replaces_the_rows_of_its_window_in_one_commit(new_lake, feed, columns):
+    lake = new_lake(SMALL, partition_by=columns)
     jobs = [feed.next(20, 5, 9) for _ in range(3)]
     for job in jobs:
         apply(lake.sink, job)
@@ -163,9 +154,8 @@ def test_a_replay_of_a_window_whose_files_were_rewritten_is_refused(lake, feed):
     assert not attempts(lake)
 
 
-def test_a_replay_of_a_rewritten_window_goes_by_its_window_column(kind, feed, tmp_path):
-    lake = CASES[kind](tmp_path / "lake" / "orders", window_column="moved_in")
-    lake.schema = SMALL
+def test_a_replay_of_a_rewritten_window_goes_by_its_window_column(new_lake, feed):
+    lake = new_lake(SMALL, window_column="moved_in")
     jobs = [feed.next(20, 5, 9) for _ in range(3)]
     for job in jobs:
         apply(lake.sink, job)

@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,29 +14,20 @@ import pytest
 from deltalake import write_deltalake
 
 from airflow_kafka_spark.errors import BadRecords, Fenced
-from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.keyed import OFFSET_COLUMNS
+from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Shape
 from tests.sinks.attempt import Victim, apply, travelled, write_all
 from tests.sinks.delta.cases import DeltaCase
 from tests.sinks.iceberg.cases import NAME, IcebergCase
-from tests.sinks.postgres.kit import DEAD, Pipeline, names, write
+from tests.sinks.postgres.kit import DEAD, EVENTS_OF_KEYS, Pipeline, dead, names, write
 
 KEYED = pa.schema([("id", pa.int64()), ("v", pa.string())])
-CASES = {"delta": DeltaCase, "iceberg": IcebergCase}
 Lake = DeltaCase | IcebergCase
 
 
-@pytest.fixture(params=CASES)
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture
-def make(kind: str, tmp_path: Path) -> Any:
+def make(new_lake) -> Any:
     def make(schema: pa.Schema = KEYED, **options: Any) -> Lake:
-        found = CASES[kind](tmp_path / "lake" / "orders", **{"mode": "upsert", "key": "id", **options})
-        found.schema = schema
-        return found
+        return new_lake(schema, **{"mode": "upsert", "key": "id", **options})
 
     return make
 
@@ -51,10 +41,6 @@ def rows(lake: Lake) -> dict[int, Any]:
     found = [(line["id"], line["v"]) for line in lake.read("id", "v")]
     assert len(found) == len(dict(found)), "a key is there twice"
     return dict(found)
-
-
-def dead(id: int) -> dict[str, Any]:
-    return {"id": id, DEAD: True}
 
 
 # --- which row is left ----------------------------------------------------------------------------------------------------
@@ -97,21 +83,7 @@ def test_a_tombstone_deletes_and_the_last_event_of_a_key_wins(make):
     lake, pipeline = make(delete_enabled=True), Pipeline(KEYED, tombstones=True)
     assert lake.sink.takes_tombstones
     assert write(lake.sink, pipeline, [{"id": i, "v": "old"} for i in range(6)]).deleted == 0
-    events = [
-        dead(0),  # deleted
-        {"id": 1, "v": "new"},
-        dead(1),  # updated, then deleted
-        dead(2),
-        {"id": 2, "v": "again"},  # deleted, then inserted
-        {"id": 7, "v": "short-lived"},
-        dead(7),  # inserted, then deleted: never there
-        dead(99),  # never was there
-        {"id": 3, "v": "a"},
-        dead(3),
-        {"id": 3, "v": "b"},
-        {"id": 8, "v": "x"},
-    ]
-    applied = write(lake.sink, pipeline, events)
+    applied = write(lake.sink, pipeline, EVENTS_OF_KEYS)
     assert rows(lake) == {2: "again", 3: "b", 4: "old", 5: "old", 8: "x"}
     assert (applied.written, applied.deleted) == (3, 2)
     assert write(lake.sink, pipeline, [dead(i) for i in (2, 3, 4, 5, 8, 8)]).deleted == 5

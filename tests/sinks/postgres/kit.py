@@ -22,6 +22,28 @@ DEAD = "<tombstone>"
 """A key of a row's mapping: the row is a tombstone."""
 
 
+def dead(id: int) -> dict[str, Any]:
+    """A tombstone of the key ``id``."""
+    return {"id": id, DEAD: True}
+
+
+EVENTS_OF_KEYS = [
+    dead(0),  # deleted
+    {"id": 1, "v": "new"},
+    dead(1),  # updated, then deleted
+    dead(2),
+    {"id": 2, "v": "again"},  # deleted, then inserted
+    {"id": 7, "v": "short-lived"},
+    dead(7),  # inserted, then deleted: never there
+    dead(99),  # never was there
+    {"id": 3, "v": "a"},
+    dead(3),
+    {"id": 3, "v": "b"},
+    {"id": 8, "v": "x"},
+]
+"""Behind rows with the keys 0 to 5 and the value "old", these leave 2: again, 3: b, 4: old, 5: old, 8: x."""
+
+
 class Place:
     """A schema of its own in the shared server, and an Airflow connection that leads to it.
 

@@ -20,7 +20,7 @@ from airflow_kafka_spark.sinks.postgres.sink import PostgresSink
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks.attempt import apply, write_all
 from tests.sinks.oracle import same_multiset
-from tests.sinks.postgres.kit import DEAD, Pipeline, Place, new_place, write
+from tests.sinks.postgres.kit import DEAD, EVENTS_OF_KEYS, Pipeline, Place, dead, new_place, write
 
 ATOMIC = ["window", "split"]
 UTC = dt.timezone.utc
@@ -127,35 +127,13 @@ def test_a_null_in_the_key_is_refused_with_count_and_offsets(place: Place, atomi
 DELETES = {**UPSERT, "delete_enabled": True}
 
 
-def dead(id: int) -> dict[str, Any]:
-    return {"id": id, DEAD: True}
-
-
 @pytest.mark.parametrize("atomic", ATOMIC)
 @pytest.mark.parametrize("offsets", [False, True], ids=["", "offset columns"])
 def test_a_tombstone_deletes_and_the_last_event_of_a_key_wins(place: Place, driver: str, atomic: str, offsets: bool):
     sink, pipeline = place.sink(**DELETES, atomic=atomic, offset_columns=offsets), Pipeline(KEYED, tombstones=True)
     assert sink.takes_tombstones
     assert write(sink, pipeline, [{"id": i, "v": "old"} for i in range(6)]).deleted == 0
-    applied = write(
-        sink,
-        pipeline,
-        [
-            dead(0),  # deleted
-            {"id": 1, "v": "new"},
-            dead(1),  # updated, then deleted
-            dead(2),
-            {"id": 2, "v": "again"},  # deleted, then inserted
-            {"id": 7, "v": "short-lived"},
-            dead(7),  # inserted, then deleted: never there
-            dead(99),  # never was there
-            {"id": 3, "v": "a"},
-            dead(3),
-            {"id": 3, "v": "b"},
-            {"id": 8, "v": "x"},
-        ],
-        [],
-    )
+    applied = write(sink, pipeline, EVENTS_OF_KEYS, [])
     assert rows_by_id(place) == {2: "again", 3: "b", 4: "old", 5: "old", 8: "x"}
     assert (applied.written, applied.deleted) == (3, 2)
     assert write(sink, pipeline, [dead(i) for i in (2, 3, 4, 5, 8, 8)]).deleted == 5

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
-from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, spark_column
-from airflow_kafka_spark.formats.csv.dialect import CsvDialect, timestamp_reader
-from airflow_kafka_spark.formats.types import Array, Column, Map, SparkSchema, Struct, arrow_schema, backticked, columns_of
+from airflow_kafka_spark.formats.base import DeclaredFormat, Decoder, Encoder, Kind, spark_column
+from airflow_kafka_spark.formats.text import CsvDialect, timestamp_reader
+from airflow_kafka_spark.formats.types import Array, Column, Map, SparkSchema, Struct, backticked, columns_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column as SparkColumn
 
 _RESERVED = "+-./:=_"
@@ -20,7 +19,7 @@ _RESERVED = "+-./:=_"
 
 
 @dataclass(frozen=True)
-class Csv(Format):
+class Csv(DeclaredFormat):
     """One line of CSV (RFC 4180, UTF-8) per record; its fields become the columns of ``schema``, by position. There is no header.
 
     The options have the names and meanings of Spark's for CSV, but no value silently becomes null or another value: a value
@@ -123,14 +122,6 @@ class Csv(Format):
                 found = f"found {e}; expected yyyy MM dd HH mm ss, S, X and texts in single quotes"
                 problems.append(Problem(f"{where}.timestamp_format", found, "Leave it out for ISO 8601"))
         return problems
-
-    def arrow_schema(self) -> pa.Schema:
-        """Return the columns in Arrow. ``NOT NULL`` columns are not nullable, although the rows of tombstones and of bad records
-        hold nulls there too.
-
-        :raises SchemaInvalid: the schema cannot be read.
-        """
-        return arrow_schema(self.columns)
 
     def decoder(self) -> Decoder:
         """Return a picklable decoder.

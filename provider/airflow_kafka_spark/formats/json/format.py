@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
-from airflow_kafka_spark.formats.base import Decoder, Encoder, Format, Kind, as_struct, duplicate_problems
+from airflow_kafka_spark.formats.base import DeclaredFormat, Decoder, Encoder, Kind, as_struct, duplicate_problems
 from airflow_kafka_spark.formats.json.json_schema import columns_of_json_schema, parse_json_schema
-from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, SparkSchema, Struct, Text, arrow_schema, columns_of
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, SparkSchema, Struct, Text, columns_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column as SparkColumn
 
 
 @dataclass(frozen=True)
-class Json(Format):
+class Json(DeclaredFormat):
     """One JSON object (RFC 8259, UTF-8) per record; its fields become the columns of ``schema``.
 
     Follows Spark 4's ``from_json`` in the time zone UTC, with one difference in principle: no value silently becomes null or
@@ -101,14 +100,6 @@ class Json(Format):
             ]
         keys = [f"{path} has keys of type {key}" for column in columns for path, key in _odd_keys(column.type, column.name)]
         return [Problem(f"{where}.schema", f"{k}; expected string, as JSON's names are", "Declare map<string,...>") for k in keys]
-
-    def arrow_schema(self) -> pa.Schema:
-        """Return the columns in Arrow. ``NOT NULL`` columns are not nullable, although the rows of tombstones and of bad records
-        hold nulls there too.
-
-        :raises SchemaInvalid: the schema cannot be read.
-        """
-        return arrow_schema(self.columns)
 
     def decoder(self) -> Decoder:
         """Return a picklable decoder of this schema.

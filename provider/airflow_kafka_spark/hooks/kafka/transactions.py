@@ -10,7 +10,7 @@ from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, n
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Producer
+    from confluent_kafka import KafkaError, Message, Producer
 
     from airflow_kafka_spark.windows.memory import LedgerRecord
     from airflow_kafka_spark.windows.model import TopicPartition
@@ -54,12 +54,12 @@ def produce_all(producer: Producer, topic: str, partition: int, records: Sequenc
     offsets: dict[int, int] = {}
     failures: list[KafkaError] = []
 
-    def reported(index: int) -> Callable[[KafkaError | None, Any], None]:
-        def on_delivery(error: KafkaError | None, message: Any) -> None:
+    def reported(index: int) -> Callable[[KafkaError | None, Message], None]:
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
             if error:
                 failures.append(error)
-            else:
-                offsets[index] = message.offset()
+            elif (offset := message.offset()) is not None:
+                offsets[index] = offset
 
         return on_delivery
 

@@ -7,7 +7,6 @@ a private directory of the user: a socket, a lock and a log for each process (:c
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -26,7 +25,7 @@ from typing import Any, BinaryIO
 
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.hooks.class_archive import SparkClassArchive
-from airflow_kafka_spark.hooks.jars import find_java, pyspark_jars
+from airflow_kafka_spark.hooks.jars import find_java, lock_file, pyspark_jars
 
 _JAVA = "spark.driver.extraJavaOptions"
 
@@ -75,13 +74,8 @@ class ProcessFiles:
         :param wait: True (default) to wait while another process holds the lock.
         :return: False if another process holds the lock.
         """
-        with open(self.directory / f"{self.key}.lock", "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+        with lock_file(self.directory / f"{self.key}.lock", wait=wait) as lock:
+            yield lock is not None
 
 
 def private_directory() -> Path:

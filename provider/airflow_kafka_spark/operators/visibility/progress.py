@@ -39,7 +39,7 @@ Step = Literal["plan", "move", "commit", "close"]
 class TaskStateStore(Protocol):
     """Airflow's store of the state of a task instance."""
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: object) -> None:
         """Store a JSON value under a key."""
 
 

@@ -22,9 +22,9 @@ from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, partition_id
 from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, drop_rows
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import routed_records
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, RecordBatches, publish_split
-from airflow_kafka_spark.sinks.tasks.dead_letters import routed_records
 from airflow_kafka_spark.windows.codec import encode_result
 from airflow_kafka_spark.windows.model import OUTPUT, PackedSplits, Split, TopicPartition
 from airflow_kafka_spark.windows.move_time import Timed

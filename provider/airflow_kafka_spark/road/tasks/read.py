@@ -21,7 +21,7 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.formats.internal_columns import END, OFFSET
 from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
-from airflow_kafka_spark.sinks.tasks.dead_letters import dead_letters
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import dead_letters
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import BadRecord, Gap, PackedSplits, Split, TopicPartition
 from airflow_kafka_spark.windows.move_time import Timed

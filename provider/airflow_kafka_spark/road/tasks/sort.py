@@ -19,8 +19,8 @@ from airflow_kafka_spark.formats.internal_columns import ERROR, GIVEN, LEFT_OUT,
 from airflow_kafka_spark.formats.tasks.text import rows_as_json
 from airflow_kafka_spark.road.tasks.account import SplitAccount
 from airflow_kafka_spark.road.tasks.layout import NO_VALUE, Reasons
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, dead_letters, place_of, row_place
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
-from airflow_kafka_spark.sinks.tasks.dead_letters import ROUTED, dead_letters, place_of, row_place
 from airflow_kafka_spark.windows.model import TRANSFORMATION, VALUE_CONVERTER, BadRecord
 
 Columns = Mapping[str, pa.Array]

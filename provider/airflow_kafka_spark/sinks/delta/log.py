@@ -9,17 +9,22 @@ read (``max_commit_retries=0``). Whatever was committed in between takes that en
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable
-from airflow_kafka_spark.sinks.lake.place import TableStore
+from airflow_kafka_spark.sinks.storage.store import TableStore, flush
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+
+LOG = "_delta_log"
+"""The directory of the log, below the table."""
 
 METADATA = "airflow"
 """The key of a window's record in the information of its commit."""
@@ -131,7 +136,7 @@ class DeltaLog:
     ) -> Exception | None:
         """Try one commit, behind the version of the table that the handle shows.
 
-        :return: None if it is committed. An error says nothing about the outcome: the log has to be looked at again.
+        :return: None if it is committed. After an error the outcome is unknown: read the log again.
         """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
@@ -150,10 +155,32 @@ class DeltaLog:
         partition_by, behind = table.metadata().partition_columns, table.version()
         try:
             table.create_write_transaction(actions, "append", table.schema(), partition_by, commit_properties=properties)
-            self.store.flush_entry(behind + 1)
+            self._flush_entry(behind + 1)
         except (DeltaError, OSError) as error:
             return error
         return None
+
+    def _flush_entry(self, version: int) -> None:
+        """Make an entry durable. In S3 it is durable as soon as it is written.
+
+        :raises OSError: it cannot be flushed.
+        """
+        if self.store.place.is_local:
+            directory = Path(self.store.full(LOG))
+            flush(directory / f"{version:020d}.json")
+            flush(directory)
+
+    def flush_recent(self) -> None:
+        """Make all entries durable that were written in the last hour: one of them is of an attempt that died.
+
+        :raises OSError: they cannot be flushed.
+        """
+        if self.store.place.is_local:
+            directory, oldest = Path(self.store.full(LOG)), time.time() - 3600
+            with os.scandir(directory) as entries:
+                recent = [e.path for e in entries if e.name.endswith(".json") and e.stat().st_mtime > oldest]
+            for path in (*recent, str(directory)):
+                flush(path)
 
 
 def app_id(pipeline: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from airflow_kafka_spark.errors import SinkUnavailable
 from airflow_kafka_spark.sinks.lake.options import LakeSinkOptions
-from airflow_kafka_spark.sinks.lake.place import TablePlace, TableStore, open_store
+from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore, open_store
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@
     <table>/_airflow/windows/<pipeline>/<number>/<replay>.json   the record of a window
     <table>/_airflow/attempts/<attempt>/record.json              the record of an attempt's window, written before the commit
 
-Delta's readers go by the log, and VACUUM passes over directories whose names begin with an underscore.
+Readers of Delta read only files that the log names, and VACUUM skips directories whose names begin with an underscore.
 
 The transaction version in Delta's log says which attempt has committed last. That attempt had written the record of its window
-before (``record.json``), and the first look after the commit copies it to ``_airflow/windows``. A new attempt looks before it
-begins, so that the record of each window is there before the pipeline's next commit.
+before (``record.json``), and the first read of the log after the commit copies it to ``_airflow/windows``. A new attempt reads
+the log before it begins, so that the record of each window exists before the pipeline's next commit.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.delta.log import METADATA, DeltaLog, PipelineVersion
-from airflow_kafka_spark.sinks.files.directory import WindowRecord, pipeline_slug
-from airflow_kafka_spark.sinks.lake.attempts import (
+from airflow_kafka_spark.sinks.storage.attempts import (
     ATTEMPTS,
     data_directory,
     keep_only,
     list_attempts,
     marker_name,
-    recorded_window,
     sweep_abandoned,
 )
-from airflow_kafka_spark.sinks.lake.place import TableStore
+from airflow_kafka_spark.sinks.storage.records import WindowRecord, recorded_window
+from airflow_kafka_spark.sinks.storage.store import TableStore, pipeline_slug
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -91,12 +90,12 @@ class Records:
         if self.store.get(place) != text:
             # The attempt may have died before its commit was durable, and the caller is going to commit Kafka's offsets past it.
             if not durable:
-                self.store.flush_log()
+                self.log.flush_recent()
             self.store.put(place, text)
         return record
 
     def finish(self, marker: str, record: WindowRecord) -> None:
-        """Remove what an attempt has left that has committed: files of tasks whose result was not taken, and its marker.
+        """Remove what a committed attempt has left: files of tasks whose result was not used, and its note.
 
         :param record: the attempt's record, which :meth:`keep` has copied.
         :raises OSError: the store did not answer.
@@ -126,7 +125,7 @@ class Records:
                     record = self.keep(pipeline, version)
                     if record is not None:
                         self.finish(committed, record)
-                    else:  # the attempt has cleaned up itself, but for this
+                    else:  # the attempt has removed everything except this
                         self.store.remove_all(f"{ATTEMPTS}/{committed}")
                     left.discard(committed)
             except OSError as failed:
@@ -141,11 +140,11 @@ class Records:
         raise SinkUnavailable(self.store.place.uri, "fencing earlier attempts", str(error))
 
     def _remove(self, markers: Iterable[str], table: DeltaTable) -> None:
-        """Remove attempts that can no longer commit, but for the files that the table has.
+        """Remove attempts that can no longer commit, except for files that the table names.
 
-        An attempt whose note could not be removed behind its commit looks like one that has not committed.
+        An attempt that has committed, but whose note could not be removed, looks like one that has not.
 
-        :param table: the table, at the look that the fence followed.
+        :param table: the table as it was loaded before the fence.
         :raises SinkUnavailable: the store did not answer.
         """
         import pyarrow as pa
@@ -157,7 +156,7 @@ class Records:
                 keep_only(self.store, directory, (path for path in live if path.startswith(f"{directory}/")))
             except OSError as error:
                 raise SinkUnavailable(self.store.place.uri, "removing earlier attempts", str(error)) from error
-            # The note goes last: it is what leads to the rest.
+            # The note goes last: without it, nothing would find the rest.
             self.store.remove_all(f"{ATTEMPTS}/{marker}")
 
     def sweep(self, pipeline: str) -> PipelineVersion:
@@ -176,7 +175,7 @@ class Records:
             raise WindowConflict(name, f"{self.store.full(name)} cannot be understood: {error}", "a record") from error
 
     def _in_history(self, table: DeltaTable, pipeline: str, number: int) -> WindowRecord | None:
-        """Return the record as the information of a commit has it, without its files: for a table that was copied without the
+        """Return the record that is in the information of a commit, without its files: for a table that was copied without the
         directory of records."""
         for commit in table.history():
             found = commit.get(METADATA)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, WindowConflict
-from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, rewritten_window, unknown_window
+from airflow_kafka_spark.sinks.base import Guarantee, KeyedSink, Shape, rewritten_window, unknown_window
 from airflow_kafka_spark.sinks.delta.log import DeltaLog
 from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
-from airflow_kafka_spark.sinks.keyed import guard_problems
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, Window
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DeltaSink(DeltaSinkOptions, Sink):
+class DeltaSink(DeltaSinkOptions, KeyedSink):
     """Appends each window to a Delta table, or upserts it by key, in one commit.
 
     Guarantee: exactly-once. Spark's tasks write Parquet files into the table's directory; the driver commits them, once, together
     with the window's number as the pipeline's transaction version in Delta's log. Each commit is refused if anything was
-    committed since the log was looked at, so an attempt that was overtaken commits nothing. Other writers may append at any
+    committed since the log was read, so an attempt that was overtaken commits nothing. Other writers may append at any
     time, and OPTIMIZE and VACUUM may run. Spark, DuckDB, polars and every other reader of Delta see whole windows only.
 
     :param path: the table's directory: an absolute path, a ``file://`` URI or ``s3://bucket/prefix`` (``s3a://`` too). The
@@ -43,8 +42,9 @@ class DeltaSink(DeltaSinkOptions, Sink):
         only. Default False.
     :param offset_columns: True: the table has the columns ``__connect_topic``, ``__connect_partition`` and ``__connect_offset``,
         which the sink fills, and an older offset never overwrites or deletes a newer row. Default False.
-    :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``. A replay of an
-        appended window whose files others have rewritten then goes by it. Default None: no such column. Templated.
+    :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``. If others
+        have rewritten the files of an appended window, a replay finds its rows by this column. Default None: no such column.
+        Templated.
     :param partition_by: columns that partition the table. They may be booleans, integers, decimals, dates and strings; Delta
         takes an empty string for a null. Default: none.
     :param auto_create: True (default): the table is created with the columns of the rows if it does not exist. False: that is
@@ -64,11 +64,6 @@ class DeltaSink(DeltaSinkOptions, Sink):
     def guarantee(self) -> Guarantee:
         """Exactly-once."""
         return Guarantee.EXACTLY_ONCE
-
-    @property
-    def takes_tombstones(self) -> bool:
-        """True with ``delete_enabled``."""
-        return self.delete_enabled
 
     @property
     def asset_uri(self) -> str:
@@ -97,15 +92,11 @@ class DeltaSink(DeltaSinkOptions, Sink):
         newer rows (no ``offset_columns``) or bring deleted ones back (``delete_enabled``)."""
         from airflow_kafka_spark.sinks.delta.validation import removal_problems
 
-        return [*removal_problems(self), *guard_problems(self, "on_rerun", "a window that is moved again")]
-
-    def unordered_problems(self) -> list[Problem]:
-        """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
-        return guard_problems(self, "window", "an interval that is moved after a later one")
+        return [*removal_problems(self), *super().replay_problems()]
 
     def window_replay_problems(self, replay: Window) -> list[Problem]:
         """Return a problem if the table has no record of the window, or if others have rewritten its files and no row names the
-        window in ``window_column``. An upsert goes by keys."""
+        window in ``window_column``. An upsert finds the rows by their keys."""
         if self.upserts:
             return []
         from airflow_kafka_spark.sinks.delta.records import Records
@@ -125,7 +116,7 @@ class DeltaSink(DeltaSinkOptions, Sink):
 
     def _names_window(self, table: DeltaTable, window: Window) -> bool:
         """Return True if a row of the table names a window in ``window_column``."""
-        from airflow_kafka_spark.sinks.delta.tasks.read import table_files
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import table_files
         from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
         if not self.window_column or self.window_column not in (field.name for field in table.schema().fields):

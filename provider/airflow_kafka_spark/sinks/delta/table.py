@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable
-from airflow_kafka_spark.sinks.delta.log import DeltaLog
+from airflow_kafka_spark.sinks.delta.log import LOG, DeltaLog
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,7 @@ def type_name(kind: Any) -> str:
     return f"struct<{','.join(f['name'] + ':' + type_name(f['type']) for f in kind['fields'])}>"
 
 
-def _without_nulls(kind: Any) -> Any:
+def _without_nulls(kind: object) -> Any:
     if isinstance(kind, dict):
         left_out = ("nullable", "containsNull", "valueContainsNull", "metadata")
         return {name: _without_nulls(value) for name, value in kind.items() if name not in left_out}
@@ -57,7 +57,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
             if table is None:
                 if not sink.auto_create:
                     raise SinkUnavailable(sink.uri, doing, "it does not exist, and `auto_create` is False")
-                log.store.make("_delta_log")
+                log.store.make(LOG)
                 DeltaTable.create(
                     log.store.place.location,
                     _nullable(stored),

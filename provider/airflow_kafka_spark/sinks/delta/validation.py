@@ -1,4 +1,4 @@
-"""Validation of a Delta sink: everything that would keep a window from being committed, found before anything runs."""
+"""Validation of a Delta sink: the reasons why no window could be committed, found before anything runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files.validation import can_partition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,7 +77,7 @@ def removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
 
 
 def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
-    """Return the table if there is one that can be read, and the problems of getting there."""
+    """Return the table, or None if there is none or it cannot be read, and the problems of reading it."""
     from airflow_kafka_spark.sinks.delta.log import DeltaLog
 
     if importlib.util.find_spec("deltalake") is None:
@@ -169,7 +168,7 @@ def _unsafe_writers(where: str, table: DeltaTable) -> Iterator[Problem]:
 
 
 def _columns(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
-    import pyarrow as pa
+    from airflow_kafka_spark.sinks.storage.tasks.buffered_files import partition_type_problem
 
     names = Counter(name.casefold() for name in schema.names)
     if doubled := [name for name in schema.names if names[name.casefold()] > 1]:
@@ -185,11 +184,8 @@ def _columns(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
         if name not in schema.names:
             known = quote_names(schema.names)
             yield Problem("sink.partition_by", f"there is no column `{name}`; there are {known}", "Name one of these")
-        elif not can_partition(schema.field(name).type):
-            kind = schema.field(name).type
-            advice = "a date made of it" if pa.types.is_timestamp(kind) else "another column"
-            what = f"column `{name}` is {kind}; expected a boolean, integer, decimal, date or string"
-            yield Problem("sink.partition_by", what, f"Partition by {advice}")
+        elif problem := partition_type_problem(name, schema.field(name).type):
+            yield problem
     if schema.names and set(schema.names) <= set(sink.partition_by):
         yield Problem("sink.partition_by", "it names all columns, so that none is left for the files", "Leave out at least one")
 

@@ -9,27 +9,25 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
+from airflow_kafka_spark.sinks.base import Shape, SplitWriter
 from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.delta.records import RECORD, Records
 from airflow_kafka_spark.sinks.delta.table import open_table
-from airflow_kafka_spark.sinks.files.directory import WindowRecord
-from airflow_kafka_spark.sinks.lake.attempts import ATTEMPTS, Attempt, TableChange, commit_metadata, files_of, marker_name
+from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, Attempt, AttemptWindowWriter, marker_name
+from airflow_kafka_spark.sinks.storage.records import TableChange, WindowRecord, commit_metadata, files_of
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
-    from typing_extensions import Self
 
     from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
-    from airflow_kafka_spark.sinks.delta.tasks.write import DeltaSplitWriter
+    from airflow_kafka_spark.sinks.delta.tasks.data_files import DeltaSplitWriter
     from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
 log = logging.getLogger(__name__)
@@ -72,7 +70,7 @@ def replaced_files(table: DeltaTable, window: Window, found: WindowRecord | None
     return files
 
 
-class DeltaWindowWriter(WindowWriter):
+class DeltaWindowWriter(AttemptWindowWriter):
     """One attempt: files that no commit names yet, and the commit that names them. Made by :meth:`.DeltaSink.begin`.
 
     :param base: the pipeline's transaction version when the attempt began. If another attempt of the pipeline commits or fences,
@@ -89,15 +87,12 @@ class DeltaWindowWriter(WindowWriter):
         base: PipelineVersion,
         table: DeltaTable,
     ) -> None:
-        self.sink, self.window, self.splits, self.shape = sink, window, splits, shape
-        self.records, self.base = records, base
         self.version = base.after(window.number)
-        self.marker = marker_name(window.pipeline, int(self.version))
+        super().__init__(Attempt(window, marker_name(window.pipeline, int(self.version)), records.store, records.store))
+        self.sink, self.splits, self.shape = sink, splits, shape
+        self.records, self.base = records, base
         self.properties = dict(table.metadata().configuration)
-        self.committed = False
-        self.in_doubt = False
         self._deletion: Upsert | None = None
-        self.attempt = Attempt(window, self.marker, records.store, records.store)
         try:
             self.attempt.begin()
         except OSError as error:
@@ -120,8 +115,7 @@ class DeltaWindowWriter(WindowWriter):
         """
         import pyarrow as pa
 
-        from airflow_kafka_spark.sinks.delta.tasks.statistics import skipping_columns
-        from airflow_kafka_spark.sinks.delta.tasks.write import DeltaSplitWriter, DeltaTarget
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import DeltaSplitWriter, DeltaTarget, skipping_columns
 
         schema, partition_by = columns or self.shape.schema, tuple(self.sink.partition_by)
         file_schema = self.sink.spec().stored(pa.schema([f for f in schema if f.name not in partition_by]))
@@ -131,13 +125,7 @@ class DeltaWindowWriter(WindowWriter):
 
     def _common(self, file_schema: pa.Schema, of_rows: bool) -> dict[str, Any]:
         return {
-            "uri": self.sink.uri,
-            "store": self.records.store,
-            "home": self.records.store,
-            "attempt": self.attempt.directory,
-            "marker": self.marker,
-            "pipeline": self.window.pipeline,
-            "window": str(self.window),
+            **self.attempt.target(self.sink.uri),
             "file_schema": file_schema,
             "spec": self.sink.spec(),
             "offset_columns": self.sink.offset_columns and of_rows,
@@ -147,8 +135,8 @@ class DeltaWindowWriter(WindowWriter):
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """Commit the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are committed.
 
-        A commit whose answer is lost, or that loses against another writer, is followed by a look at the log: it is there, or it
-        is tried again behind what was committed meanwhile.
+        If the answer to a commit is lost, or another writer was faster, the log is read again. Either it has this commit, or the
+        commit is tried again after those of the others.
 
         :raises Fenced: a newer attempt has taken over and has not committed yet.
         """
@@ -165,7 +153,7 @@ class DeltaWindowWriter(WindowWriter):
             if found is not None and found.applied.replay >= window.replay:
                 return self._done(found, version)
             if table.version() > tried:
-                # The log entry that was tried is another writer's, so that the try can never succeed any more.
+                # Another writer has taken the entry of the log that was tried, so that the try can no longer succeed.
                 self.in_doubt, failures = False, 0
             if version != self.base:
                 raise Fenced(window.pipeline, f"committing window {window.number}")
@@ -184,17 +172,6 @@ class DeltaWindowWriter(WindowWriter):
                 break
             time.sleep(random.random() * min(0.02 * again, 1.0))
         raise SinkUnavailable(self.sink.uri, f"committing window {window}", str(error))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.in_doubt and not self.committed:
-            # The commit may still arrive, and it names these files. The next attempt fences it before it removes them.
-            log.warning("It is not known whether window %s was committed: the next attempt finds out", self.window)
-        elif not self.committed:
-            self.attempt.remove()
-        self.attempt.release()
 
     # --- steps of a commit ----------------------------------------------------------------------------------------------
 
@@ -224,8 +201,8 @@ class DeltaWindowWriter(WindowWriter):
             return Upsert(self.window, key, guarded, self.records.store, results, self.splits, self._data_writer)
 
     def _merged(self, table: DeltaTable, upsert: Upsert) -> TableChange[DataFile, DataFile]:
-        """Return the change that upserts the window in the table at one look."""
-        from airflow_kafka_spark.sinks.delta.tasks.read import table_files
+        """Return the change that upserts the window in the table as it was loaded."""
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import table_files
 
         with self._reading():
             found, schema = table_files(table, upsert) if upsert.events.num_rows else ([], None)
@@ -236,7 +213,7 @@ class DeltaWindowWriter(WindowWriter):
     def _appended(
         self, table: DeltaTable, found: WindowRecord | None, results: Sequence[SplitResult]
     ) -> TableChange[DataFile, DataFile]:
-        """Return the change that appends the window, in the place of the rows that a replay replaces."""
+        """Return the change that appends the window and, for a replay, removes its earlier rows."""
         added = [DataFile.of(file) for file in files_of(results)]
         with self._reading():
             self.attempt.refuse_missing((file.path for file in added), self.sink.uri, _SUSPECT)
@@ -254,7 +231,7 @@ class DeltaWindowWriter(WindowWriter):
             raise SinkUnavailable(self.sink.uri, f"committing window {self.window}", str(error)) from error
 
     def _prepare(self, change: TableChange[DataFile, DataFile]) -> WindowRecord:
-        """Write the record of the window beside the attempt, where the commit's transaction version leads to it."""
+        """Write the record of the window beside the attempt. The commit's transaction version names the attempt."""
         window = self.window
         applied = Applied.of(window, change.written, change.deleted)
         facts = {"run": window.run, "prepared_at": datetime.now(timezone.utc).isoformat()}
@@ -279,7 +256,7 @@ class DeltaWindowWriter(WindowWriter):
         except WindowConflict:
             if not self.sink.window_column:
                 raise
-            from airflow_kafka_spark.sinks.delta.tasks.read import table_files
+            from airflow_kafka_spark.sinks.delta.tasks.data_files import table_files
             from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
             if self._deletion is None:
@@ -291,7 +268,7 @@ class DeltaWindowWriter(WindowWriter):
             return [DataFile.of(file) for file in merged.added], [file.file for file in merged.removed]
 
     def _done(self, record: WindowRecord, version: PipelineVersion, durable: bool = False) -> Applied:
-        """Clean up behind a window that is committed, by this attempt or by another one."""
+        """Clean up after the window was committed, by this attempt or by another one."""
         mine = self.attempt.directory
         self.committed = version == self.version or any(file["path"].startswith(f"{mine}/") for file in record.files)
         self.in_doubt = False
@@ -300,5 +277,5 @@ class DeltaWindowWriter(WindowWriter):
                 self.records.keep(self.window.pipeline, self.version, durable)
                 self.records.finish(self.marker, record)
             except OSError as error:
-                log.warning("Window %s is committed; the next attempt cleans up behind it: %s", self.window, error)
+                log.warning("Window %s is committed; the next attempt removes what it has left: %s", self.window, error)
         return record.applied

@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
-import hashlib
 import itertools
-import json
 import logging
 import os
 import re
@@ -28,15 +25,18 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
+from airflow_kafka_spark.sinks.storage.attempts import SWEPT_AT_ONCE, AttemptLock
+from airflow_kafka_spark.sinks.storage.records import WindowRecord
+from airflow_kafka_spark.sinks.storage.store import flush, pipeline_slug
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.interval import parse_ledger_name
-from airflow_kafka_spark.windows.model import Applied, OffsetRange, Window
+from airflow_kafka_spark.windows.model import Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,8 +48,6 @@ RECORD = "_window"
 """The record's file name: hidden by its underscore from Spark and Arrow, and without an extension from ``**/*.json``."""
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-LONGEST_NAME = 255
-"""Maximum length of a name on a file system, in bytes."""
 
 TASKS = "tasks"
 PUBLISH = "publish"
@@ -58,33 +56,9 @@ PUBLISH = "publish"
 _ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
 
 
-def to_safe_name(name: str, longest: int) -> str:
-    """Return ``name`` if it is a safe file name, else a safe one with a hash. Different names have different slugs.
-
-    :param name: the name of a pipeline or a topic.
-    :param longest: maximum number of characters that are kept of a name.
-    """
-    # A leading underscore or dot would hide the file from Spark and Arrow: `_orders` is a legal topic.
-    if len(name) <= longest and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        return name
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")[:longest]
-    # No safe name contains `~`, so that the result differs from all of them.
-    return f"{safe}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
-
-
-def pipeline_slug(pipeline: str) -> str:
-    return to_safe_name(pipeline, 120)
-
-
 def window_directory(column: str, window: Window) -> str:
     """Return the name of a window's directory."""
     return f"{escape(column)}={pipeline_slug(window.pipeline)}-{window.id}"
-
-
-def file_stem(split: OffsetRange, part: int = 0) -> str:
-    """Return a file's name without its suffix: topic, partition and offsets, and a number from the second part on."""
-    stem = f"{to_safe_name(split.topic, 140)}-{split.partition}-{split.start:020d}-{split.end:020d}"
-    return f"{stem}-part{part:05d}" if part else stem
 
 
 def escape(text: str) -> str:
@@ -98,15 +72,6 @@ def partition_directory(column: str, value: str | None) -> str:
 
 
 # --- durable steps --------------------------------------------------------------------------------------------------
-
-
-def flush(path: str | Path) -> None:
-    """Flush a closed file, or the names in a directory, to disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def exchange(one: Path, other: Path) -> None:
@@ -160,41 +125,7 @@ def make_below(base: Path, names: Sequence[str]) -> Path:
     return here
 
 
-LOCK = "lock"
-SWEPT_AT_ONCE = 20
-"""Maximum number of abandoned attempts that one attempt removes."""
 _REMOVED = ".removed"
-
-
-class AttemptLock:
-    """A lock on an attempt. The attempt's driver holds it from beginning to end, and another process holds it while it removes
-    the attempt.
-
-    The lock is released when the process that holds it ends in any way (``flock(2)``, on NFS too).
-
-    :param attempt: the attempt's directory.
-    :raises OSError: another process holds the lock, the directory does not exist, or the file system has no locks.
-    """
-
-    def __init__(self, attempt: Path) -> None:
-        self._fd = os.open(attempt / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._fd)
-            raise
-
-    def __enter__(self) -> AttemptLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Release the lock. May be called again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 @dataclass(frozen=True)
@@ -271,77 +202,6 @@ class Staging:
         shutil.rmtree(removed, ignore_errors=True)
         with suppress(OSError):
             os.rmdir(self.root)
-
-
-@dataclass(frozen=True)
-class WindowRecord:
-    """The content of the file ``_window``: the sink's record of a window.
-
-    :param applied: the window that was written.
-    :param files: path below the window's directory, rows and bytes of each file.
-    :param format: the format of the files.
-    :param partition_by: their partition columns.
-    :param facts: the run that wrote it and the time, for information.
-    :param columns: names and types of all columns that the pipeline's windows have had; empty if that is not known.
-    """
-
-    applied: Applied
-    files: tuple[Mapping[str, Any], ...] = ()
-    format: str = ""
-    partition_by: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    columns: Mapping[str, str] = field(default_factory=dict)
-
-    def dump(self) -> str:
-        """Return the record as JSON."""
-        applied = self.applied
-        return json.dumps(
-            {
-                "version": 1,
-                "pipeline": applied.pipeline,
-                "number": applied.number,
-                "ranges": [[r.topic, r.partition, r.start, r.end] for r in applied.ranges],
-                "rows": applied.written,
-                "deleted": applied.deleted,
-                "replay": applied.replay,
-                "format": self.format,
-                "partition_by": list(self.partition_by),
-                "cluster_id": applied.cluster_id,
-                "topic_ids": dict(applied.topic_ids),
-                **self.facts,
-                "columns": dict(self.columns),
-                "files": [dict(f) for f in self.files],
-            },
-            ensure_ascii=False,
-            indent=1,
-        )
-
-    @classmethod
-    def load(cls, text: str) -> WindowRecord:
-        """Return the record from JSON.
-
-        :raises ValueError: the text is not the record of a window.
-        """
-        found = json.loads(text)
-        try:
-            return cls(
-                Applied(
-                    found["pipeline"],
-                    found["number"],
-                    tuple(OffsetRange(*r) for r in found["ranges"]),
-                    found["rows"],
-                    found.get("deleted", 0),
-                    replay=found.get("replay", 0),
-                    cluster_id=found.get("cluster_id") or "",
-                    topic_ids=found.get("topic_ids") or {},
-                ),
-                tuple(found["files"]),
-                found["format"],
-                tuple(found["partition_by"]),
-                columns=found.get("columns", {}),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not the record of a window: {error!r}") from error
 
 
 @dataclass(frozen=True)

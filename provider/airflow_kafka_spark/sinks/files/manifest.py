@@ -9,10 +9,10 @@
     <table>/_windows/<family>.json                                            format and columns of a family's newest window
     <table>/_airflow/attempts/<attempt>/attempt.json                          an attempt has begun, and was not cleaned up after
 
-An attempt notes the newest commit of its pipeline when it begins, and commits under the next sequence number, by a write that
+An attempt reads the newest commit of its pipeline when it begins, and commits under the next sequence number, by a write that
 fails if that object exists (``If-None-Match: *`` in S3, ``link(2)`` on a file system). So one of several attempts commits. An
 attempt that finds others before it takes a sequence number itself first: a fence, after which none of them can commit, and then
-removes their files. The object of a window is written after its commit. If the driver dies in between, the next look at the table
+removes their files. The object of a window is written after its commit. If the driver dies in between, the next read of the log
 writes it.
 """
 
@@ -28,30 +28,28 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
-from airflow_kafka_spark.sinks.files.directory import FilesTable, WindowRecord, merged_columns, pipeline_slug, window_directory
-from airflow_kafka_spark.sinks.lake.attempts import (
+from airflow_kafka_spark.sinks.base import Shape, SplitWriter
+from airflow_kafka_spark.sinks.files.directory import FilesTable, merged_columns, window_directory
+from airflow_kafka_spark.sinks.storage.attempts import (
     ATTEMPTS,
     BEGUN,
     Attempt,
-    files_of,
+    AttemptWindowWriter,
     list_attempts,
     marker_name,
     sweep_abandoned,
 )
-from airflow_kafka_spark.sinks.lake.place import TablePlace, TableStore, open_store
+from airflow_kafka_spark.sinks.storage.records import WindowRecord, files_of
+from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore, open_store, pipeline_slug
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
 
 log = logging.getLogger(__name__)
@@ -138,7 +136,7 @@ class ManifestTable:
     def record(self, window: Window, newest: Commit | None = None) -> WindowRecord | None:
         """Return the record of a window, or None if it is not committed.
 
-        :param newest: the newest commit of the pipeline, at the look that counts; None: the log is looked at now.
+        :param newest: the newest commit of the pipeline, if the caller has read it; None: it is read now.
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         :raises SinkUnavailable: the store did not answer.
@@ -171,7 +169,7 @@ class ManifestTable:
     def find(self, pipeline: str, number: int, newest: Commit | None = None) -> WindowRecord | None:
         """Return the record of the newest replay of a window, or None if it is not committed.
 
-        :param newest: the newest commit of the pipeline, at the look that counts; None: the log is looked at now.
+        :param newest: the newest commit of the pipeline, if the caller has read it; None: it is read now.
         :raises SinkUnavailable: the store did not answer.
         """
         newest = newest or self.newest_commit(pipeline)
@@ -229,7 +227,7 @@ class ManifestTable:
         return created
 
     def show(self, commit: Commit) -> None:
-        """Let readers see the window of a commit.
+        """Write the object of the window that a commit names, so that readers see the window.
 
         :raises OSError: the store refused it.
         """
@@ -280,9 +278,9 @@ class ManifestTable:
         raise self._unavailable("fencing earlier attempts", "others commit all the time")
 
     def remove_attempt(self, marker: str) -> None:
-        """Remove the data files of an attempt that can no longer commit, but for those of a window that it has committed.
+        """Remove the data files of an attempt that can no longer commit, except for those of a window that it has committed.
 
-        The attempt's note, which leads to them, goes last.
+        The attempt's note is removed last, because without it nothing would find them.
 
         :raises OSError: the store did not answer.
         """
@@ -381,7 +379,7 @@ def records_of(sink: FilesSinkOptions) -> FilesTable | ManifestTable:
     return sink.table if sink.renames else open_manifests(sink)
 
 
-class ManifestWindowWriter(WindowWriter):
+class ManifestWindowWriter(AttemptWindowWriter):
     """One attempt: hidden files, and the conditional write that commits them. Made by :meth:`.FilesSink.begin`.
 
     :param base: the newest commit of the pipeline when the attempt began. If another attempt of the pipeline commits or fences,
@@ -389,11 +387,9 @@ class ManifestWindowWriter(WindowWriter):
     """
 
     def __init__(self, sink: FilesSinkOptions, table: ManifestTable, window: Window, shape: Shape, base: Commit) -> None:
-        self.sink, self.table, self.window, self.shape, self.base = sink, table, window, shape, base
-        self.marker = base.marker(window.pipeline)
-        self.attempt = Attempt(window, self.marker, table.store, table.store, table.data_directory(window))
-        self.committed = False
-        self.in_doubt = False
+        marker, directory = base.marker(window.pipeline), table.data_directory(window)
+        super().__init__(Attempt(window, marker, table.store, table.store, directory))
+        self.sink, self.table, self.shape, self.base = sink, table, shape, base
         try:
             self.attempt.begin(data=self.attempt.directory)
         except OSError as error:
@@ -406,13 +402,7 @@ class ManifestWindowWriter(WindowWriter):
 
         sink, schema = self.sink, self.shape.schema
         target = ObjectsTarget(
-            uri=sink.uri,
-            store=self.table.store,
-            home=self.table.store,
-            attempt=self.attempt.directory,
-            marker=self.marker,
-            pipeline=self.window.pipeline,
-            window=str(self.window),
+            **self.attempt.target(sink.uri),
             file_schema=sink.spec.stored(pa.schema([f for f in schema if f.name not in sink.partition_by])),
             spec=sink.spec,
             directories=tuple(sink.partition_by),
@@ -423,7 +413,7 @@ class ManifestWindowWriter(WindowWriter):
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """Commit the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are committed.
 
-        A write whose answer is lost is followed by a look at the log: the commit is there, or it is tried again in the same
+        If the answer to a write is lost, the log is read again. Either it has the commit, or the write is tried again in the same
         place.
 
         :raises Fenced: a newer attempt has taken over and has not committed yet.
@@ -457,17 +447,6 @@ class ManifestWindowWriter(WindowWriter):
                 time.sleep(random.random() * 0.2 * (again + 1))
         raise SinkUnavailable(self.sink.uri, f"committing window {window}", str(error))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.in_doubt and not self.committed:
-            # The commit may still arrive, and it names these files. The next attempt fences it before it removes them.
-            log.warning("It is not known whether window %s was committed: the next attempt finds out", self.window)
-        elif not self.committed:
-            self._remove()
-        self.attempt.release()
-
     # --- steps of a commit --------------------------------------------------------------------------------------------
 
     def _prepare(self, results: Sequence[SplitResult], newest: Commit) -> Commit:
@@ -488,17 +467,18 @@ class ManifestWindowWriter(WindowWriter):
         return Commit(newest.sequence + 1, max(newest.newest, window.number), self.marker, record)
 
     def _finish(self, record: WindowRecord) -> Applied:
-        """Clean up behind a window that is committed, by this attempt or by another one."""
+        """Clean up after the window was committed, by this attempt or by another one."""
         self.in_doubt = False
-        self._remove()
+        self.discard()
         self.committed = True
         return record.applied
 
-    def _remove(self) -> None:
+    def discard(self) -> None:
+        """Remove what the attempt has written, except for the files of a window that it has committed. Never raises."""
         try:
             self.table.remove_attempt(self.marker)
         except OSError as error:
-            log.warning("The next attempt cleans up behind window %s: %s", self.window, error)
+            log.warning("The next attempt removes what window %s has left: %s", self.window, error)
 
 
 def window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str] = ()) -> list[str]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors.arguments import names_of
 from airflow_kafka_spark.sinks.files.directory import FilesTable
-from airflow_kafka_spark.sinks.lake.place import TablePlace
+from airflow_kafka_spark.sinks.storage.store import TablePlace
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
+    from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class FilesSinkOptions:
     @property
     def spec(self) -> FileSpec:
         """The format, codec and options that tasks write files with."""
-        from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
+        from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 
         return FileSpec(self.format, self.compression, bool(self.partition_by), dict(self.options))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
-    from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
-    from airflow_kafka_spark.sinks.lake.place import TablePlace
+    from airflow_kafka_spark.sinks.storage.store import TablePlace
+    from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 
 FORMATS = ("parquet", "json", "csv", "orc")
 _LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
@@ -187,31 +187,11 @@ def _window_column(sink: FilesSinkOptions, names: list[str]) -> Iterator[Problem
         )
 
 
-def can_partition(kind: pa.DataType) -> bool:
-    """Return True if the names of directories can hold the values of a type."""
-    import pyarrow as pa
-
-    fine: tuple[Callable[[pa.DataType], bool], ...] = (
-        pa.types.is_boolean,
-        pa.types.is_integer,
-        pa.types.is_decimal,
-        pa.types.is_date,
-        pa.types.is_string,
-        pa.types.is_large_string,
-    )
-    return any(holds(kind) for holds in fine)
-
-
 def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
-    import pyarrow as pa
+    from airflow_kafka_spark.sinks.storage.tasks.buffered_files import partition_type_problem
 
-    if not can_partition(kind):
-        advice = "a date made of it" if pa.types.is_timestamp(kind) else "another column"
-        yield Problem(
-            "sink.partition_by",
-            f"column `{name}` is {kind}; expected a boolean, integer, decimal, date or string, whose text is the same everywhere",
-            f"Partition by {advice}",
-        )
+    if problem := partition_type_problem(name, kind):
+        yield problem
     if name[:1] in ("_", "."):
         skipped = "readers skip directories that begin with _ or ."
         yield Problem("sink.partition_by", f"column `{name}` cannot name a directory: {skipped}", "Rename it")
@@ -240,7 +220,7 @@ def _files(sink: FilesSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
 def _options(sink: FilesSinkOptions, spec: FileSpec) -> Iterator[Problem]:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files.tasks.formats import try_writing
+    from airflow_kafka_spark.sinks.storage.tasks.formats import try_writing
 
     for name in _LIMITS:
         value = sink.options.get(name, 1)
@@ -258,7 +238,7 @@ def _options(sink: FilesSinkOptions, spec: FileSpec) -> Iterator[Problem]:
 def _types(spec: FileSpec, schema: pa.Schema, in_path: set[str]) -> Iterator[Problem]:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files.tasks.formats import try_writing
+    from airflow_kafka_spark.sinks.storage.tasks.formats import try_writing
 
     for column in schema:
         if column.name in in_path:

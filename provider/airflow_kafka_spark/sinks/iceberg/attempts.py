@@ -27,7 +27,7 @@ from airflow_kafka_spark.sinks.iceberg.snapshots import (
     new_snapshot_id,
     tag_name,
 )
-from airflow_kafka_spark.sinks.lake.attempts import ATTEMPTS, BEGUN, data_directory, keep_only, list_attempts, sweep_abandoned
+from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, BEGUN, data_directory, keep_only, list_attempts, sweep_abandoned
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -95,10 +95,10 @@ class Attempts:
         raise self.lake.unavailable("fencing earlier attempts", error or "")
 
     def finish(self, table: Table, marker: str) -> None:
-        """Remove what an attempt has left that has committed: files of tasks whose result was not taken, and its marker. Never
-        raises; what cannot be removed is found by the next attempt.
+        """Remove what a committed attempt has left: files of tasks whose result was not used, and its note. Never raises; the
+        next attempt removes what is left.
 
-        :param table: the table, at a look behind the commit.
+        :param table: the table, loaded after the commit.
         """
         directory, snapshot_id = data_directory(marker), snapshot_of(marker)
         data = self.lake.data_store(table)
@@ -112,7 +112,7 @@ class Attempts:
         self.lake.store(table).remove_all(f"{ATTEMPTS}/{marker}")
 
     def remove(self, table: Table, marker: str, sure: bool = False) -> None:
-        """Remove an attempt that can no longer commit. Never raises; what cannot be removed is found by the next attempt.
+        """Remove an attempt that can no longer commit. Never raises; the next attempt removes what is left.
 
         :param sure: True if it is known that it has not committed. Else its files are kept if a snapshot names one of them:
             it has committed, and its snapshot has expired since.
@@ -125,7 +125,7 @@ class Attempts:
         except Exception as error:  # each store has errors of its own
             log.warning("Attempt %s is not removed: %s", marker, self.lake.access.hidden(str(error)))
             return
-        # The marker goes last: it is what leads to the rest.
+        # The note goes last: without it, nothing would find the rest.
         self.lake.store(table).remove_all(f"{ATTEMPTS}/{marker}")
 
     def _base(self, table: Table, marker: str) -> int | None:

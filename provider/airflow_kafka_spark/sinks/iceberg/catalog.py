@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
 from airflow_kafka_spark.hooks.connections import require_connection
-from airflow_kafka_spark.sinks.lake.place import TablePlace, TableStore
+from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -106,7 +106,7 @@ def catalog_access(conn_id: str) -> CatalogAccess:
     return CatalogAccess(conn_id, name, options)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -234,7 +234,7 @@ class IcebergTable:
     ) -> Exception | None:
         """Try one commit, without the retries of pyiceberg.
 
-        :return: None if it is committed. An error says nothing about the outcome: the table has to be looked at again.
+        :return: None if it is committed. After an error the outcome is unknown: load the table again.
         """
         from pyiceberg.table.update import AssertTableUUID
 
@@ -247,11 +247,11 @@ class IcebergTable:
         return None
 
     def flush(self, table: Table, location: str) -> None:
-        """Make a metadata file durable. In an object store it is when it is written.
+        """Make a metadata file durable. In an object store it is durable as soon as it is written.
 
         :raises OSError: it cannot be flushed.
         """
-        from airflow_kafka_spark.sinks.files.directory import flush
+        from airflow_kafka_spark.sinks.storage.store import flush
 
         parent, _, name = location.rpartition("/")
         store = IcebergStore.of(parent, table.io.properties)

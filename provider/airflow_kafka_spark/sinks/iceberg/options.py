@@ -10,8 +10,8 @@ from airflow_kafka_spark.sinks.lake.options import LakeSinkOptions
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
     from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
+    from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 
 MAIN = "main"
 """The branch that readers of a table see."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, WindowConflict
-from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, rewritten_window, unknown_window
+from airflow_kafka_spark.sinks.base import Guarantee, KeyedSink, Shape, rewritten_window, unknown_window
 from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
-from airflow_kafka_spark.sinks.keyed import guard_problems
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, Window
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class IcebergSink(IcebergSinkOptions, Sink):
+class IcebergSink(IcebergSinkOptions, KeyedSink):
     """Appends each window to an Iceberg table, or upserts it by key, in one commit.
 
     Guarantee: exactly-once. Spark's tasks write Parquet files with the table's column ids; the driver commits them, once, as one
     snapshot whose summary holds the window, and sets the tag ``airflow.<pipeline>`` to it in the same commit. The commit is
-    refused if branch or tag have changed since the table was looked at, so an attempt that was overtaken commits nothing.
+    refused if branch or tag have changed since the table was loaded, so an attempt that was overtaken commits nothing.
     Other writers may append at any time, and rewrite_data_files, expire_snapshots and remove_orphan_files may run. Every reader
     of Iceberg sees whole windows only.
 
@@ -36,7 +35,7 @@ class IcebergSink(IcebergSinkOptions, Sink):
         ``warehouse``, ``s3.region``). SQL, REST, Glue and Hive catalogs are accepted; Hadoop catalogs are refused. Default
         ``iceberg_default``. Templated.
     :param branch: the branch that gets the windows. Default ``main``, which readers see. Another one is created from ``main`` if
-        it does not exist; readers see its windows once somebody has published it (write, audit, publish). Templated.
+        it does not exist; readers see its windows once the branch is published (write, audit, publish). Templated.
     :param mode: ``append`` (default) adds every record as a row. ``upsert`` inserts or updates by ``key``: within a window the
         highest offset of a key wins, and windows apply in order. Between partitions offsets say nothing about time (the higher
         partition wins), so a key should always be in the same partition, as it is if it is the record's key.
@@ -46,8 +45,9 @@ class IcebergSink(IcebergSinkOptions, Sink):
         only. Default False.
     :param offset_columns: True: the table has the columns ``__connect_topic``, ``__connect_partition`` and ``__connect_offset``,
         which the sink fills, and an older offset never overwrites or deletes a newer row. Default False.
-    :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``. A replay of an
-        appended window whose files others have rewritten then goes by it. Default None: no such column. Templated.
+    :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``. If others
+        have rewritten the files of an appended window, a replay finds its rows by this column. Default None: no such column.
+        Templated.
     :param partition_by: how a table that is created is partitioned: columns, ``bucket(N, column)``, ``truncate(N, column)``,
         ``year(column)``, ``month(column)``, ``day(column)``, ``hour(column)``. A table that exists has to be partitioned in this
         way; if nothing is named, it may be partitioned in any way. Default: none.
@@ -70,11 +70,6 @@ class IcebergSink(IcebergSinkOptions, Sink):
     def guarantee(self) -> Guarantee:
         """Exactly-once."""
         return Guarantee.EXACTLY_ONCE
-
-    @property
-    def takes_tombstones(self) -> bool:
-        """True with ``delete_enabled``."""
-        return self.delete_enabled
 
     @property
     def asset_uri(self) -> str:
@@ -101,18 +96,9 @@ class IcebergSink(IcebergSinkOptions, Sink):
 
         return table_problems(self)
 
-    def replay_problems(self) -> list[Problem]:
-        """Return why windows cannot be replayed: an upsert would overwrite newer rows (no ``offset_columns``) or bring deleted
-        ones back (``delete_enabled``)."""
-        return guard_problems(self, "on_rerun", "a window that is moved again")
-
-    def unordered_problems(self) -> list[Problem]:
-        """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
-        return guard_problems(self, "window", "an interval that is moved after a later one")
-
     def window_replay_problems(self, replay: Window) -> list[Problem]:
         """Return a problem if the table has no record of the window, or if others have rewritten its files and no row names the
-        window in ``window_column``. An upsert goes by keys."""
+        window in ``window_column``. An upsert finds the rows by their keys."""
         from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineSnapshots
         from airflow_kafka_spark.sinks.iceberg.writer import replaced_files
 
@@ -136,7 +122,7 @@ class IcebergSink(IcebergSinkOptions, Sink):
 
     def _names_window(self, table: Table, window: Window) -> bool:
         """Return True if a row of the branch names a window in ``window_column``."""
-        from airflow_kafka_spark.sinks.iceberg.tasks.read import table_files
+        from airflow_kafka_spark.sinks.iceberg.tasks.data_files import table_files
         from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
         column = self.window_column

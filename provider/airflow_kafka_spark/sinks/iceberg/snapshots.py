@@ -1,9 +1,9 @@
 """Snapshots of an Iceberg table as the sink uses them: the record of a window in each, and commits that are refused if anything
-of the branch or of the pipeline was committed since the table was looked at.
+of the branch or of the pipeline was committed since the table was loaded.
 
 Each snapshot of a pipeline has the window in its summary, and the tag ``airflow.<pipeline>`` names the last of them, which no
 expiry of snapshots removes. The tag is set in the commit of the snapshot. A commit requires that the branch and the tag are still
-what they were at the look, so an attempt that was overtaken can commit nothing.
+what they were when the table was loaded, so an attempt that was overtaken can commit nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import secrets
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import WindowConflict
-from airflow_kafka_spark.sinks.lake.attempts import commit_metadata, recorded_window
+from airflow_kafka_spark.sinks.storage.records import commit_metadata, recorded_window
 from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.model import Applied, Window
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.refs import SnapshotRefType
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
@@ -46,7 +47,7 @@ def tag_name(pipeline: str) -> str:
 
 
 def new_snapshot_id() -> int:
-    """Return the id of a snapshot to come."""
+    """Return the id of a snapshot that will be written."""
     return secrets.randbelow((1 << 63) - 1) + 1
 
 
@@ -122,7 +123,7 @@ class PipelineSnapshots:
         return self.records.get(number)
 
     def summary(self, pipeline: str, written: Recorded | None = None) -> dict[str, str]:
-        """Return what the pipeline's next snapshot has in its summary.
+        """Return the summary of the pipeline's next snapshot.
 
         :param written: the window that it applies; None for a fence, which keeps what is known.
         """
@@ -154,7 +155,7 @@ def manifest_prefix(snapshot_id: int) -> tuple[str, str]:
 
 
 def _commit_uuid(snapshot_id: int) -> uuid.UUID:
-    """Return an id for one try of a commit, whose first half leads to the snapshot."""
+    """Return an id for one try of a commit. Its first half is made of the snapshot's id."""
     return uuid.UUID(int=snapshot_id << 64 | secrets.randbits(64))
 
 
@@ -175,7 +176,7 @@ def make_commit(
 ) -> SnapshotCommit:
     """Write the manifests of a snapshot, and return the commit that makes it visible.
 
-    :param table: the table at the look. The commit requires that branch, tag and partition spec are still the same.
+    :param table: the table as it was loaded. The commit requires that branch, tag and partition spec have not changed since.
     :param branch: the branch that gets the snapshot; None for a snapshot that only the tag names.
     :param tag: a tag that names the snapshot, too.
     :raises Exception: catalog or store did not answer.
@@ -225,7 +226,7 @@ def ref_is(name: str, snapshot_id: int | None) -> TableRequirement:
     return AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": snapshot_id})
 
 
-def set_ref(metadata: TableMetadata, name: str, kind: Any, snapshot_id: int) -> TableUpdate:
+def set_ref(metadata: TableMetadata, name: str, kind: SnapshotRefType, snapshot_id: int) -> TableUpdate:
     """Return the change that lets a branch or tag name a snapshot. How long it keeps snapshots stays as it is.
 
     A new tag never expires, whatever the table's ``history.expire.max-ref-age-ms`` says. That of a data interval does, after

@@ -1,4 +1,4 @@
-"""Validation of an Iceberg sink: everything that would keep a window from being committed, found before anything runs."""
+"""Validation of an Iceberg sink: the reasons why no window could be committed, found before anything runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.options import MAIN
-from airflow_kafka_spark.sinks.iceberg.partitions import EXPECTED, PartitionField, fields_of
+from airflow_kafka_spark.sinks.iceberg.table import EXPECTED, PartitionField, fields_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ def _uninstalled() -> Problem:
 
 
 def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
-    """Return the table if there is one that can be read, and the problems of getting there."""
+    """Return the table, or None if there is none or it cannot be read, and the problems of reading it."""
     found = [*_names(sink)]
     try:
         lake = sink.open()
@@ -154,7 +154,7 @@ def _parsed(sink: IcebergSinkOptions) -> Iterator[PartitionField]:
 
 
 def _columns(sink: IcebergSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
-    from airflow_kafka_spark.sinks.iceberg.columns import unstorable
+    from airflow_kafka_spark.sinks.iceberg.table import unstorable
 
     names = Counter(name.casefold() for name in schema.names)
     if doubled := [name for name in schema.names if names[name.casefold()] > 1]:
@@ -182,7 +182,7 @@ def _columns(sink: IcebergSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
 def _partition_field(field: PartitionField, schema: pa.Schema) -> Iterator[Problem]:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.iceberg.columns import iceberg_schema, unstorable
+    from airflow_kafka_spark.sinks.iceberg.table import iceberg_schema, unstorable
 
     if field.column not in schema.names:
         known = ", ".join(f"`{n}`" for n in schema.names)
@@ -201,7 +201,7 @@ def _compared(sink: IcebergSinkOptions, table: Table, schema: pa.Schema) -> Iter
     """Yield a problem for each column that the table does not take."""
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.iceberg.columns import fits, match, required_columns, type_name, unstorable
+    from airflow_kafka_spark.sinks.iceberg.table import fits, match, required_columns, type_name, unstorable
 
     storable = pa.schema([field for field in schema if not unstorable(field.type)])
     before = {field.name: field.field_type for field in table.schema().fields}

@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.base import Shape, SplitWriter, WindowWriter
-from airflow_kafka_spark.sinks.files.directory import flush
+from airflow_kafka_spark.sinks.base import Shape, SplitWriter
 from airflow_kafka_spark.sinks.iceberg.attempts import Attempts
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergStore, IcebergTable
-from airflow_kafka_spark.sinks.iceberg.columns import file_columns, match, table_columns
 from airflow_kafka_spark.sinks.iceberg.snapshots import (
     PipelineSnapshots,
     Recorded,
@@ -28,8 +26,10 @@ from airflow_kafka_spark.sinks.iceberg.snapshots import (
     new_snapshot_id,
     tag_name,
 )
-from airflow_kafka_spark.sinks.iceberg.table import open_table
-from airflow_kafka_spark.sinks.lake.attempts import Attempt, TableChange, data_directory, files_of, marker_name
+from airflow_kafka_spark.sinks.iceberg.table import file_columns, match, open_table, table_columns
+from airflow_kafka_spark.sinks.storage.attempts import Attempt, AttemptWindowWriter, data_directory, marker_name
+from airflow_kafka_spark.sinks.storage.records import TableChange, files_of
+from airflow_kafka_spark.sinks.storage.store import flush
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 
@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
-    from typing_extensions import Self
 
     from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
-    from airflow_kafka_spark.sinks.iceberg.tasks.write import IcebergSplitWriter
+    from airflow_kafka_spark.sinks.iceberg.tasks.data_files import IcebergSplitWriter
     from airflow_kafka_spark.sinks.lake.tasks.upsert import Merged, Upsert
 
 log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ log = logging.getLogger(__name__)
 _TRIES = 500
 """Commits of other writers that one commit may lose against."""
 _FAILURES = 4
-"""Tries of a commit that fail though nobody else has committed."""
+"""Tries of a commit that fail although no other writer has committed."""
 
 
 def begin_attempt(sink: IcebergSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> IcebergWindowWriter:
@@ -87,7 +86,7 @@ def replaced_files(table: Table, branch: str, window: Window, found: Recorded | 
     return files
 
 
-class IcebergWindowWriter(WindowWriter):
+class IcebergWindowWriter(AttemptWindowWriter):
     """One attempt: files that no snapshot names yet, and the commit of the snapshot. Made by :meth:`.IcebergSink.begin`.
 
     :param base: the snapshot that the pipeline's tag named when the attempt began. If another attempt of the pipeline commits or
@@ -105,18 +104,14 @@ class IcebergWindowWriter(WindowWriter):
         base: int | None,
         table: Table,
     ) -> None:
-        self.sink, self.window, self.splits, self.shape = sink, window, splits, shape
-        self.lake, self.base, self.table = lake, base, table
         self.snapshot_id = new_snapshot_id()
-        self.marker = marker_name(window.pipeline, self.snapshot_id)
-        self.attempts = Attempts(lake)
         self.store, self.data = lake.store(table), lake.data_store(table)
-        self.committed = False
-        self.in_doubt = False
+        super().__init__(Attempt(window, marker_name(window.pipeline, self.snapshot_id), self.store, self.data))
+        self.sink, self.splits, self.shape = sink, splits, shape
+        self.lake, self.base, self.table = lake, base, table
         self.written: list[str] = []
         self.added: list[str] = []
         self._deletion: Upsert | None = None
-        self.attempt = Attempt(window, self.marker, self.store, self.data)
         try:
             self.attempt.begin(base=base or 0)
         except OSError as error:
@@ -138,7 +133,7 @@ class IcebergWindowWriter(WindowWriter):
 
         :param of_rows: True: the rows have no columns yet that say where they came from.
         """
-        from airflow_kafka_spark.sinks.iceberg.tasks.write import IcebergSplitWriter, IcebergTarget
+        from airflow_kafka_spark.sinks.iceberg.tasks.data_files import IcebergSplitWriter, IcebergTarget
 
         file_schema, columns = self._row_columns() if table is None else table_columns(table.metadata)
         properties = {name: value for name, value in self.table.properties.items() if name.startswith("write.metadata.metrics.")}
@@ -159,13 +154,7 @@ class IcebergWindowWriter(WindowWriter):
 
     def _common(self, file_schema: pa.Schema, of_rows: bool) -> dict[str, Any]:
         return {
-            "uri": self.sink.uri,
-            "store": self.data,
-            "home": self.store,
-            "attempt": self.attempt.directory,
-            "marker": self.marker,
-            "pipeline": self.window.pipeline,
-            "window": str(self.window),
+            **self.attempt.target(self.sink.uri),
             "file_schema": file_schema,
             "spec": self.sink.table_spec(self.table),
             "offset_columns": self.sink.offset_columns and of_rows,
@@ -175,8 +164,8 @@ class IcebergWindowWriter(WindowWriter):
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """Commit the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are committed.
 
-        A commit whose answer is lost, or that loses against another writer, is followed by a look at the table: it is there, or
-        it is tried again behind what was committed meanwhile.
+        If the answer to a commit is lost, or another writer was faster, the table is loaded again. Either it has this commit, or
+        the commit is tried again after those of the others.
 
         :raises Fenced: a newer attempt has taken over and has not committed yet.
         """
@@ -205,7 +194,7 @@ class IcebergWindowWriter(WindowWriter):
                     return self._done(table, found)
             seen = (table.metadata_location, head(table.metadata, self.sink.branch))
             if seen[1] != tried[1] and table.snapshot_by_id(self.snapshot_id) is None:
-                # The try requires a head that is gone, so that it can never succeed any more.
+                # The try requires a head that the branch no longer has, so that it can no longer succeed.
                 self.in_doubt = False
             failures = failures if seen == tried else 0
             self._refuse_conflict(table, state, found)
@@ -226,24 +215,19 @@ class IcebergWindowWriter(WindowWriter):
             error = self.lake.try_commit(table, commit.requirements, commit.updates)
             if error is None:
                 faults.reached("sink.committed")
-                continue  # the look finds it
+                continue  # the table that is loaded next has it
             failures += 1
             if failures > _FAILURES:
                 break
             time.sleep(random.random() * min(0.02 * again, 1.0))
         raise self.lake.unavailable(f"committing window {window}", error or "the window is not in the table")
 
-    def __enter__(self) -> Self:
-        return self
+    def discard(self) -> None:
+        self._remove_written(())
+        super().discard()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.in_doubt and not self.committed:
-            # The commit may still arrive, and it names these files. The next attempt fences it before it removes them.
-            log.warning("It is not known whether window %s was committed: the next attempt finds out", self.window)
-        elif not self.committed:
-            self._remove_written(())
-            self.attempt.remove()
-        self.attempt.release()
+        super().__exit__(kind, error, trace)
         self.lake.close()
 
     # --- steps of a commit ----------------------------------------------------------------------------------------------
@@ -253,7 +237,7 @@ class IcebergWindowWriter(WindowWriter):
             raise Fenced(self.window.pipeline, f"committing window {self.window.number}")
         newest = state.newest
         refuse_gap(newest.applied if newest else None, self.window, self.sink.uri)
-        # A replay may go by keys or by the window's column instead of the record.
+        # A replay may find its rows by keys or by the window's column instead of the record.
         known = found is not None or self.sink.upserts or self.sink.window_column
         if newest is not None and not known and self.window.number <= newest.applied.number:
             what = f"{self.sink.uri} has its rows, but its snapshot has expired, so that it is not known which they are"
@@ -270,8 +254,8 @@ class IcebergWindowWriter(WindowWriter):
         return Upsert(self.window, key, guarded, self.data, results, self.splits, self._data_writer)
 
     def _merge(self, table: Table, upsert: Upsert) -> Merged:
-        """Write the files of an upsert for the table at one look."""
-        from airflow_kafka_spark.sinks.iceberg.tasks.read import table_files
+        """Write the files of an upsert for the table as it was loaded."""
+        from airflow_kafka_spark.sinks.iceberg.tasks.data_files import table_files
 
         matched = match(self.shape.schema, table.metadata)
         names = {found.row.name: found.column.name for found in matched if found.column is not None}
@@ -281,7 +265,7 @@ class IcebergWindowWriter(WindowWriter):
         self, table: Table, state: PipelineSnapshots, change: TableChange[Mapping[str, Any], DataFile]
     ) -> SnapshotCommit:
         """Write the manifests of the window's snapshot."""
-        from airflow_kafka_spark.sinks.iceberg.tasks.data_file import data_file
+        from airflow_kafka_spark.sinks.iceberg.tasks.data_files import data_file
 
         spec_id = self.table.metadata.default_spec_id
         self.added = [file["path"] for file in change.added]
@@ -321,18 +305,18 @@ class IcebergWindowWriter(WindowWriter):
         return merged.added, [file.file for file in merged.removed]
 
     def _done(self, table: Table, record: Recorded) -> Applied:
-        """Clean up behind a window that is committed, by this attempt or by another one."""
+        """Clean up after the window was committed, by this attempt or by another one."""
         self.committed = record.snapshot_id == self.snapshot_id
         self.in_doubt = False
         if self.committed:
-            with suppress(Exception):  # what is left here is found by the next attempt
+            with suppress(Exception):  # the next attempt removes what is left
                 self._remove_written(metadata_files(table, self.snapshot_id) or self.written)
             with suppress(OSError):
                 self.attempt.keep_only(self.added)
             self.attempt.finish()
         return record.applied
 
-    def _remove_written(self, kept: Any) -> None:
+    def _remove_written(self, kept: Iterable[str]) -> None:
         """Remove the manifests of tries that failed."""
         for path in {*self.written} - {*kept}:
             parent, _, name = path.rpartition("/")

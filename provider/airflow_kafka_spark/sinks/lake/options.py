@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.errors.arguments import names_of
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.keyed import MODES, OFFSET_COLUMNS, key_problems
+from airflow_kafka_spark.sinks.base import MODES, OFFSET_COLUMNS, Shape, key_problems
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
+    from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 
 _RESERVED = ("__airflow_", "__connect_")
 _LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
@@ -61,7 +60,7 @@ class LakeSinkOptions:
 
     def spec(self) -> FileSpec:
         """Return the codec and options that tasks write Parquet files with."""
-        from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
+        from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 
         return FileSpec("parquet", self.compression, bool(self.partition_by), dict(self.options))
 
@@ -69,7 +68,7 @@ class LakeSinkOptions:
         """Yield what is wrong with mode, key, compression and options."""
         import pyarrow as pa
 
-        from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec, try_writing
+        from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec, try_writing
 
         if self.mode not in MODES:
             yield Problem("sink.mode", f"it is {self.mode!r}; expected {' or '.join(map(repr, MODES))}")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.postgres import Name, parse_name, resolve, system_identifier
-from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
-from airflow_kafka_spark.sinks.keyed import guard_problems
+from airflow_kafka_spark.sinks.base import Guarantee, KeyedSink, Shape, WindowWriter
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 from airflow_kafka_spark.windows.model import Applied, Split, Window
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PostgresSink(PostgresSinkOptions, Sink):
+class PostgresSink(PostgresSinkOptions, KeyedSink):
     """Writes windows into a table of PostgreSQL 12 or newer, by COPY from Spark's tasks.
 
     Guarantee, with ``atomic="window"``: exactly-once. Tasks load stages that no reader sees. One transaction then inserts the
@@ -75,11 +74,6 @@ class PostgresSink(PostgresSinkOptions, Sink):
         "conn_id", "table", "key", "windows_table", "splits_table", "stage_schema",
         "window_column",
     )  # fmt: skip
-
-    @property
-    def takes_tombstones(self) -> bool:
-        """True with ``delete_enabled``."""
-        return self.delete_enabled
 
     @property
     def split_records(self) -> int:
@@ -161,11 +155,7 @@ class PostgresSink(PostgresSinkOptions, Sink):
             wrong.append(('`atomic="split"` shows a window in pieces, and would replace it in pieces', 'Use `atomic="window"`'))
         if self.mode == "append" and not self.window_column:
             wrong.append(("appended rows do not say which window they are of", 'Set `window_column="..."` on the sink'))
-        return [*(Problem(where, *why) for why in wrong), *guard_problems(self, where, "a window that is moved again")]
-
-    def unordered_problems(self) -> list[Problem]:
-        """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
-        return guard_problems(self, "window", "an interval that is moved after a later one")
+        return [*(Problem(where, *why) for why in wrong), *super().replay_problems()]
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the row of ``airflow_windows`` with the pipeline's highest number.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from airflow_kafka_spark.hooks.postgres import Name, literal, quote
-from airflow_kafka_spark.sinks.keyed import OFFSET_COLUMNS
+from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS
 
 OFFSET_TYPES = ("text", "integer", "bigint")
 

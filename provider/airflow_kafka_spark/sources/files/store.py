@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.hooks.storage import local_path, scheme_of
 from airflow_kafka_spark.windows.instants import parse_iso
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from fsspec.spec import AbstractFileSystem
 
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _FSSPEC_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _SPARK_SCHEMES = {"s3": "s3a", "s3n": "s3a", "gcs": "gs"}
 _MTIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
@@ -382,20 +382,11 @@ def open_store(path: str, conn_id: str | None) -> FileStore:
     :raises ValueError: it is neither an absolute path nor a URI.
     """
     text = str(path)
-    scheme = _SCHEME.match(text)
-    if scheme and scheme[1].lower() != "file":
+    if scheme_of(text) != "file":
         if not re.match(r"[^/]*://[^/]+", text):
             raise ValueError(f"`{text}` is neither an absolute path nor a URI such as s3a://bucket/prefix")
         return ObjectStore(text, conn_id)
-    if scheme:
-        parts = urllib.parse.urlsplit(text)
-        if parts.netloc not in ("", "localhost"):
-            raise ValueError(f"`{text}` names the host {parts.netloc}")
-        # urlsplit ends the path at ? and #: names of files that hold them must be encoded.
-        text = urllib.parse.unquote(parts.path)
-    if not os.path.isabs(text):
-        raise ValueError(f"`{path}` is not an absolute path")
-    return LocalStore(os.path.normpath(text))
+    return LocalStore(local_path(text))
 
 
 _MOST_SHOWN = 8

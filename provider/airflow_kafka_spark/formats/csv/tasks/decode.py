@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from airflow_kafka_spark.formats.csv.dialect import CsvDialect, FromField, timestamp_reader
 from airflow_kafka_spark.formats.tasks.batch_decoder import (
     FEW_RECORDS,
     BatchDecoder,
@@ -36,11 +35,14 @@ from airflow_kafka_spark.formats.text import (
     MIN_MICRO,
     NO_FINITE,
     BadValue,
+    CsvDialect,
+    FromField,
     from_base64,
     parse_day,
     parse_float,
     parse_micros,
     shorten,
+    timestamp_reader,
     to_decimal,
 )
 from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Text, arrow_schema, arrow_type

@@ -16,10 +16,16 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Rows
-from airflow_kafka_spark.sinks.files.directory import LONGEST_NAME, TASKS, file_stem, flush, make_below, partition_directory
-from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
-from airflow_kafka_spark.sinks.lake.tasks.write import LakeFile, LakeSplitWriter, LakeTarget
-from airflow_kafka_spark.sinks.tasks.buffered_files import BufferedFile, BufferedFilesWriter, PartitionKey, partition_values
+from airflow_kafka_spark.sinks.files.directory import TASKS, make_below, partition_directory
+from airflow_kafka_spark.sinks.storage.store import LONGEST_NAME, file_stem, flush
+from airflow_kafka_spark.sinks.storage.tasks.buffered_files import (
+    BufferedFile,
+    BufferedFilesWriter,
+    PartitionKey,
+    partition_values,
+)
+from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
+from airflow_kafka_spark.sinks.storage.tasks.write import StoreFile, StoreSplitWriter, StoreTarget
 from airflow_kafka_spark.windows.model import Split
 
 
@@ -152,7 +158,7 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectsTarget(LakeTarget):
+class ObjectsTarget(StoreTarget):
     """The part of an attempt that tasks need. Files leave out the columns that become directories.
 
     :param directories: these columns.
@@ -168,7 +174,7 @@ class ObjectsTarget(LakeTarget):
         return self.directories
 
 
-class ObjectsSplitWriter(LakeSplitWriter[LakeFile]):
+class ObjectsSplitWriter(StoreSplitWriter[StoreFile]):
     """Writes one split into data files whose names hold the attempt and the task attempt."""
 
     target: ObjectsTarget
@@ -177,16 +183,16 @@ class ObjectsSplitWriter(LakeSplitWriter[LakeFile]):
         """Return rows with a value that the format cannot hold, or that is too long for the name of a directory."""
         return unfit_rows(self.target.spec, self.target.file_schema, self.target.directories, rows)
 
-    def open_file(self, key: PartitionKey, part: int) -> LakeFile:
+    def open_file(self, key: PartitionKey, part: int) -> StoreFile:
         name = f"{file_stem(self.split.range, part)}-{self.target.attempt_id}-{self.token[:12]}{self.target.spec.suffix}"
         directory = "/".join([self.target.attempt, *key])
         self.target.store.make(directory)
         return self.new_file(f"{directory}/{name}")
 
-    def new_file(self, path: str) -> LakeFile:
-        return LakeFile(self.target, path)
+    def new_file(self, path: str) -> StoreFile:
+        return StoreFile(self.target, path)
 
-    def describe(self, file: LakeFile, key: PartitionKey) -> Mapping[str, Any]:
+    def describe(self, file: StoreFile, key: PartitionKey) -> Mapping[str, Any]:
         """Return nothing more: the directories of a file hold its partition values."""
         return {}
 

@@ -42,8 +42,8 @@ from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencin
 from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
 from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, from_bytes
 from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, refused_by_brokers
-from airflow_kafka_spark.sinks.tasks.dead_letters import Envelope, from_bytes
 from airflow_kafka_spark.windows.codec import decode_result, encode_error, marker_to_json, result_to_json
 from airflow_kafka_spark.windows.memory import (
     LedgerRecord,

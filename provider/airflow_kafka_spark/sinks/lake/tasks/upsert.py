@@ -1,8 +1,8 @@
-"""Upsert and delete by key: tasks stage the rows of a window, and the driver writes the files that hold one of their keys anew.
+"""Upsert and delete by key: tasks stage the rows of a window, and the driver rewrites the files that hold one of their keys.
 
 Nothing is changed in place. The files that lose rows are replaced by files without these rows, and the last row of each key goes
-to further files (copy on write). Their names go into the commit, which is refused if anything was committed since the look at the
-table that led to them. So an upsert needs no other fence than an append.
+to further files (copy on write). The commit that names them is refused if anything was committed since the table was loaded. So
+an upsert needs no other fence than an append.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from airflow_kafka_spark.sinks.base import Rows
-from airflow_kafka_spark.sinks.keyed import OFFSET_COLUMNS
-from airflow_kafka_spark.sinks.lake.place import TableStore
-from airflow_kafka_spark.sinks.lake.tasks.write import LakeFile, LakeSplitWriter, LakeTarget
-from airflow_kafka_spark.sinks.tasks.buffered_files import PartitionKey
+from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Rows
+from airflow_kafka_spark.sinks.storage.store import TableStore
+from airflow_kafka_spark.sinks.storage.tasks.buffered_files import PartitionKey
+from airflow_kafka_spark.sinks.storage.tasks.write import StoreFile, StoreSplitWriter, StoreTarget
 from airflow_kafka_spark.windows.model import Split, SplitResult, Window
 
 DELETED = "__airflow_deleted"
@@ -40,7 +39,7 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageTarget(LakeTarget):
+class StageTarget(StoreTarget):
     """The part of an upsert that tasks need.
 
     :param key: the columns of the key.
@@ -59,19 +58,19 @@ def staged_schema(rows: pa.Schema) -> pa.Schema:
     return pa.schema([*(field.with_nullable(True) for field in rows), pa.field(DELETED, pa.bool_())])
 
 
-class StageWriter(LakeSplitWriter[LakeFile]):
+class StageWriter(StoreSplitWriter[StoreFile]):
     """Writes the rows of one split into a file that is read by the driver and is never a part of the table."""
 
     target: StageTarget
 
-    def new_file(self, path: str) -> LakeFile:
-        return LakeFile(self.target, path)
+    def new_file(self, path: str) -> StoreFile:
+        return StoreFile(self.target, path)
 
-    def describe(self, file: LakeFile, key: PartitionKey) -> Mapping[str, Any]:
+    def describe(self, file: StoreFile, key: PartitionKey) -> Mapping[str, Any]:
         """Return nothing: the driver reads the file as a whole."""
         return {}
 
-    def partition_names(self, column: str, values: pa.Array) -> Any:
+    def partition_names(self, column: str, values: pa.Array) -> NoReturn:
         raise AssertionError("a staged file is not partitioned")
 
     def unwritable(self, rows: Rows) -> Mapping[int, str]:
@@ -99,7 +98,7 @@ class StageWriter(LakeSplitWriter[LakeFile]):
 
 
 class TableFile(ABC):
-    """A data file of the table. Its identity says all that its rows depend on.
+    """A data file of the table. Files of equal identity have equal rows.
 
     :ivar identity: its path, and those of the files that delete rows of it.
     """
@@ -118,7 +117,7 @@ class TableFile(ABC):
 class Merged:
     """The change that an upsert makes to the table.
 
-    :param added: the files that are added, as :meth:`.LakeSplitWriter.close` describes them.
+    :param added: the files that are added, as :meth:`.StoreSplitWriter.close` describes them.
     :param removed: the files that are removed.
     :param written: number of rows that were inserted or updated.
     :param deleted: number of rows that were deleted by tombstones.
@@ -148,8 +147,8 @@ class _Matches:
 
 @dataclass
 class Upsert:
-    """The upsert of one window on the driver. It may be tried again for a newer look at the table; what was computed or written
-    for files that are still there is used again.
+    """The upsert of one window on the driver. If its commit is refused, :meth:`merge` is called again with the files of the table
+    as it is then; the results for files that are still there are used again.
 
     :param window: the window.
     :param key: the columns of the key.
@@ -166,7 +165,7 @@ class Upsert:
     store: TableStore | None
     results: Sequence[SplitResult]
     splits: Sequence[Split]
-    writer: Callable[[Any], LakeSplitWriter[Any]] | None
+    writer: Callable[[Any], StoreSplitWriter[Any]] | None
     staged: list[str] = field(default_factory=list)
     _matches: dict[tuple[str, ...], _Matches] = field(default_factory=dict)
     _kept: dict[tuple[str, ...], tuple[bytes, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
@@ -193,9 +192,9 @@ class Upsert:
         column: str,
         store: TableStore | None = None,
         splits: Sequence[Split] = (),
-        writer: Callable[[Any], LakeSplitWriter[Any]] | None = None,
+        writer: Callable[[Any], StoreSplitWriter[Any]] | None = None,
     ) -> Upsert:
-        """Return the deletion of the rows that a column says to be of a window."""
+        """Return an upsert that only deletes: the rows that have the name of a window in a column."""
         found = cls(window, (column,), False, store, (), splits, writer)
         found.rows = 1
         found.events = pa.table({column: [str(window)], DELETED: [True], _ROW: pa.array([0], pa.int64())})
@@ -230,8 +229,8 @@ class Upsert:
         found = pc.min_max(self.events.column(name)).as_py()
         return found["min"], found["max"]
 
-    def merge(self, files: Iterable[TableFile], columns: Any) -> Merged:
-        """Write the files that the upsert adds to the table at one look.
+    def merge(self, files: Iterable[TableFile], columns: object) -> Merged:
+        """Write the files that the upsert adds to the table as it was loaded.
 
         :param files: the table's files that may hold one of the keys.
         :param columns: the table's columns.
@@ -321,7 +320,7 @@ class Upsert:
 
     # --- files ------------------------------------------------------------------------------------------------------
 
-    def _keep(self, file: TableFile, rows: int, gone: np.ndarray, columns: Any) -> Sequence[Mapping[str, Any]]:
+    def _keep(self, file: TableFile, rows: int, gone: np.ndarray, columns: object) -> Sequence[Mapping[str, Any]]:
         """Write the rows of a file that stay."""
         kept = np.ones(rows, bool)
         kept[gone] = False
@@ -345,13 +344,13 @@ class Upsert:
                 for batch in pa.parquet.ParquetFile(source).iter_batches(_BATCH_ROWS):
                     yield batch.drop_columns([DELETED])
 
-    def _write(self, batches: Iterator[pa.RecordBatch], kept: np.ndarray, columns: Any) -> Sequence[Mapping[str, Any]]:
+    def _write(self, batches: Iterator[pa.RecordBatch], kept: np.ndarray, columns: object) -> Sequence[Mapping[str, Any]]:
         """Write some of the rows into data files.
 
-        :param kept: which of them.
+        :param kept: True for each row that is written.
         :param columns: their columns, for :attr:`writer`.
         """
-        writer: LakeSplitWriter[Any] | None = None
+        writer: StoreSplitWriter[Any] | None = None
         at = 0
         for batch in batches:
             wanted = kept[at : at + batch.num_rows]

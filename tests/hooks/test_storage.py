@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from airflow_kafka_spark.hooks.s3 import S3Access
+from airflow_kafka_spark.hooks.storage import S3Access
 
 
 def test_no_secret_is_shown():

@@ -1,30 +1,36 @@
-"""Attempts at a lake table: their names, their notes below the table, and which of them are abandoned.
+"""Attempts at a table: their names, their locks, their notes below the table, and which of them are abandoned.
 
 ::
 
     <table>/airflow-<attempt>/*.parquet                     data files of an attempt; of the window once it is committed
-    <table>/_airflow/attempts/<attempt>/attempt.json        an attempt has begun, and has not been cleaned up after
+    <table>/_airflow/attempts/<attempt>/attempt.json        an attempt has begun, and is not removed yet
     <table>/_airflow/attempts/<attempt>/lock                local tables: locked for as long as the attempt's driver lives
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
+import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
-from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
-from airflow_kafka_spark.sinks.files.directory import SWEPT_AT_ONCE, AttemptLock, pipeline_slug
-from airflow_kafka_spark.sinks.lake.place import TableStore, plain
-from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
-from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
+from airflow_kafka_spark.sinks.base import ABANDONED_DAYS, WindowWriter
+from airflow_kafka_spark.sinks.storage.store import TableStore, pipeline_slug, plain
+from airflow_kafka_spark.windows.model import Window
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS = "_airflow/attempts"
 BEGUN = "attempt.json"
@@ -42,61 +48,40 @@ def data_directory(marker: str) -> str:
     return plain(f"airflow-{marker}")
 
 
-def commit_metadata(window: Window, rows: int, deleted: int = 0) -> dict[str, Any]:
-    """Return the window as the information of its commit has it, which the history of the table shows."""
-    return {
-        "pipeline": window.pipeline,
-        "number": window.number,
-        "replay": window.replay,
-        "ranges": ranges_to_json(window.ranges),
-        "rows": rows,
-        "deleted": deleted,
-        "cluster_id": window.cluster_id,
-        "topic_ids": dict(window.topic_ids),
-        "run": window.run,
-    }
+LOCK = "lock"
+SWEPT_AT_ONCE = 20
+"""Maximum number of abandoned attempts that one attempt removes."""
 
 
-def recorded_window(found: Mapping[str, Any]) -> Applied:
-    """Return the window that :func:`commit_metadata` describes.
+class AttemptLock:
+    """A lock on an attempt. The attempt's driver holds it from beginning to end, and another process holds it while it removes
+    the attempt.
 
-    :raises KeyError: an entry is missing.
-    """
-    return Applied(
-        found["pipeline"],
-        found["number"],
-        ranges_from_json(found["ranges"]),
-        found["rows"],
-        found.get("deleted", 0),
-        replay=found["replay"],
-        cluster_id=found["cluster_id"],
-        topic_ids=found["topic_ids"],
-    )
+    The lock is released when the process that holds it ends in any way (``flock(2)``, on NFS too).
 
-
-AddedT = TypeVar("AddedT")
-RemovedT = TypeVar("RemovedT")
-
-
-@dataclass(frozen=True)
-class TableChange(Generic[AddedT, RemovedT]):
-    """The change that one commit makes to a table.
-
-    :param added: the files that it adds.
-    :param removed: the files that it removes.
-    :param written: number of rows that the window has written.
-    :param deleted: number of rows that it has deleted.
+    :param attempt: the attempt's directory.
+    :raises OSError: another process holds the lock, the directory does not exist, or the file system has no locks.
     """
 
-    added: Sequence[AddedT]
-    removed: Sequence[RemovedT]
-    written: int
-    deleted: int = 0
+    def __init__(self, attempt: Path) -> None:
+        self._fd = os.open(attempt / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise
 
+    def __enter__(self) -> AttemptLock:
+        return self
 
-def files_of(results: Sequence[SplitResult]) -> list[Mapping[str, Any]]:
-    """Return the data files that the results of tasks name."""
-    return [file for result in results for file in result.token.get("files", ())]
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Release the lock. May be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class Attempt:
@@ -116,18 +101,33 @@ class Attempt:
     def begin(self, **facts: Any) -> None:
         """Note that the attempt has begun, and create its directory of data files.
 
-        :param facts: more to note.
+        :param facts: further facts for the note.
         :raises OSError: the store refused it.
         """
         window, noted = self.window, f"{ATTEMPTS}/{self.marker}"
         self.home.make(noted)
         if self.home.place.is_local:
-            # On a file system without locks, attempts of other pipelines are taken for dead when they are old.
+            # On a file system without locks, old attempts of other pipelines count as dead.
             with suppress(OSError):
                 self._lock = AttemptLock(Path(self.home.full(noted)))
         begun = {"pipeline": window.pipeline, "window": window.number, "replay": window.replay, "run": window.run, **facts}
         self.home.put(f"{noted}/{BEGUN}", json.dumps(begun, ensure_ascii=False))
         self.data.make(self.directory)
+
+    def target(self, uri: str) -> dict[str, Any]:
+        """Return the parameters of a :class:`.StoreTarget` that do not depend on the kind of table.
+
+        :param uri: the sink's URI, for messages.
+        """
+        return {
+            "uri": uri,
+            "store": self.data,
+            "home": self.home,
+            "attempt": self.directory,
+            "marker": self.marker,
+            "pipeline": self.window.pipeline,
+            "window": str(self.window),
+        }
 
     def refuse_missing(self, files: Iterable[str], uri: str, suspect: str, there: Iterable[str] | None = None) -> None:
         """Refuse a commit whose files are gone.
@@ -135,7 +135,7 @@ class Attempt:
         :param files: their paths.
         :param there: the paths of the attempt's files that are there; None: they are listed.
         :param uri: the sink's URI, for messages.
-        :param suspect: what others may have run.
+        :param suspect: what may have removed them, for the message.
         :raises Fenced: a newer attempt has removed this one.
         :raises SinkUnavailable: others have removed some of the files.
         :raises OSError: the store did not answer.
@@ -163,7 +163,7 @@ class Attempt:
         self.finish()
 
     def finish(self) -> None:
-        """Remove the note of the attempt, which leads to the rest of it. Never raises."""
+        """Remove the note of the attempt, once everything else of it is removed or committed. Never raises."""
         self.home.remove_all(f"{ATTEMPTS}/{self.marker}")
 
     def release(self) -> None:
@@ -172,8 +172,36 @@ class Attempt:
             self._lock.release()
 
 
+class AttemptWindowWriter(WindowWriter):
+    """Base of the writers whose files are noted below the table, and whose commit may be in doubt.
+
+    :param attempt: the attempt, not begun yet.
+    """
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt, self.window, self.marker = attempt, attempt.window, attempt.marker
+        self.committed = False
+        self.in_doubt = False
+        """True if a commit was sent whose outcome is not known."""
+
+    def discard(self) -> None:
+        """Remove what the attempt has written. Called if it has not committed and cannot commit any more. Never raises."""
+        self.attempt.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.in_doubt and not self.committed:
+            # The commit may still arrive, and it names these files. The next attempt fences it before it removes them.
+            log.warning("It is not known whether window %s was committed: the next attempt finds out", self.window)
+        elif not self.committed:
+            self.discard()
+        self.attempt.release()
+
+
 def keep_only(data: TableStore, directory: str, files: Iterable[str]) -> None:
-    """Remove all data files of an attempt but those that its commit names.
+    """Remove the data files of an attempt, except for those that its commit names.
 
     :param files: their paths.
     :raises OSError: the store did not answer.
@@ -204,8 +232,8 @@ def list_attempts(store: TableStore, pipeline: str) -> tuple[list[str], list[str
 def sweep_abandoned(store: TableStore, markers: Iterable[str], fence: Callable[[str, list[str]], object]) -> None:
     """Remove abandoned attempts.
 
-    An attempt is abandoned :data:`.ABANDONED_DAYS` days after it began, unless its driver lives and the table is local, where
-    that can be seen (a lock).
+    An attempt is abandoned :data:`.ABANDONED_DAYS` days after it began. Below a local table, it also has to have no live driver:
+    a live driver holds a lock.
 
     :param markers: attempts of other pipelines.
     :param fence: removes attempts of one pipeline, so that none of them can commit afterwards.

@@ -1,4 +1,4 @@
-"""Writing one split in a Spark task, into Parquet files below a lake table that no commit names yet."""
+"""Writing one split in a Spark task, into files below the table that no commit names yet."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
-from airflow_kafka_spark.sinks.base import Rows
-from airflow_kafka_spark.sinks.files.directory import file_stem, flush
-from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
-from airflow_kafka_spark.sinks.keyed import OFFSET_COLUMNS
-from airflow_kafka_spark.sinks.lake.attempts import ATTEMPTS, BEGUN
-from airflow_kafka_spark.sinks.lake.place import TableStore, plain
-from airflow_kafka_spark.sinks.tasks.buffered_files import BufferedFile, BufferedFilesWriter, PartitionKey
+from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Rows
+from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, BEGUN
+from airflow_kafka_spark.sinks.storage.store import TableStore, file_stem, flush, plain
+from airflow_kafka_spark.sinks.storage.tasks.buffered_files import BufferedFile, BufferedFilesWriter, PartitionKey
+from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 from airflow_kafka_spark.windows.model import Split
 
 
 @dataclass(frozen=True, kw_only=True)
-class LakeTarget:
+class StoreTarget:
     """The part of an attempt that tasks need.
 
     :param uri: the sink's URI, for messages.
@@ -57,14 +55,14 @@ class LakeTarget:
         return ()
 
 
-class LakeFile(BufferedFile):
+class StoreFile(BufferedFile):
     """A data file of the table.
 
     :param target: where and how to write.
     :param path: its path, below the place of data files.
     """
 
-    def __init__(self, target: LakeTarget, path: str) -> None:
+    def __init__(self, target: StoreTarget, path: str) -> None:
         self.store, self.path = target.store, path
         super().__init__(self.store.open(path), target.spec, target.file_schema)
 
@@ -78,26 +76,26 @@ class LakeFile(BufferedFile):
         self.store.remove(self.path)
 
 
-LakeFileT = TypeVar("LakeFileT", bound=LakeFile)
+LakeFileT = TypeVar("LakeFileT", bound=StoreFile)
 
 
-def footer_of(file: LakeFile) -> pyarrow.parquet.FileMetaData:
+def footer_of(file: StoreFile) -> pyarrow.parquet.FileMetaData:
     """Return the footer of a file that is finished."""
     return file.writer.footer  # type: ignore[attr-defined]
 
 
-class LakeSplitWriter(BufferedFilesWriter[LakeFileT]):
+class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
     """Writes one split into files of this task attempt alone. The driver commits the files of the task attempt whose result
     Spark returns, and removes the others.
 
-    A subclass says what the commit has to know of a file.
+    A subclass describes each file for the commit.
 
     :param target: where and how to write.
     """
 
-    target: LakeTarget
+    target: StoreTarget
 
-    def __init__(self, target: LakeTarget) -> None:
+    def __init__(self, target: StoreTarget) -> None:
         self.target = target
         self.token = ""
 
@@ -149,7 +147,7 @@ class LakeSplitWriter(BufferedFilesWriter[LakeFileT]):
                 flush(self.target.store.full(self.target.attempt))
         except OSError as error:
             raise self.failed(error) from error
-        # A process that removes the attempt may have listed its files before this one was there.
+        # A process that removes the attempt may have listed its files before this one was created.
         self._refuse_ended()
         self.token = ""
         return {"rows": self.rows, "files": self.finished}
@@ -201,7 +199,7 @@ class LakeSplitWriter(BufferedFilesWriter[LakeFileT]):
             there = target.home.exists(ATTEMPTS)
         except OSError as error:
             raise SinkUnavailable(target.uri, self._doing, str(error)) from error
-        # An object store has no directories: where nothing is noted any more, the attempt was removed.
+        # An object store has no directories: if the note is gone, the attempt was removed.
         if there or not target.home.place.is_local:
             raise Fenced(target.pipeline, self._doing)
         shared = "the Airflow worker and all of Spark's executors must share the file system"

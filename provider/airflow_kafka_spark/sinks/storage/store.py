@@ -1,11 +1,11 @@
-"""The place of a lake table, and the store that holds its files: a mounted file system, or an object store."""
+"""The place of a table, the names of its files, and the store that holds them: a mounted file system, or an object store."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
-import time
 import urllib.parse
 import uuid
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.s3 import S3Access, s3_access
-from airflow_kafka_spark.sinks.files.directory import flush
+from airflow_kafka_spark.hooks.storage import S3Access, local_path, s3_access, scheme_of
+from airflow_kafka_spark.windows.model import OffsetRange
 
 if TYPE_CHECKING:
     import obstore.store
@@ -28,14 +28,51 @@ log = logging.getLogger(__name__)
 AMAZON = "amazonaws.com"
 """The server of S3 if the connection names no other."""
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _S3_SCHEMES = ("s3", "s3a", "s3n")
+
+
+LONGEST_NAME = 255
+"""Maximum length of a name on a file system, in bytes."""
+
+
+def to_safe_name(name: str, longest: int) -> str:
+    """Return ``name`` if it is a safe file name, else a safe one with a hash. Different names have different slugs.
+
+    :param name: the name of a pipeline or a topic.
+    :param longest: maximum number of characters that are kept of a name.
+    """
+    # A leading underscore or dot would hide the file from Spark and Arrow: `_orders` is a legal topic.
+    if len(name) <= longest and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        return name
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")[:longest]
+    # No safe name contains `~`, so that the result differs from all of them.
+    return f"{safe}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def pipeline_slug(pipeline: str) -> str:
+    """Return the name of a pipeline as names of files and directories have it."""
+    return to_safe_name(pipeline, 120)
+
+
+def file_stem(split: OffsetRange, part: int = 0) -> str:
+    """Return a file's name without its suffix: topic, partition and offsets, and a number from the second part on."""
+    stem = f"{to_safe_name(split.topic, 140)}-{split.partition}-{split.start:020d}-{split.end:020d}"
+    return f"{stem}-part{part:05d}" if part else stem
 
 
 def plain(name: str) -> str:
     """Return the name of a data file or its directory without ``~``, which delta-rs escapes in one place and not in another: its
     OPTIMIZE would not find the file."""
     return name.replace("~", "__")
+
+
+def flush(path: str | Path) -> None:
+    """Flush a closed file, or the names in a directory, to disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 @dataclass(frozen=True)
@@ -55,8 +92,7 @@ class TablePlace:
 
         :raises ValueError: it is neither an absolute local path, a ``file://`` nor an ``s3://`` URI.
         """
-        found = _SCHEME.match(text)
-        scheme = found[1].lower() if found else "file"
+        scheme = scheme_of(text)
         if scheme in _S3_SCHEMES:
             parts = urllib.parse.urlsplit(text)
             if not parts.netloc or not parts.path.strip("/") or "@" in parts.netloc:
@@ -64,14 +100,7 @@ class TablePlace:
             return cls("s3", f"{parts.netloc}/{parts.path.strip('/')}")
         if scheme != "file":
             raise ValueError(f"`{text}` is in a store that is not supported: {scheme}")
-        if found:
-            parts = urllib.parse.urlsplit(text)
-            if parts.netloc not in ("", "localhost"):
-                raise ValueError(f"`{text}` names the host {parts.netloc}")
-            text = urllib.parse.unquote(parts.path)
-        if not os.path.isabs(text):
-            raise ValueError(f"`{text}` is not an absolute path")
-        path = os.path.normpath(text)
+        path = local_path(text)
         if path == os.path.dirname(path):
             raise ValueError("the root directory cannot be a table")
         return cls("file", path)
@@ -88,7 +117,7 @@ class TablePlace:
 
     @property
     def location(self) -> str:
-        """The place as deltalake names it."""
+        """The place in the notation of deltalake."""
         return self.path if self.is_local else f"{self.scheme}://{self.path}"
 
 
@@ -120,7 +149,7 @@ class TableStore:
 
     @property
     def server(self) -> str:
-        """The server of S3 that has the table, because two servers may have buckets of one name; "" for a local table."""
+        """The server of S3 that has the table, because two servers may have buckets of the same name; "" for a local table."""
         return (self.access.endpoint.partition("://")[2] or AMAZON) if self.access else ""
 
     def full(self, path: str) -> str:
@@ -191,7 +220,7 @@ class TableStore:
         return f"{self.place.path.partition('/')[2]}/{path}"
 
     def names_after(self, directory: str, name: str) -> list[str]:
-        """Return the names of files directly in a directory that come behind a name, in their order.
+        """Return the names of the files in a directory that sort after a name, in their order.
 
         In S3 the names before it are not listed.
 
@@ -212,7 +241,7 @@ class TableStore:
             raise OSError(str(error)) from error
 
     def probe(self) -> None:
-        """Ask the store for one name below the table, which costs one request however many there are.
+        """Ask the store for one name below the table. This is one request, regardless of the number of files.
 
         :raises OSError: the bucket does not exist, or may not be listed.
         """
@@ -250,7 +279,7 @@ class TableStore:
             return None
 
     def make(self, path: str) -> None:
-        """Create a directory. S3 has none, and needs none.
+        """Create a directory on a file system. S3 has no directories.
 
         :raises OSError: it cannot be created.
         """
@@ -258,7 +287,7 @@ class TableStore:
             os.makedirs(self.full(path), exist_ok=True)
 
     def children(self, path: str) -> list[pyarrow.fs.FileInfo]:
-        """Return what there is directly in a directory, none if that does not exist.
+        """Return the entries of a directory; an empty list if it does not exist.
 
         :raises OSError: the store did not answer.
         """
@@ -289,7 +318,7 @@ class TableStore:
             self.filesystem.delete_file(self.full(path))
 
     def remove_all(self, path: str) -> None:
-        """Remove a directory and what is in it. Never raises; what cannot be removed is found by the next attempt."""
+        """Remove a directory and everything in it. Never raises; the next attempt removes what is left."""
         try:
             self.filesystem.delete_dir(self.full(path))
         except FileNotFoundError:
@@ -298,33 +327,11 @@ class TableStore:
             log.warning("%s, which an earlier attempt has left, cannot be removed: %s", self.full(path), error)
 
     def remove_empty(self, directory: str) -> None:
-        """Remove a directory, and those within it, as far as they hold no file. S3 has none. Never raises."""
+        """Remove a directory and those within it if they hold no file. S3 has no directories. Never raises."""
         if self.place.is_local:
             for path, _, _ in os.walk(self.full(directory), topdown=False):
                 with suppress(OSError):
                     os.rmdir(path)
-
-    def flush_entry(self, version: int) -> None:
-        """Make an entry of Delta's log durable. On S3 it is when it is written.
-
-        :raises OSError: it cannot be flushed.
-        """
-        if self.place.is_local:
-            directory = Path(self.full("_delta_log"))
-            flush(directory / f"{version:020d}.json")
-            flush(directory)
-
-    def flush_log(self) -> None:
-        """Make all entries of Delta's log durable that were written in the last hour: one of them is of an attempt that died.
-
-        :raises OSError: they cannot be flushed.
-        """
-        if self.place.is_local:
-            directory, oldest = Path(self.full("_delta_log")), time.time() - 3600
-            with os.scandir(directory) as entries:
-                recent = [e.path for e in entries if e.name.endswith(".json") and e.stat().st_mtime > oldest]
-            for path in (*recent, str(directory)):
-                flush(path)
 
     def open(self, path: str) -> pa.NativeFile:
         """Open a new file for writing.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from airflow_kafka_spark.errors import BadRecords
+from airflow_kafka_spark.errors import BadRecords, Problem
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
-from airflow_kafka_spark.sinks.files.tasks.formats import FileSpec
+from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 from airflow_kafka_spark.windows.model import BadRecord, Split
 
 _MOST_BUFFERED = 128 << 20
@@ -231,3 +231,24 @@ def partition_values(values: pa.Array) -> list[str | None]:
     if pa.types.is_decimal(values.type):
         return [None if v is None else format(v, "f") for v in values.to_pylist()]
     return [None if v is None else str(v) for v in values.to_pylist()]
+
+
+def partition_type_problem(name: str, kind: pa.DataType) -> Problem | None:
+    """Return the problem of a partition column whose values cannot be in the names of directories and in Delta's log, else None.
+
+    :param name: the column.
+    :param kind: its type.
+    """
+    fine: tuple[Callable[[pa.DataType], bool], ...] = (
+        pa.types.is_boolean,
+        pa.types.is_integer,
+        pa.types.is_decimal,
+        pa.types.is_date,
+        pa.types.is_string,
+        pa.types.is_large_string,
+    )
+    if any(holds(kind) for holds in fine):
+        return None
+    what = f"column `{name}` is {kind}; expected a boolean, integer, decimal, date or string, whose text is the same everywhere"
+    advice = "a date made of it" if pa.types.is_timestamp(kind) else "another column"
+    return Problem("sink.partition_by", what, f"Partition by {advice}")

@@ -1,13 +1,42 @@
-"""The address and credentials of S3, from Airflow's connections of type ``aws``."""
+"""Where files are: paths and URIs, and the address and credentials of S3 from Airflow's connections of type ``aws``."""
 
 from __future__ import annotations
 
+import os
+import re
+import urllib.parse
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import obstore.store
     import pyarrow.fs
+
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+
+
+def scheme_of(text: str) -> str:
+    """Return the scheme of a path or URI, in small letters; ``file`` for a path."""
+    found = _SCHEME.match(text)
+    return found[1].lower() if found else "file"
+
+
+def local_path(text: str) -> str:
+    """Return the absolute, normalized path that a path or a URI of the scheme ``file`` names.
+
+    :raises ValueError: it is on another host, or not absolute.
+    """
+    path = text
+    if _SCHEME.match(text):
+        parts = urllib.parse.urlsplit(text)
+        if parts.netloc not in ("", "localhost"):
+            raise ValueError(f"`{text}` names the host {parts.netloc}")
+        # urlsplit ends the path at ? and #: names of files that hold them must be encoded.
+        path = urllib.parse.unquote(parts.path)
+    if not os.path.isabs(path):
+        raise ValueError(f"`{text}` is not an absolute path")
+    return os.path.normpath(path)
 
 
 @dataclass(frozen=True)

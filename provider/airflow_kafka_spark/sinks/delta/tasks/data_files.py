@@ -1,0 +1,279 @@
+"""Data files of a Delta table: writing them in a Spark task, their statistics, and reading those that may hold a key."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
+
+from airflow_kafka_spark.sinks.delta.log import DataFile
+from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
+from airflow_kafka_spark.sinks.storage.tasks.buffered_files import PartitionKey, partition_values
+from airflow_kafka_spark.sinks.storage.tasks.write import StoreFile, StoreSplitWriter, StoreTarget, footer_of
+
+if TYPE_CHECKING:
+    import pyarrow.dataset
+    from deltalake import DeltaTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaTarget(StoreTarget):
+    """The part of an attempt that tasks need. Files leave out the columns that partition the table.
+
+    :param partition_columns: these columns.
+    :param statistics: the columns that have statistics.
+    """
+
+    partition_columns: tuple[str, ...] = ()
+    statistics: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that partition the table."""
+        return self.partition_columns
+
+
+class DeltaDataFile(StoreFile):
+    """A data file that knows which of its columns hold a NaN."""
+
+    def __init__(self, target: StoreTarget, path: str) -> None:
+        self.nan: set[str] = set()
+        super().__init__(target, path)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        super().add(batch)
+        self.nan |= columns_with_nan(batch)
+
+
+class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
+    """Writes one split into data files of a Delta table."""
+
+    target: DeltaTarget
+
+    def new_file(self, path: str) -> DeltaDataFile:
+        return DeltaDataFile(self.target, path)
+
+    def describe(self, file: DeltaDataFile, key: PartitionKey) -> Mapping[str, Any]:
+        """Return partition values and Delta's statistics."""
+        statistics = file_statistics(footer_of(file), self.schema, self.target.statistics, file.nan)
+        partition = dict(zip(self.target.partition_by, key, strict=True))
+        return {"partition": partition, "stats": json.dumps(statistics, ensure_ascii=False)}
+
+    def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[str | None], np.ndarray]:
+        """Return the values of a partition column as Delta's log has them. Delta takes an empty text for a null."""
+        encoded = values.dictionary_encode(null_encoding="encode")
+        names = [value or None for value in partition_values(encoded.dictionary)]
+        return names, encoded.indices.to_numpy(zero_copy_only=False)
+
+
+# --- statistics, from the footers of files ----------------------------------------------------------------------------
+
+# Readers skip files by them, so a bound that is not sure is left out, or widened.
+
+LONGEST_TEXT = 32
+"""Characters of a text that are kept, as Spark does."""
+_EXACT_DIGITS = 15
+_LAST_CHARACTER = "\U0010ffff"
+
+
+def file_statistics(
+    footer: pyarrow.parquet.FileMetaData, schema: pa.Schema, columns: Set[str], unbounded: Set[str]
+) -> dict[str, Any]:
+    """Return ``numRecords``, ``minValues``, ``maxValues`` and ``nullCount`` of a file.
+
+    :param footer: the file's footer.
+    :param schema: the file's columns.
+    :param columns: the columns that have statistics.
+    :param unbounded: columns that hold a NaN, which Parquet's bounds leave out and which is greater than all other numbers.
+    """
+    lows: dict[str, Any] = {}
+    highs: dict[str, Any] = {}
+    nulls: dict[str, Any] = {}
+    paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
+    for index, dotted in enumerate(paths):
+        path = dotted.split(".")
+        kind = _leaf_type(schema, path)
+        # A column `a.b` and the member `b` of a column `a` have the same path.
+        if kind is None or path[0] not in columns or paths.count(dotted) > 1:
+            continue
+        chunks = [footer.row_group(group).column(index) for group in range(footer.num_row_groups)]
+        found = [chunk.statistics for chunk in chunks if chunk.num_values]
+        if any(one is None or not one.has_null_count for one in found):
+            continue
+        _put(nulls, path, sum(one.null_count for one in found))
+        filled = [one for one, chunk in zip(found, (c for c in chunks if c.num_values), strict=True) if one.num_values]
+        if not filled or not all(one.has_min_max for one in filled) or path[0] in unbounded:
+            continue
+        low, high = _bounds(kind, filled)
+        if low is not None and high is not None:
+            _put(lows, path, low)
+            _put(highs, path, high)
+    return {"numRecords": footer.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
+
+
+def columns_with_nan(batch: pa.RecordBatch) -> set[str]:
+    """Return the columns of floating point numbers, at any depth, that hold a NaN or are nested."""
+    found = set()
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_floating(column.type):
+            if pc.any(pc.is_nan(column)).as_py():
+                found.add(name)
+        elif "float" in str(column.type) or "double" in str(column.type):
+            found.add(name)
+    return found
+
+
+def _leaf_type(schema: pa.Schema, path: list[str]) -> pa.DataType | None:
+    """Return the type of a column that is not within a list or a map, else None."""
+    index = schema.get_field_index(path[0])
+    if index < 0:
+        return None
+    kind = schema.field(index).type
+    for name in path[1:]:
+        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+            return None
+        kind = kind.field(kind.get_field_index(name)).type
+    return None if pa.types.is_nested(kind) else kind
+
+
+def _put(into: dict[str, Any], path: list[str], value: object) -> None:
+    for name in path[:-1]:
+        into = into.setdefault(name, {})
+    into[path[-1]] = value
+
+
+def _bounds(kind: pa.DataType, found: Iterable[Any]) -> tuple[Any, Any]:
+    """Return the bounds of a column as JSON has them; None for one that is not sure."""
+    if pa.types.is_binary(kind) or pa.types.is_boolean(kind) or pa.types.is_large_binary(kind):
+        return None, None
+    if pa.types.is_decimal(kind) and kind.precision > _EXACT_DIGITS:
+        return None, None
+    try:
+        low, high = min(one.min for one in found), max(one.max for one in found)
+    except (OverflowError, ValueError, TypeError):  # an instant outside of Python's years
+        return None, None
+    return _low(low), _high(high)
+
+
+def _low(value: object) -> Any:
+    if isinstance(value, str):
+        return value[:LONGEST_TEXT]
+    if isinstance(value, dt.datetime):
+        return _instant(value - dt.timedelta(microseconds=value.microsecond % 1000))
+    return _plain(value)
+
+
+def _high(value: object) -> Any:
+    if isinstance(value, str):
+        if len(value) <= LONGEST_TEXT:
+            return value
+        return None if value[LONGEST_TEXT] == _LAST_CHARACTER else value[:LONGEST_TEXT] + _LAST_CHARACTER
+    if isinstance(value, dt.datetime):
+        over = value.microsecond % 1000
+        try:
+            return _instant(value + dt.timedelta(microseconds=1000 - over if over else 0))
+        except OverflowError:
+            return None
+    return _plain(value)
+
+
+def _instant(value: dt.datetime) -> str:
+    text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return text + "Z" if value.tzinfo else text
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return float(value) if value % 1 else int(value)
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return None  # JSON has no such number
+    return value if isinstance(value, (int, float)) else None
+
+
+def skipping_columns(schema: pa.Schema, configuration: Mapping[str, str]) -> frozenset[str]:
+    """Return the columns that have statistics, as the table's properties say; the first 32 by default.
+
+    :param schema: the table's columns without those it is partitioned by.
+    :param configuration: the table's properties.
+    """
+    if named := configuration.get("delta.dataSkippingStatsColumns"):
+        return frozenset(name.strip().strip("`").partition(".")[0] for name in named.split(","))
+    try:
+        count = int(configuration.get("delta.dataSkippingNumIndexedCols", 32))
+    except ValueError:
+        count = 32
+    return frozenset(schema.names if count < 0 else schema.names[:count])
+
+
+# --- reading, for upserts ---------------------------------------------------------------------------------------------
+
+
+class DeltaFile(TableFile):
+    """A data file of a Delta table.
+
+    :param fragment: the file, as Arrow reads it.
+    :param schema: the table's columns.
+    :param file: the file, as a commit removes it.
+    """
+
+    def __init__(self, fragment: pyarrow.dataset.Fragment, schema: pa.Schema, file: DataFile) -> None:
+        self.identity = (file.path,)
+        self.fragment, self.schema, self.file = fragment, schema, file
+
+    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        wanted = list(columns) if columns is not None else self.schema.names
+        yield from self.fragment.to_batches(schema=self.schema, columns=wanted, batch_readahead=4)
+
+
+def table_files(table: DeltaTable, upsert: Upsert) -> tuple[list[DeltaFile], pa.Schema]:
+    """Return the files of a table that may hold a key of an upsert, by their partition values and statistics, and its columns."""
+    found = table.to_pyarrow_dataset()
+    named = _data_files(table, upsert)
+    return [DeltaFile(f, found.schema, named[f.path]) for f in found.get_fragments() if f.path in named], found.schema
+
+
+def _data_files(table: DeltaTable, upsert: Upsert) -> dict[str, DataFile]:
+    """Return files of a table by their paths, without the escapes that Delta's log has in them."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    columns = table.metadata().partition_columns
+    values = {name: partition_values(actions.column(f"partition.{name}").combine_chunks()) for name in columns}
+    paths, sizes, rows = (actions.column(name).to_pylist() for name in ("path", "size_bytes", "num_records"))
+    files: dict[str, DataFile] = {}
+    for at in np.flatnonzero(_within(actions, upsert)):
+        path = urllib.parse.unquote(paths[at])
+        files[path] = DataFile(path, sizes[at], rows[at] or 0, {name: values[name][at] for name in columns})
+    return files
+
+
+def _within(actions: pa.Table, upsert: Upsert) -> np.ndarray:
+    """Return which files may hold a key. A file without a bound may, and so may one whose bound is not exact.
+
+    deltalake's own filter passes over the files that have no bound for a column that has one in others.
+    """
+    found = np.ones(actions.num_rows, bool)
+    for name in upsert.key:
+        low, high = upsert.bounds(name)
+        for prefix, compare, wanted in (
+            ("max", pc.greater_equal, low),
+            ("min", pc.less_equal, high),
+            ("partition", pc.greater_equal, low),
+            ("partition", pc.less_equal, high),
+        ):
+            if f"{prefix}.{name}" not in actions.schema.names:
+                continue
+            bound = actions.column(f"{prefix}.{name}")
+            if pa.types.is_integer(bound.type) or pa.types.is_string(bound.type) or pa.types.is_date(bound.type):
+                inside = compare(bound, pa.scalar(wanted, bound.type))
+                found &= np.asarray(pc.fill_null(inside, True), bool)
+    return found
