@@ -31,7 +31,7 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     read_task_states,
     task_of_run,
 )
-from airflow_kafka_spark.ui.lag_monitor import LagMeasurement
+from airflow_kafka_spark.ui.lag_monitor import NOT_FETCHED, LagMeasurement
 from airflow_kafka_spark.ui.previews import TopicFormats, topic_formats
 from airflow_kafka_spark.ui.responses import RequestRefused, redacted
 from airflow_kafka_spark.ui.snapshot import PipelineSnapshot, PipelineSummary, completed_at, started_at, window_name
@@ -165,9 +165,11 @@ def _status(item: PipelineItem) -> tuple[str, str]:
     if summary.problem:
         return "UNKNOWN", summary.problem
     if summary.has_source:
-        return ("OK", "it reads rows: there is no lag to measure") if summary.last else ("UNKNOWN", "no window is complete yet")
+        return "OK", "it reads rows: there is no lag to measure"
     if item.verdict is not None:
         return item.verdict.status.value, item.verdict.reason
+    if summary.open is not None and (item.measured is None or item.measured.problem == NOT_FETCHED):
+        return "OK", f"window {window_name(summary.open)} is open; the lag is measured within seconds"
     return "UNKNOWN", item.measured.problem if item.measured else "its lag has not been measured yet"
 
 
