@@ -132,6 +132,7 @@ def test_a_pipeline_of_a_databases_log_shows_the_bytes_behind_its_last_window():
     last = replace(summary().last, report={"source_bytes_behind": 1_000_000})
     assert row(PipelineSummary("p", last=last, has_source=True))["log_bytes_behind"] == 1_000_000
     assert row(summary(has_source=True))["log_bytes_behind"] is None
+    assert "bytes behind" in row(PipelineSummary("p", last=last, has_source=True))["reason"]
 
 
 @pytest.mark.parametrize(

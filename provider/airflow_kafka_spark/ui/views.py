@@ -177,6 +177,8 @@ def _status(item: PipelineItem) -> tuple[str, str]:
     if summary.problem:
         return "UNKNOWN", summary.problem
     if summary.has_source:
+        if summary.report("source_bytes_behind") is not None:
+            return "OK", "it reads a database's log: the bytes behind the last window are its lag"
         return "OK", "it reads rows: there is no lag to measure"
     if item.verdict is not None:
         return item.verdict.status.value, item.verdict.reason

@@ -96,7 +96,7 @@ function Configuration({ configuration, row }) {
     { className: "aks-stack", "data-configuration": configuration.operator },
     h("div", { className: "aks-panel" }, h(Facts, {
       facts: [
-        ["Operator", configuration.operator],
+        ["Operator", configuration.operator, undefined, true],
         ["Guarantee", configuration.guarantee || row.guarantee],
         ...Object.entries(configuration.connections || {}).map(([name, connection]) => [`Connection (${name})`, connection]),
       ],
