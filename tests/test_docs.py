@@ -16,6 +16,7 @@ from airflow_kafka_spark import errors
 from airflow_kafka_spark.cli.definition import COMMANDS
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.provider_info import get_provider_info
+from airflow_kafka_spark.windows.offset_specs import CommittedOffsets
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -153,3 +154,15 @@ def test_an_entry_has_cause_check_and_remedy_and_says_whether_a_retry_helps() ->
         if issubclass(error, KafkaSparkError):
             helps = error.retryable or "retryable" in inspect.signature(error).parameters
             assert ("Retry:" in " ".join(entry.split())) == helps, name
+
+
+def test_the_options_that_replace_properties_of_connectors_exist() -> None:
+    """In the right column of the tables of `migration.md`: `option=...`, and names of classes before a parenthesis."""
+    modules = [import_module(f"airflow_kafka_spark.{name}") for name in PUBLIC]
+    public = [CommittedOffsets, *(getattr(module, name) for module in modules for name in module.__all__)]
+    known = {name for each in public if callable(each) for name in (each.__name__, *inspect.signature(each).parameters)}
+    rows = [line for line in text_of(DOCS / "migration.md").splitlines() if line.startswith("| ")]
+    codes = re.findall(r"`([^`]+)`", " ".join(row.split(" | ", 1)[1] for row in rows if " | " in row))
+    found = {name for code in codes for name in re.findall(r"(\w+)=|\b([A-Z]\w+)\(", code)}
+    assert len(found) > 30
+    assert {option or kind for option, kind in found} - known == set()

@@ -379,3 +379,9 @@ def test_every_benchmark_can_be_imported():
     assert len(names) > 5
     for name in names:
         import_module(f"benchmarks.{name}")
+
+
+def test_a_module_of_the_name_of_the_distribution_exists_in_which_airflow_looks_for_example_dags():
+    name = "airflow-provider-kafka-spark"
+    assert name in {line.split()[-1] for line in (ROOT / "setup.cfg").read_text().splitlines() if line.startswith("name = ")}
+    importlib.import_module(name.replace("-", "_"))

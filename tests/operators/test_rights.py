@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -280,7 +281,10 @@ def test_a_table_is_published_by_column_and_followed_into_delta_with_exactly_the
     cluster.grant(reading)
     stable(cluster)
     follows = {"topics": target, "pipeline": follower, "group_id": follower, "follows": name}
-    sink = {"sink": DeltaSink(str(tmp_path / "delta"), auto_create=True), "value": Json(schema="id bigint, customer string")}
+    sink = {
+        "sink": DeltaSink(str(tmp_path / "delta"), auto_create=True, mode="upsert", key=["id"]),
+        "value": Json(schema="id bigint, customer string"),
+    }
     read = run(to_files, {"directory": tmp_path / "unused", **follows, **sink}, "run1")
     assert (read["records_read"], read["records_written"]) == (20, 20)
 
@@ -316,12 +320,17 @@ def test_rows_and_changes_of_postgresql_become_topics_and_a_topic_an_iceberg_tab
             assert run(from_files, capture, "run1")["records_written"] == 0
             owner.execute(f"INSERT INTO orders SELECT n, 'ann', '{TARGET}' FROM generate_series(1, 7) AS n")
             assert run(from_files, capture, "run2")["records_written"] == 7
+            owner.execute(sql_of("cdc.md", "## Rows that are there already", role).encode())
+            initial = replace(source, slot=f"{role}_s", snapshot="initial")
+            snapshot = run(from_files, {**capture, "source": initial, "pipeline": unique("snapshot")}, "run1")
+            assert snapshot["records_written"] == 7
         finally:
-            owner.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", [role])
+            owner.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name ^@ %s", [role])
+        owner.execute(f"REVOKE ALL ON orders, customers FROM {role}".encode())
         owner.execute(sql_of("sources.md", "## JdbcSource", role).encode())
         assert run(from_table, {"table": "orders", "pipeline": unique("rows")}, "run1")["records_written"] == 7
         owner.execute(sql_of("lakes.md", "### Catalogs", role).encode())
-    iceberg = {"sink": IcebergSink("shop.orders", "lake")}
+    iceberg = {"sink": IcebergSink("shop.orders", "lake", mode="upsert", key=["id"])}
     assert moved(cluster, tmp_path, unique("iceberg"), **iceberg)["records_written"] == 1
 
 

@@ -44,8 +44,16 @@ def test_values_are_decoded_and_a_bad_one_says_why():
 
 def test_without_a_usable_format_records_are_bytes():
     assert decoded(None, "key", "orders", [b"x"]) == ([(None, None)], "")
-    found, problem = decoded(described(Json()), "value", "orders", [b"x"])
+    found, problem = decoded(described(Csv(schema="id bigint,")), "value", "orders", [b"x"])
     assert found == [(None, None)] and problem.startswith("The values are shown as bytes: ")
+
+
+def test_records_that_a_sink_has_written_as_json_without_a_schema_are_decoded():
+    values = [b'{"id": %d, "price": 1.50}' % (2**60), None, b"[1]", b"no json"]
+    found, problem = decoded(described(Json()), "value", "orders", values)
+    assert problem == ""
+    assert found[:3] == [({"id": str(2**60), "price": "1.50"}, None), (None, None), (None, None)]
+    assert found[3][0] is None and found[3][1].startswith("it is no JSON: ")
 
 
 def test_topics_of_a_pipeline_are_those_that_it_reads_and_writes():

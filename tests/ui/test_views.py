@@ -105,10 +105,34 @@ def test_only_actions_that_a_pipeline_allows_are_offered(found, actions):
     assert row(found)["actions"] == actions
 
 
+def test_the_first_window_has_a_status_before_it_is_complete_and_before_its_lag_is_measured():
+    first = summary(state=State.PLANNED)
+    assert row(first, "running")["status"] == "OK" and "window 2 is open" in row(first, "running")["reason"]
+    for state in ("running", "failed"):
+        assert row(summary(state=State.PLANNED, has_source=True), state)["status"] == "OK"
+    assert row(PipelineSummary("p"))["status"] == "UNKNOWN"
+
+
+def test_before_its_first_window_the_task_says_whether_a_pipeline_reads_rows():
+    rows = PipelineTask("d", "t", LEDGER, "p", source="x-postgres://shop/public/orders", sink="kafka://k/orders")
+    assert row(None, tasks=(rows,))["reads_rows"]
+    assert not row(None, tasks=(replace(rows, source="kafka://k/a", topics=("a",)),))["reads_rows"]
+    assert not row(None, tasks=(replace(rows, source=""),))["reads_rows"]
+
+
+def test_a_sink_whose_rows_name_their_topics_is_shown_with_those_of_the_last_window():
+    report = {"sink": "kafka://k/*", "published": [{"topic": topic, "records": 1} for topic in ("b", "a", "b")]}
+    last = replace(summary().last, report=report)
+    assert row(PipelineSummary("p", last=last, has_source=True))["sink_name"] == "k: b, a"
+    none = replace(last, report={**report, "published": []})
+    assert row(PipelineSummary("p", last=none, has_source=True))["sink_name"] == "k: *"
+
+
 def test_a_pipeline_of_a_databases_log_shows_the_bytes_behind_its_last_window():
     last = replace(summary().last, report={"source_bytes_behind": 1_000_000})
     assert row(PipelineSummary("p", last=last, has_source=True))["log_bytes_behind"] == 1_000_000
     assert row(summary(has_source=True))["log_bytes_behind"] is None
+    assert "bytes behind" in row(PipelineSummary("p", last=last, has_source=True))["reason"]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +148,8 @@ def test_a_pipeline_of_a_databases_log_shows_the_bytes_behind_its_last_window():
         ("postgres://db:5432/shop/public/orders", "x-postgres://warehouse/public/orders", "warehouse: public.orders"),
         ("postgres://db:5432/shop/public/orders", "x-postgres://warehouse/public/other", "db/shop: public.orders"),
         ("mysql://db:3306/shop/orders", "x-jdbc://shop_db/orders", "shop_db: orders"),
+        ("x-postgres-cdc://shop_db/airflow_shop", "", "shop_db: airflow_shop"),
+        ("iceberg://lake/shop/orders", "", "lake: shop.orders"),
         ("file:///data/my%20lake", "", "/data/my lake"),
         ("s3a://bucket/path", "", "s3a://bucket/path"),
         ("nothing known", "", "nothing known"),

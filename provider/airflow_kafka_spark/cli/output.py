@@ -32,8 +32,9 @@ _NOTHING_MOVED = {"skip": "nothing was skipped"}
 
 def format_state(state: PipelineState) -> str:
     """Return the position of a pipeline, its open windows and its latest changes."""
+    windows = "1 window" if state.last_window == 1 else f"{state.last_window:,} windows"
     lines = [
-        f"Pipeline {state.pipeline}, group {state.group_id or 'unknown'}: {state.last_window:,} windows complete",
+        f"Pipeline {state.pipeline}, group {state.group_id or 'unknown'}: {windows} complete",
         *(f"Window {w.number} is open: run {w.run} planned it at {w.planned_at}, {_attempts(w)}" for w in state.open_windows),
         *_binding_lines(state.binding),
     ]

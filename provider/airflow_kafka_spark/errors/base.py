@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+RETRY = "The task may simply be retried: the window is unchanged"
+"""What to do after an error that passes."""
+
 
 class KafkaSparkError(Exception):
     """Base class of all errors that this package raises.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from airflow_kafka_spark.errors.base import KafkaSparkError
+from airflow_kafka_spark.errors.base import RETRY, KafkaSparkError
 
 
 class BadRecords(KafkaSparkError):
@@ -227,9 +227,7 @@ class SinkUnavailable(KafkaSparkError):
 
     def __init__(self, sink: str, doing: str, detail: str) -> None:
         self.sink, self.doing, self.detail = sink, doing, detail
-        super().__init__(
-            f"Sink {sink} failed while {doing}: {detail}", action="The task may simply be retried: the window is unchanged"
-        )
+        super().__init__(f"Sink {sink} failed while {doing}: {detail}", action=RETRY)
 
 
 class SinkRejected(KafkaSparkError):

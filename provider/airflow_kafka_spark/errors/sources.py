@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_kafka_spark.errors.base import KafkaSparkError
+from airflow_kafka_spark.errors.base import RETRY, KafkaSparkError
 from airflow_kafka_spark.errors.planning import PlanError
 
 
@@ -20,9 +20,7 @@ class SourceUnavailable(KafkaSparkError):
 
     def __init__(self, source: str, doing: str, detail: str) -> None:
         self.source, self.doing, self.detail = source, doing, detail
-        super().__init__(
-            f"Source {source} failed while {doing}: {detail}", action="The task may simply be retried: the window is unchanged"
-        )
+        super().__init__(f"Source {source} failed while {doing}: {detail}", action=RETRY)
 
 
 class SourceRejected(KafkaSparkError):

@@ -32,6 +32,7 @@ from airflow_kafka_spark.formats.internal_columns import (
 from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect, each_split
 from airflow_kafka_spark.road.write import ReadWith
+from airflow_kafka_spark.transforms.chain import sql_refusal
 from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json, result_from_json
 from airflow_kafka_spark.windows.model import Marker, PackedSplits, Split, SplitResult, Window
 
@@ -323,8 +324,7 @@ def _understood(where: str, make: Callable[[], DataFrame], problems: list[Proble
         made = make()
         _ = made.schema  # Spark Connect analyzes only on request
     except (AnalysisException, ParseException) as error:
-        reason = str(error).strip().partition("\n")[0]
-        problems.append(Problem(where, f"Spark's SQL does not understand it: {reason}", "Correct it"))
+        problems.append(Problem(where, sql_refusal(error), "Correct it"))
         return None
     return made
 

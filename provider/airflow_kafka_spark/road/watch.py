@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobFailed
+from airflow_kafka_spark.errors.base import RETRY
+from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED, is_session_ended
 from airflow_kafka_spark.hooks.kafka.client_errors import right_missing_in_java
 from airflow_kafka_spark.hooks.spark_health import context_of
 from airflow_kafka_spark.hooks.tasks.executor_check import explain
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_JDBC_ERROR = re.compile(r"java\.sql\.SQL|PSQLException")
+_OUR_ERROR = re.compile(r"^airflow_kafka_spark\.errors\.\w+\.\w+: ")
 WORKER_EXITED = "Python worker exited unexpectedly"
 """A text in Spark's stack trace. The message of the error itself may be about a socket."""
 PROGRESS_SECONDS = 10.0
@@ -215,16 +219,20 @@ def collect(results: RDD[str] | DataFrame, window: Window) -> list[str]:
             raise missing from error
         if unfit := explain(str(error)):
             raise ExecutorUnfit(str(window), unfit) from error
-        raise SparkJobFailed(str(window), _reason(error)) from error
+        raise SparkJobFailed(str(window), reason_of(error)) from error
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return the line of a Spark error that has the cause. The whole error stays in the log."""
     # After it, Spark quotes the position in the user's SQL, with a ruler of carets.
     if WORKER_EXITED in str(error):
         return "a Python worker of Spark was killed or crashed while it worked on a split, perhaps because memory ran out"
+    if _JDBC_ERROR.search(str(error)) and is_session_ended(str(error)):
+        return f"{SESSION_ENDED}, while Spark read a split"
     text = re.sub(r"\n== SQL\b.*?\n\s*\^+", "", str(error), flags=re.DOTALL)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", "...", "^"))]
     python = [line for line in causes if ".Error" in line or "Error:" in line or "Exception:" in line]
-    return (python or causes or [type(error).__name__])[-1][:500]
+    reason = (python or causes or [type(error).__name__])[-1]
+    # An error that one of our own tasks has raised. What to do follows in the error of the job.
+    return _OUR_ERROR.sub("", reason).removesuffix(f" {RETRY}.")[:500]

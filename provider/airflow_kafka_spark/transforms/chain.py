@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -87,9 +88,15 @@ def apply_chain(
             found = [Problem(f"{at}.{problem.where}", problem.what, problem.action) for problem in error.problems]
             raise ValidationError(found) from error.__cause__
         except (AnalysisException, ParseException) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ValidationError([Problem(at, f"Spark's SQL does not understand it: {reason}", "Correct it")]) from None
+            raise ValidationError([Problem(at, sql_refusal(error), "Correct it")]) from None
     return frame
+
+
+def sql_refusal(error: Exception) -> str:
+    """Return why Spark's analyzer or parser refuses SQL: its first line, without our own columns among its suggestions."""
+    reason = re.sub(r"(?:, )?`__kafka_\w+`", "", str(error).strip().partition("\n")[0])
+    reason = re.sub(r"; line \d+ pos \d+;?$", "", reason.rstrip()).replace("[, ", "[")
+    return f"Spark's SQL does not understand it: {reason.replace(' Did you mean one of the following? [].', '')}"
 
 
 def _record_frame(frame: DataFrame, where: str, *, routed: bool) -> DataFrame:

@@ -20,6 +20,8 @@ MAX_PEEKS = 200
 """Maximum number of partitions whose next record one round reads for its timestamp."""
 MAX_GROUPS = 50
 """Maximum number of groups whose committed offsets one round fetches, with one request each."""
+NOT_FETCHED = "the offsets of its group have not been fetched yet"
+"""The problem of a measurement of data intervals before the first round that fetches the group."""
 REFUSED_SECONDS = 300.0
 """Seconds after which a topic is asked for again that the connection's user may not describe."""
 
@@ -219,7 +221,7 @@ class LagMonitor:
         gone = sorted(absent - self._refused_topics.keys())
         bounds = {tp: offsets[tp] for tp in states}
         if position.by_group and committed is None:
-            reason = self._refused_groups.get(position.group or "", "the offsets of its group have not been fetched yet")
+            reason = self._refused_groups.get(position.group or "", NOT_FETCHED)
             return LagMeasurement(None, bounds, now, committed, reason)
         if not states:
             problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)}" if gone else "its topics are unknown"

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import closing
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -302,6 +303,9 @@ def decoded(
     nothing: list[Shown] = [(None, None)] * len(values)
     if described is None or not values:
         return nothing, ""
+    if described.get("class") == "Json" and not (described.get("arguments") or {}).get("schema"):
+        # The Json of a sink has no schema: the columns of its rows decide.
+        return [_object_of(value) for value in values], ""
     try:
         decoder = make_format(described).of_topics((topic,), part).decoder()
         found = decoder.decode(values)
@@ -312,6 +316,17 @@ def decoded(
         (None, bad.get(at)) if at in bad or value is None else ({n: _plain(v) for n, v in rows[at].items()}, None)
         for at, value in enumerate(values)
     ], ""
+
+
+def _object_of(value: bytes | None) -> Shown:
+    """Return the fields of a JSON object; None for another value, which is shown as text."""
+    if value is None:
+        return None, None
+    try:
+        found = json.loads(value, parse_float=Decimal)
+    except ValueError as error:
+        return None, f"it is no JSON: {error}"
+    return ({name: _plain(each) for name, each in found.items()} if isinstance(found, dict) else None), None
 
 
 def _plain(value: Any) -> Any:

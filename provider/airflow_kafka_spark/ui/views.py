@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from airflow_kafka_spark.ui.access import Access, access_of
 from airflow_kafka_spark.ui.airflow_metadata import (
@@ -31,7 +31,7 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     read_task_states,
     task_of_run,
 )
-from airflow_kafka_spark.ui.lag_monitor import LagMeasurement
+from airflow_kafka_spark.ui.lag_monitor import NOT_FETCHED, LagMeasurement
 from airflow_kafka_spark.ui.previews import TopicFormats, topic_formats
 from airflow_kafka_spark.ui.responses import RequestRefused, redacted
 from airflow_kafka_spark.ui.snapshot import PipelineSnapshot, PipelineSummary, completed_at, started_at, window_name
@@ -122,7 +122,7 @@ def pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now:
     topics = list(dict.fromkeys([*(summary.topics if summary else ()), *(first.topics if first else ())]))
     pause = summary.pause if summary else None
     report = summary.report if summary else lambda name, default=None: default
-    reads_rows = bool(summary and summary.has_source)
+    reads_rows = summary.has_source if summary and not summary.problem else _task_reads_rows(first)
     source, sink = (report(name) or (getattr(first, name) if first else "") or None for name in ("source", "sink"))
     return {
         "ledger": str(item.ledger),
@@ -138,7 +138,7 @@ def pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now:
         "source": source,
         "source_name": endpoint_name(source, first.source if first else ""),
         "sink": sink,
-        "sink_name": endpoint_name(sink, first.sink if first else ""),
+        "sink_name": endpoint_name(_published_to(sink, report("published")), first.sink if first else ""),
         "guarantee": report("guarantee") or None,
         "lag_records": lag.records() if lag else None,
         "lag_seconds": measured.seconds if measured and lag else None,
@@ -157,6 +157,18 @@ def pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now:
     }
 
 
+def _task_reads_rows(task: PipelineTask | None) -> bool:
+    """Return True if the DAG file says that a task reads rows of a source, and no topics."""
+    return task is not None and not task.topics and bool(task.source) and not task.source.startswith("kafka://")
+
+
+def _published_to(sink: str | None, published: Sequence[Mapping[str, Any]] | None) -> str | None:
+    """Return the URI of a sink; for one whose rows name their topics (``*``), those of the last window's topics if it had any."""
+    if not sink or not sink.endswith("/*") or not published:
+        return sink
+    return ", ".join(f"{sink[:-1]}{quote(topic, safe='')}" for topic in dict.fromkeys(part["topic"] for part in published))
+
+
 def _status(item: PipelineItem) -> tuple[str, str]:
     """Return the status of a pipeline, and the reason."""
     summary = item.summary
@@ -165,9 +177,13 @@ def _status(item: PipelineItem) -> tuple[str, str]:
     if summary.problem:
         return "UNKNOWN", summary.problem
     if summary.has_source:
-        return ("OK", "it reads rows: there is no lag to measure") if summary.last else ("UNKNOWN", "no window is complete yet")
+        if summary.report("source_bytes_behind") is not None:
+            return "OK", "it reads a database's log: the bytes behind the last window are its lag"
+        return "OK", "it reads rows: there is no lag to measure"
     if item.verdict is not None:
         return item.verdict.status.value, item.verdict.reason
+    if summary.open is not None and (item.measured is None or item.measured.problem == NOT_FETCHED):
+        return "OK", f"window {window_name(summary.open)} is open; the lag is measured within seconds"
     return "UNKNOWN", item.measured.problem if item.measured else "its lag has not been measured yet"
 
 
@@ -337,7 +353,7 @@ def endpoint_name(uri: str | None, asset: str = "") -> str | None:
         if table and rest.endswith(f"/{table}"):
             return endpoint_name(asset)
     place, *path = (unquote(part) for part in rest.split("/"))
-    if scheme in ("kafka", "x-postgres", "x-jdbc") and place and path:
+    if scheme in ("kafka", "iceberg", "x-postgres", "x-postgres-cdc", "x-jdbc") and place and path:
         return f"{place}: {'.'.join(path)}"
     if scheme in ("postgres", "mysql") and len(path) > 1:
         return f"{place.rpartition('@')[2].partition(':')[0]}/{path[0]}: {'.'.join(path[1:])}"

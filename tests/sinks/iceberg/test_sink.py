@@ -42,6 +42,7 @@ from pyiceberg.types import (
 )
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
+from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.catalog import catalog_access
 from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
@@ -514,6 +515,13 @@ def test_a_catalog_on_postgresql_with_the_connections_login(postgres, unique, tm
     same_multiset([line for job in jobs for line in job.expected], found)
     assert "hush" not in str(sink.destination())
     with postgres.connect(autocommit=True) as connection:
+        with (
+            pytest.raises(SinkUnavailable, match=f"while reading again: {SESSION_ENDED}. The task may simply"),
+            sink.open() as lake,
+        ):
+            lake.loaded("reading")
+            connection.execute(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = '{database}'")
+            lake.loaded("reading again")
         connection.execute(f'ALTER ROLE "{database}" NOLOGIN')
     with pytest.raises(SinkUnavailable) as caught:
         sink.applied(jobs[0].window)

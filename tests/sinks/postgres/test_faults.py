@@ -18,6 +18,7 @@ import pytest
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable, WindowConflict
+from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
 from airflow_kafka_spark.hooks.postgres import Name
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.attempt import stage_prefix
@@ -195,7 +196,7 @@ def test_a_session_that_is_ended_fails_its_task_and_the_retry_is_right(place: Pl
         of_tasks = "application_name = %s AND query NOT LIKE '%%rows, tombstones%%'"
         query = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {of_tasks}"
         assert place.connection.execute(query, [f"airflow-kafka-spark {key}"]).fetchall()
-        with pytest.raises(SinkUnavailable):
+        with pytest.raises(SinkUnavailable, match=f"of window dag.task#1: {SESSION_ENDED}. The task may simply be retried"):
             for rows in job.rows[0][1:]:
                 task.write(rows)
             task.close()

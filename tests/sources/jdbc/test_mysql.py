@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -13,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
+from airflow_kafka_spark.road.watch import reason_of
 from airflow_kafka_spark.sources.jdbc.mysql import MysqlDialect
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from tests.sources.jdbc.kit import (
@@ -29,6 +32,7 @@ from tests.sources.jdbc.kit import (
 )
 from tests.sources.jdbc.spark_process import JdbcSpark
 from tests.support.mariadb import EmbeddedMariaDB, missing
+from tests.support.waiting import eventually
 
 pytest.importorskip("pymysql")
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a server")
@@ -297,4 +301,18 @@ def test_a_session_of_the_driver_that_is_killed_is_worth_another_try(shop: Shop)
     with pytest.raises(SourceUnavailable) as caught, JdbcSource(CONN, "t").database().session("counting rows") as session:
         shop.execute(f"KILL {session.rows('SELECT CONNECTION_ID()')[0][0]}")
         session.rows("SELECT 1")
-    assert caught.value.retryable and "while counting rows" in str(caught.value)
+    assert caught.value.retryable and f"while counting rows: {SESSION_ENDED}. The task may simply be retried" in str(caught.value)
+
+
+def test_a_session_of_spark_that_is_killed_is_one_sentence_and_worth_another_try(shop: Shop, spark: JdbcSpark) -> None:
+    shop.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    shop.execute("INSERT INTO t VALUES (0), (60)")
+    source = JdbcSource(CONN, query="SELECT id, SLEEP(id) AS asleep FROM t", key="id")
+    splits = through_json(source.freeze(None)).splits
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(spark.read, source, splits)
+        # Its first row is read, and the second one takes a minute.
+        running = "SELECT id FROM information_schema.processlist WHERE info LIKE '%SLEEP%' AND id <> CONNECTION_ID()"
+        shop.execute(f"KILL {eventually(lambda: shop.rows(running), 120)[0][0]}")
+        error = answer.result(120).error
+    assert reason_of(RuntimeError(error)) == f"{SESSION_ENDED}, while Spark read a split", error

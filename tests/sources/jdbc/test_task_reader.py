@@ -11,6 +11,7 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats import Json, Raw, String
+from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
@@ -276,7 +277,7 @@ def test_a_server_that_goes_away_is_worth_another_try_and_the_password_is_nowher
         batches = reader.read(0)
         assert next(batches).num_rows
         place.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")
-        with pytest.raises(SourceUnavailable) as broken:
+        with pytest.raises(SourceUnavailable, match=SESSION_ENDED) as broken:
             list(batches)
         place.execute(f"REVOKE SELECT ON t FROM {role}")
         with pytest.raises(SourceRejected, match="permission denied") as refused:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
 from airflow_kafka_spark.hooks.postgres import quote
 from airflow_kafka_spark.sources.jdbc import windows as jdbc_windows
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
@@ -432,7 +433,7 @@ def test_a_server_that_is_gone_is_worth_another_try(monkeypatch: pytest.MonkeyPa
 
 def test_a_session_that_breaks_off_is_worth_another_try(place: Place) -> None:
     fill(place, "id int PRIMARY KEY", [(1,)])
-    with pytest.raises(SourceUnavailable), source_of(place).database().session("reading") as session:
+    with pytest.raises(SourceUnavailable, match=SESSION_ENDED), source_of(place).database().session("reading") as session:
         session.rows("SELECT pg_terminate_backend(pg_backend_pid())")
 
 

@@ -12,7 +12,8 @@ import pytest
 from pyspark.sql import Row
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.sources.postgres_cdc.tasks.session import session_name
+from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, session_name
 from tests.sources.contract import RowSourceCase, WindowsContract
 from tests.sources.postgres_cdc.kit import Windows, changes, drop_slot, log_of
 from tests.support.waiting import eventually
@@ -273,6 +274,15 @@ def test_a_dead_attempt_that_holds_the_slot_is_ended(orders):
         assert [r["key"]["id"] for r in windows.next()] == [1]
         query = f"SELECT count(*) FROM pg_stat_activity WHERE pid = {session.backend_pid}"
         assert orders.place.one(query) == 0
+
+
+def test_a_session_that_is_ended_is_one_sentence_and_worth_another_try(orders):
+    server, told = (
+        SlotServer(orders.source().server(), orders.name),
+        f"while reading: {SESSION_ENDED}. The task may simply be retried",
+    )
+    with pytest.raises(SourceUnavailable, match=told), server.session("reading") as session:
+        session.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
 
 def test_a_slot_that_another_program_uses_is_left_to_it(orders):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError, SinkRejected, SinkUnavailable
 from airflow_kafka_spark.hooks.connections import look_up
+from airflow_kafka_spark.hooks.database_sessions import described
 from airflow_kafka_spark.hooks.postgres import APPLICATION, Name, PostgresServer, literal, read_server, rows, run
 from airflow_kafka_spark.sinks.postgres import sql
 
@@ -66,7 +67,7 @@ class SinkServer(PostgresServer):
         """Translate an error of psycopg or ADBC: :class:`SinkRejected` if trying again would fail again, else
         :class:`SinkUnavailable`."""
         state = getattr(error, "sqlstate", None) or ""
-        detail = self.scrub(message_of(error))
+        detail = described(self.scrub(message_of(error)))
         place = target or self.where
         if state == "55P03":
             detail += (

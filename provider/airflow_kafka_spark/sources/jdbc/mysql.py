@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.errors.base import quote_names
+from airflow_kafka_spark.hooks.database_sessions import described
 from airflow_kafka_spark.sources.jdbc.database import (
     SPARK_MAX_PRECISION,
     DatabaseSession,
@@ -314,7 +315,7 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
         detail = message.replace(self.server.password, "***") if self.server.password else message
         # Errors of the client itself, and those that pass: too many connections, shutdown, lock wait, deadlock, killed, time-out.
         passing = code == 0 or 2000 <= code < 3000 or code in (1040, 1053, 1205, 1213, 1317, 1927, 1969, 3024)
-        return detail, not passing
+        return described(detail), not passing
 
     def shown_cause(self, error: Exception) -> BaseException | None:
         return error if isinstance(error, OSError) else None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected
 from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.hooks.database_sessions import described
 from airflow_kafka_spark.hooks.postgres import (
     APPLICATION,
     PostgresServer,
@@ -391,7 +392,7 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
         diagnosis = error.diag
         parts = [diagnosis.message_primary, diagnosis.message_detail, diagnosis.message_hint]
         message = "; ".join(" ".join(part.split()).rstrip(".") for part in parts if part) or " ".join(str(error).split())
-        return self.server.scrub(message), (error.sqlstate or "")[:2] in REFUSED_SQLSTATES
+        return described(self.server.scrub(message)), (error.sqlstate or "")[:2] in REFUSED_SQLSTATES
 
     def shown_cause(self, error: Exception) -> BaseException | None:
         return self.server.cause(error)

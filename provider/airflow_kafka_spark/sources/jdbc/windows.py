@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats.types import backticked
+from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED, is_session_ended
 from airflow_kafka_spark.hooks.postgres import parse_name
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
 from airflow_kafka_spark.sources.jdbc.database import (
@@ -385,7 +386,10 @@ def _where(conditions: Sequence[str]) -> str:
 def read_frame(
     options: JdbcSourceOptions, database: SourceDatabase, spark: SparkSession, splits: Sequence[Mapping[str, Any]]
 ) -> DataFrame:
-    """Return the rows of the splits as a DataFrame; see :meth:`RowSource.frame`."""
+    """Return the rows of the splits as a DataFrame; see :meth:`RowSource.frame`.
+
+    :raises SourceUnavailable: the server does not answer, or has ended Spark's session.
+    """
     with database.session("reading the catalog") as session:
         relation = find_relation(options, session)
         columns = selected_columns(options, relation)
@@ -399,7 +403,12 @@ def read_frame(
         # Spark compares texts as bytes, the database by a collation: conditions of Spark's stay on Spark's side.
         "pushDownPredicate": "false",
     }
-    read = spark.read.jdbc(reader.url, select, predicates=conditions, properties=properties)
+    try:
+        read = spark.read.jdbc(reader.url, select, predicates=conditions, properties=properties)
+    except Exception as error:  # of the JVM, or of a server of Spark Connect
+        if is_session_ended(str(error)):
+            raise SourceUnavailable(database.server.where, "asking for the types of its columns", SESSION_ENDED) from error
+        raise
     # Spark does not escape quotes in names of columns: its statements only ever name these numbered ones.
     values = [f"{column.spark.format(c=f'c{n}')} AS {backticked(column.name)}" for n, column in enumerate(columns)]
     return read.selectExpr(*values)

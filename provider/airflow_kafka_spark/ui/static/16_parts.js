@@ -19,10 +19,11 @@ const ACTIVITIES = {
 const solid = (palette) => `var(--chakra-colors-${palette}-solid)`;
 const dot = (palette) => h("span", { className: "aks-dot", style: { background: solid(palette) }, "aria-hidden": true });
 
-// The status is that of the lag. Beside a failure a lag that is in order must not look as if all were well.
-const Status = ({ status, reason, activity }) => {
+// The status is that of the lag. Beside a failure a lag that is in order must not look as if all were well. Rows have no lag.
+const Status = ({ status, reason, activity, reads_rows }) => {
   const known = STATUSES[status] || STATUSES.UNKNOWN;
   const quiet = ["failed", "conflict"].includes(activity) && ["OK", "UNKNOWN"].includes(status);
+  if (quiet && reads_rows) return null;
   const palette = quiet ? "gray" : known.palette;
   return h(C.Badge, { colorPalette: palette, variant: "subtle", size: "sm", title: reason || known.says, "data-status": status }, dot(palette), quiet ? `lag ${status}` : status);
 };

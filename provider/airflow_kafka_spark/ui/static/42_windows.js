@@ -17,7 +17,8 @@ function Ranges({ ranges }) {
   );
 }
 
-const windowColumns = ({ where, open, onOpen }) => [
+// Rows of a source have no offsets and no timestamps. Deletes have a column if a window has any.
+const windowColumns = ({ where, open, onOpen, readsRows, deletes }) => [
   {
     key: "window", label: "Window", lead: true,
     cell: (w) =>
@@ -31,18 +32,20 @@ const windowColumns = ({ where, open, onOpen }) => [
         where.runId && w.run_id === where.runId ? h(C.Badge, { size: "sm", colorPalette: "blue", variant: "subtle" }, "this run") : null,
       ),
   },
+  readsRows ? { key: "splits", label: "Splits", num: true, third: true, title: "Parts of the source's rows, each published in a transaction of its own", cell: (w) => count(w.splits) } :
   { key: "range", label: "Interval or offsets", width: "20%", wide: true, cell: (w) => (w.interval ? h("span", { title: intervalUtc(w.interval), className: "aks-small" }, intervalText(w.interval), w.records_out_of_interval ? h("div", { className: "aks-warning" }, outOfInterval(w)) : null) : h(Ranges, w)) },
   { key: "read", label: "Read", num: true, third: true, cell: (w) => count(w.records_read) },
   { key: "written", label: "Written", num: true, third: true, cell: (w) => count(w.records_written) },
+  deletes ? { key: "deleted", label: "Deleted", num: true, third: true, title: "Rows that records without a value have deleted", cell: (w) => count(w.records_deleted) } : null,
   { key: "rejected", label: "Rejected", num: true, third: true, title: "Bad records that were tolerated", cell: (w) => (w.records_rejected ? h("span", { className: "aks-warning" }, count(w.records_rejected)) : count(w.records_rejected)) },
   { key: "filtered", label: "Filtered", num: true, third: true, title: "Records that transforms dropped", cell: (w) => count(w.records_filtered) },
   { key: "rate", label: "Rate", num: true, third: true, cell: (w) => rateOf(w.rate) },
-  { key: "latency", label: "Latency p50 / p95", num: true, title: "From the timestamp of a record until the sink has committed it", cell: (w) => (w.latency ? `${seconds(w.latency.p50)} / ${seconds(w.latency.p95)}` : NONE) },
+  readsRows ? null : { key: "latency", label: "Latency p50 / p95", num: true, title: "From the timestamp of a record until the sink has committed it", cell: (w) => (w.latency ? `${seconds(w.latency.p50)} / ${seconds(w.latency.p95)}` : NONE) },
   { key: "seconds", label: "Took", num: true, third: true, cell: (w) => seconds(w.seconds) },
   { key: "attempts", label: "Tries", num: true, third: true, title: "Attempts that worked on it", cell: (w) => (w.attempts > 1 ? h("span", { className: "aks-warning" }, w.attempts) : count(w.attempts)) },
   { key: "complete", label: "Complete", cell: (w) => h("span", { className: "aks-small", style: { whiteSpace: "nowrap" } }, w.completed_at ? h(When, { at: w.completed_at }) : h(Fragment, null, "planned ", h(Ago, { at: w.planned_at }))) },
   { key: "task", label: "Task instance", cell: (w) => h("span", { className: "aks-small" }, w.url ? h(Host, { to: w.url, title: w.run_id || w.run }, w.task_state || "open") : w.run ? h("span", { className: "aks-clamp", title: w.run }, w.run) : NONE) },
-];
+].filter(Boolean);
 
 function WindowDetails({ w, row, onAction }) {
   const gaps = (w.gaps || []).reduce((sum, gap) => sum + gap.end - gap.start, 0);
@@ -56,7 +59,7 @@ function WindowDetails({ w, row, onAction }) {
         ["Planned", h(When, { at: w.planned_at })],
         ["Complete", w.completed_at ? h(When, { at: w.completed_at }) : "not yet"],
         w.interval ? ["Interval", intervalText(w.interval), intervalUtc(w.interval), true] : null,
-        ["Deleted in the sink", count(w.records_deleted)],
+        row.reads_rows ? ["Splits", count(w.splits)] : ["Deleted in the sink", count(w.records_deleted)],
         ["Dead letters", count(dead)],
         w.records_routed ? ["Routed elsewhere", w.routed.map((each) => `${count(each.records)} to ${each.to}`).join(", ") || count(w.records_routed)] : null,
         ["Guarantee", w.guarantee],
@@ -67,7 +70,7 @@ function WindowDetails({ w, row, onAction }) {
     }),
     gaps ? h(Note, { kind: "bad" }, `${plural(gaps, "offset")} were deleted before they could be read: ${w.gaps.map(rangeText).join(", ")}`) : null,
     w.records_out_of_interval ? h(Note, { kind: "bad" }, `The timestamps of ${plural(w.records_out_of_interval, "record")} lie outside of the interval, by up to ${seconds(w.out_of_interval_seconds)}: late records, or a wrong clock of their producer`) : null,
-    h("div", null, h("div", { className: "aks-small aks-muted" }, "Offsets"), h("div", { className: "aks-pre" }, (w.ranges || []).map((r) => `${rangeText(r)}  ${plural(r.end - r.start, "offset")}`).join("\n") || "none")),
+    row.reads_rows ? null : h("div", null, h("div", { className: "aks-small aks-muted" }, "Offsets"), h("div", { className: "aks-pre" }, (w.ranges || []).map((r) => `${rangeText(r)}  ${plural(r.end - r.start, "offset")}`).join("\n") || "none")),
     w.state === "COMPLETE" && row.actions.includes("replay")
       ? h("div", null, h(C.Button, { size: "xs", variant: "outline", disabled: !row.may_edit, title: row.may_edit ? undefined : LOOK_ONLY, onClick: () => onAction({ action: "replay", window: w }) }, "Replay this window"))
       : null,
@@ -122,7 +125,7 @@ function Windows({ ledger, pipeline, data, where, wanted, row, onAction }) {
     h(Failure, { title: "The windows could not be read", error: more.error || ofRun.error }),
     wanted && at < 0 ? h(Note, { kind: "info" }, `Window ${wanted} is not among those that the ledger remembers.`) : null,
     h(Table, {
-      label: "Windows", columns: windowColumns({ where, open, onOpen: setOpen }), rows: shown, keyOf: windowKey,
+      label: "Windows", columns: windowColumns({ where, open, onOpen: setOpen, readsRows: row.reads_rows, deletes: shown.some((w) => w.records_deleted) }), rows: shown, keyOf: windowKey,
       marked: (w) => isWanted(w, wanted) || (where.runId && w.run_id === where.runId),
       details: (w) => (open === windowKey(w) ? h(WindowDetails, { w, row, onAction }) : null),
     }),

@@ -84,6 +84,8 @@ function Changes({ changes }) {
   });
 }
 
+const BEGINNINGS = { "open window": "the open window's offsets", ledger: "the position in the ledger", sink: "the end of the sink's last window", group: "the group's offsets", starting_offsets: "starting_offsets" };
+
 function NextWindow({ ledger, pipeline }) {
   const question = useCallback(() => get("next", { ledger, pipeline }), [ledger, pipeline]);
   const asked = useAsked(question);
@@ -106,7 +108,7 @@ function NextWindow({ ledger, pipeline }) {
               ["At most", plural(next.offsets, "record"), "Offsets in its ranges: transaction markers and compacted records take some"],
               ["About", known(next.bytes) ? bytes(next.bytes) : null],
               ["Oldest record", known(next.age) ? `${seconds(next.age)} old` : null],
-              ["Begins", next.begins],
+              ["Begins at", BEGINNINGS[next.begins] || next.begins],
               ["Held back", known(next.held_back) ? plural(next.held_back, "offset") : null, "Offsets of open transactions"],
             ],
           }),

@@ -52,6 +52,7 @@ function Records({ ledger, pipeline, topics, partitions }) {
       standing && known(standing.position) ? h("button", { type: "button", className: "aks-chip", onClick: () => { change({ offset: String(standing.position) }); look(standing.position); } }, `At the position, ${count(standing.position)}`) : null,
     ),
     h(Failure, { title: "The records could not be read", error: asked.error }),
+    page || asked.error ? null : h("div", { className: "aks-small aks-muted" }, "Shows committed records around an offset, decoded with the pipeline's own formats. Looking changes nothing."),
     page
       ? h(
           "div",
@@ -95,7 +96,7 @@ function Configuration({ configuration, row }) {
     { className: "aks-stack", "data-configuration": configuration.operator },
     h("div", { className: "aks-panel" }, h(Facts, {
       facts: [
-        ["Operator", configuration.operator],
+        ["Operator", configuration.operator, undefined, true],
         ["Guarantee", configuration.guarantee || row.guarantee],
         ...Object.entries(configuration.connections || {}).map(([name, connection]) => [`Connection (${name})`, connection]),
       ],

@@ -244,7 +244,7 @@ function BulkDialog({ action, rows, onClose, onDone }) {
         h(Table, {
           label: "Selected pipelines", rows, keyOf: rowKey,
           columns: [
-            { key: "pipeline", label: "Pipeline", lead: true, cell: (row) => h("span", { className: "aks-name" }, row.pipeline) },
+            { key: "pipeline", label: "Pipeline", lead: true, width: "35%", cell: (row) => h("span", { className: "aks-name" }, row.pipeline) },
             { key: "plan", label: done ? "What was done" : "What would be done", wide: true, cell: (row) => result(found?.get(rowKey(row))) },
           ],
         }),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.hooks.database_sessions import described
 from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer, rows, system_identifier
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class SlotServer:
             raise self._error(error, doing) from self.server.cause(error)
 
     def _error(self, error: psycopg.Error, doing: str) -> KafkaSparkError:
-        text = " ".join(self.server.scrub(str(error)).split())
+        text = described(" ".join(self.server.scrub(str(error)).split()))
         # 55006: another session uses the slot; it may end.
         if (error.sqlstate or "")[:2] in _REFUSED and error.sqlstate not in ("55006", "55P03"):
             return SourceRejected(self.server.where, f"{doing}: {text}")
