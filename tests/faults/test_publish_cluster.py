@@ -1,13 +1,16 @@
-"""A window is published to Kafka by executors of their own, and Spark runs a split again by itself: after an executor or a worker
-was killed, and at once on both executors (speculation).
+"""A window is published to Kafka, or written to a table, by executors of their own, and Spark runs a split again by itself: after an
+executor or a worker was killed or decommissioned, and at once on both executors (speculation).
 
 After each, without a retry of the task: every row is there exactly once, both for a read_committed reader that read all the while
 and for one that reads at the end, no transaction of ours is open, and a further attempt writes nothing.
+
+Executors that have no package of this environment are here, too: what is said of them, and how they get the packages.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -21,12 +24,16 @@ import pytest
 from airflow_kafka_spark.cli.definition import main as cli
 from airflow_kafka_spark.errors import Fenced
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
+from airflow_kafka_spark.testing._processes import free_ports, tail, wait_until
+from tests.support import pipelines
 from tests.support.cluster import OURS, Driver, connection, standalone
+from tests.support.connect import spark_connect
 from tests.support.shop import make, shop
 from tests.support.splits import ROWS, rows, splits
-from tests.support.workers import executor_of, wait_stopped, wake
+from tests.support.workers import ancestors, executor_of, listening, session, wait_stopped, wake
 
 ORDERS = 400
+SMALL = {"spark.executor.memory": "512m"}
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +44,39 @@ def local_cluster(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def master(tmp_path_factory):
+def places(tmp_path_factory):
+    """The directory of a standalone cluster."""
+    return tmp_path_factory.mktemp("standalone")
+
+
+@pytest.fixture(scope="module")
+def master(places):
     """The master of a standalone cluster, whose two workers share no Python environment with this process."""
-    with standalone(tmp_path_factory.mktemp("standalone")) as url:
+    with standalone(places) as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def bare(places):
+    """A Python without any package, as executors may have it."""
+    subprocess.run([sys._base_executable, "-m", "venv", "--without-pip", str(places / "bare")], check=True)
+    return str(places / "bare" / "bin" / "python")
+
+
+@pytest.fixture(scope="module")
+def packed(places, bare):
+    """Settings by which such executors have the packages of an archive. Their daemon is Spark's own: the one of the tests is not
+    in the archive."""
+    archive = places / "env.tar.gz"
+    assert cli(["pack", "--source", "kafka", "jdbc", "--sink", "kafka", "postgres", "-o", str(archive)]) == 0
+    return {
+        **SMALL,
+        "spark.python.daemon.module": "pyspark.daemon",
+        "spark.cores.max": "1",
+        "spark.archives": f"{archive}#environment",
+        "spark.pyspark.python": "./environment/bin/python",
+        "spark.executorEnv.AIRFLOW_KAFKA_SPARK_PYTHON": bare,
+    }
 
 
 @pytest.fixture
@@ -78,12 +114,44 @@ def test_an_executor_killed_in_the_middle_of_a_split_costs_nothing(orders, local
     check(orders, report)
 
 
+@pytest.fixture
+def table(request, kafka, postgres, unique, tmp_path):
+    """A pipeline from a topic into a table, of the kind that the test is parametrised with."""
+    with pipelines.pipeline(request.param, kafka, lambda: postgres, unique, tmp_path) as made:
+        made.produce(ORDERS)
+        yield made
+
+
+def check_table(table, report):
+    assert (report["records_written"], report["attempts"]) == (ORDERS, 1), "Spark ran the split again, nobody the task"
+    table.reports.append(report)
+    assert table.check() == ORDERS
+    assert table.run("run1") == report
+    assert table.check() == ORDERS
+
+
 @pytest.mark.faults
-def test_a_split_that_spark_runs_twice_at_once_is_published_once(orders, master, tmp_path):
+@pytest.mark.parametrize("table", ["postgres", "postgres-split"], indirect=True)
+def test_an_executor_killed_in_the_middle_of_a_split_into_a_table_costs_nothing(table, local_cluster, tmp_path):
     once = tmp_path / "fired"
+    local_cluster.start(pipelines.make, table.arguments, "run1", ("split.mid:stop", once))
+    worker = wait_stopped(once)
+    os.kill(executor_of(worker), signal.SIGKILL)
+    report = local_cluster.result()
+    wake(worker)
+    check_table(table, report)
+
+
+@pytest.mark.faults
+def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_two_ports(orders, master, tmp_path):
+    """Speculation, and a firewall before the driver: executors and master connect to two ports that are known beforehand."""
+    once = tmp_path / "fired"
+    port, blocks = free_ports(2)
     eager = {
         **OURS,
-        "spark.executor.memory": "512m",
+        **SMALL,
+        "spark.driver.port": str(port),
+        "spark.driver.blockManager.port": str(blocks),
         "spark.speculation": "true",
         "spark.speculation.interval": "100ms",
         "spark.speculation.minTaskRuntime": "200ms",
@@ -95,38 +163,91 @@ def test_a_split_that_spark_runs_twice_at_once_is_published_once(orders, master,
     with Driver(connection(master, **eager), tmp_path) as driver:
         driver.start(make, orders.arguments, "run1", ("publish.mid:stop", once))
         stopped = wait_stopped(once)
+        heard = set().union(*(listening(pid) for pid in session(driver.process.pid) if driver.process.pid in ancestors(pid)))
         # It sleeps in the middle of its split: that the window completes all the same is the other copy's doing.
         report = driver.result()
         wake(stopped)
+    # The third is that of the JVM for the Python of its own task.
+    assert {port, blocks} <= heard and len(heard) == 3, heard
     check(orders, report)
 
 
 @pytest.mark.faults
-def test_executors_without_packages_are_named_before_they_read_and_work_with_the_archive_of_pack(orders, master, tmp_path):
-    bare, archive = tmp_path / "bare", tmp_path / "env.tar.gz"
-    subprocess.run([sys._base_executable, "-m", "venv", "--without-pip", str(bare)], check=True)
-    # Spark's own daemon: that of the tests is not on these executors.
-    settings = {"spark.executor.memory": "512m", "spark.python.daemon.module": "pyspark.daemon", "spark.cores.max": "1"}
-    python = str(bare / "bin" / "python")
-    with Driver(connection(master, **settings, **{"spark.pyspark.python": python}), tmp_path) as driver:
+@pytest.mark.parametrize("table", ["postgres"], indirect=True)
+def test_executors_without_packages_are_named_before_they_read_and_work_with_the_archive_of_pack(
+    orders, table, master, bare, packed, tmp_path
+):
+    """From a table to a topic, and from a topic into a table."""
+    alone = {**SMALL, "spark.python.daemon.module": "pyspark.daemon", "spark.cores.max": "1", "spark.pyspark.python": bare}
+    with Driver(connection(master, **alone), tmp_path) as driver:
         driver.start(make, orders.arguments, "run1")
         error = driver.error()
         assert error.startswith("ExecutorUnfit: Spark cannot run the tasks of window"), error
         for name in ("pyarrow", "pandas", "confluent-kafka", "adbc-driver-postgresql"):
             assert f"{name} is missing (driver: {metadata.version(name)})" in error
-        assert f"at {python}" in error
+        assert f"at {bare}" in error
         assert orders.records() == []
 
-        assert cli(["pack", "--source", "jdbc", "--sink", "kafka", "-o", str(archive)]) == 0
-        packed = {
-            "spark.archives": f"{archive}#environment",
-            "spark.pyspark.python": "./environment/bin/python",
-            "spark.executorEnv.AIRFLOW_KAFKA_SPARK_PYTHON": python,
-        }
-        driver.start(make, orders.arguments, "run1", spark=connection(master, **settings, **packed))
+        driver.start(make, orders.arguments, "run1", spark=connection(master, **packed))
         report = driver.result()
+        driver.start(pipelines.make, table.arguments, "run1")
+        check_table(table, driver.result())
     assert report["attempts"] == 2
     assert orders.check() == ORDERS
+
+
+@pytest.mark.faults
+def test_a_spark_connect_server_on_the_cluster_has_the_packages_of_the_archive_and_this_one(orders, master, packed, tmp_path):
+    # Workers of a session of Spark Connect run in a folder of the session below that of the executor.
+    env = {"PYSPARK_PYTHON": "../environment/bin/python"}
+    with spark_connect(tmp_path, master=master, settings=packed, env=env) as port:
+        os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = json.dumps({"conn_type": "spark_connect", "host": "127.0.0.1", "port": port})
+        attempt = orders.victim("run1", fault=None)
+        assert attempt.wait() == 0, attempt.tail()
+        report = attempt.result()
+    assert (report["records_written"], report["attempts"]) == (ORDERS, 1)
+    assert orders.check() == ORDERS
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("table", ["postgres-split"], indirect=True)
+def test_an_executor_without_packages_beside_one_that_has_them_gets_no_further_split(table, master, places, bare, tmp_path):
+    """Executors that differ, and Spark's own setting by which a task that failed on one is tried on another."""
+    for number, python in (("1", bare), ("2", sys.executable)):
+        link = places / number / "bin" / "some-python"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
+        link.chmod(0o755)
+    mixed = {
+        **SMALL,
+        "spark.python.daemon.module": "pyspark.daemon",
+        "spark.pyspark.python": "some-python",
+        "spark.excludeOnFailure.enabled": "true",
+    }
+    with Driver(connection(master, **mixed), tmp_path) as driver:
+        driver.start(pipelines.make, table.arguments, "run1")
+        check_table(table, driver.result())
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("table", ["postgres-split"], indirect=True)
+def test_a_worker_decommissioned_in_the_middle_of_a_split_that_then_dies_costs_nothing(table, master, places, tmp_path):
+    """Its machine is taken away before its split has ended. The last test of the cluster, which then has one worker."""
+    once = tmp_path / "fired"
+    leaving = {**OURS, **SMALL, "spark.decommission.enabled": "true"}
+    with Driver(connection(master, **leaving), tmp_path) as driver:
+        driver.start(pipelines.make, table.arguments, "run1", ("split.mid:stop", once))
+        stopped = wait_stopped(once)
+        executor = executor_of(stopped)
+        worker = ancestors(executor)[0]
+        os.kill(worker, signal.SIGPWR)
+        log = places / "cluster.log"
+        assert wait_until(lambda: "Telling app of decommission executors" in log.read_text(), 60), tail(log)
+        for process in (worker, executor):
+            os.kill(process, signal.SIGKILL)
+        report = driver.result()
+        wake(stopped)
+    check_table(table, report)
 
 
 COPIES, SPLITS = 3, 8

@@ -57,10 +57,11 @@ class Combination:
     is_free: bool = False
 
 
+# Releases of Spark whose Kafka connector and pyspark are both to be had.
 COMBINATIONS = (
     Combination("tested-set", "3.12"),
-    Combination("spark-3.5", "3.11", ("pyspark>=3.5,<3.6", "pandas<3"), ("py4j", "numpy")),
-    Combination("spark-newest", "3.12", ("pyspark>=4.1",), ("py4j",)),
+    Combination("spark-3.5", "3.11", ("pyspark==3.5.7", "pandas<3"), ("py4j", "numpy")),
+    Combination("spark-newest", "3.12", ("pyspark==4.2.0",), ("py4j",)),
     Combination("python-3.10", "3.10"),
     Combination("python-3.13", "3.13"),
     Combination("airflow-3.0", "3.12", ("apache-airflow>=3.0,<3.1",), is_free=True),

@@ -31,6 +31,7 @@ PACKAGES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "cdc": (("psycopg", "psycopg"),),
     "avro": (("polars", "polars"),),
     "protobuf": (("protobuf", "google.protobuf"),),
+    "iceberg": (("pyiceberg", "pyiceberg"),),
 }
 """Packages that each part of a task needs on an executor, as (distribution, module)."""
 
@@ -43,6 +44,7 @@ _PARTS = (
     ("airflow_kafka_spark.sources.postgres_cdc.tasks.", "cdc"),
     ("airflow_kafka_spark.formats.avro.tasks.decode", "avro"),
     ("airflow_kafka_spark.formats.protobuf.", "protobuf"),
+    ("airflow_kafka_spark.sinks.iceberg.tasks.", "iceberg"),
 )
 
 
