@@ -1,7 +1,7 @@
 """An archive of the Python packages that executors need, for ``spark.archives``.
 
-The packages are copied from the environment of this process, so that executors have the driver's versions and no package index is
-needed. This package is among them, for the workers of a Spark Connect server; to other executors it is sent with each session, and
+The packages are copied from the environment of this process, so that executors have the driver's versions and no package index
+is needed. This package is among them, for the workers of a Spark Connect server; other executors get it with each session, and
 that copy takes precedence. The archive has no interpreter: its ``bin/python`` starts an interpreter of the executor with this minor
 version.
 """
@@ -26,7 +26,7 @@ SOURCES = ("cdc", "files", "jdbc", "kafka")
 FORMATS = ("avro", "csv", "debezium", "json", "protobuf", "raw", "string")
 
 _FURTHER = {"json": ("msgspec",)}
-_EXTRAS = {"avro": "avro", "cdc": "postgres", "iceberg": "iceberg", "jdbc": "postgres", "postgres": "postgres", "protobuf": "protobuf"}
+_EXTRAS = {"cdc": "postgres", "jdbc": "postgres"} | {name: name for name in ("avro", "iceberg", "postgres", "protobuf")}
 """The extra that brings the packages of a part."""
 _LEFT_OUT = re.compile(r"(^|/)(__pycache__|tests?|include|benchmarks)/|\.(pyc|pyi|pxd|pyx|h|hpp|a)$")
 _LEVEL = 4

@@ -1,5 +1,5 @@
 """What an executor needs for a task, and what is said of one that lacks it, without Spark. A Spark cluster whose executors lack
-packages is in tests/faults/test_executors.py."""
+packages is in tests/faults/test_cluster.py."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def test_a_task_asks_for_what_its_modules_and_it_itself_need():
 def test_the_modules_that_a_task_refers_to_say_which_formats_and_sinks_it_needs():
     named = b"cairflow_kafka_spark.formats.avro.tasks.decode\nAvroDecoder\nairflow_kafka_spark.sinks.postgres.tasks.write"
     assert executor_check.parts_of(named) == {"avro", "postgres"}
+    assert executor_check.parts_of(b"cairflow_kafka_spark.sinks.iceberg.tasks.write\nIcebergSplitWriter") == {"iceberg"}
 
 
 def test_an_executor_names_all_that_it_lacks_in_one_sentence_before_the_task_is_made(elsewhere, monkeypatch):

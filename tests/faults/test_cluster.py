@@ -1,5 +1,5 @@
-"""A window is published to Kafka, or written to a table, by executors of their own, and Spark runs a split again by itself: after an
-executor or a worker was killed or decommissioned, and at once on both executors (speculation).
+"""A window is published to Kafka, or written to a table, by executors of their own, and Spark runs a split again by itself: after
+an executor or a worker was killed or decommissioned, and at once on both executors (speculation).
 
 After each, without a retry of the task: every row is there exactly once, both for a read_committed reader that read all the while
 and for one that reads at the end, no transaction of ours is open, and a further attempt writes nothing.
