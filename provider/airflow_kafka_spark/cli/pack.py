@@ -2,8 +2,8 @@
 
 The packages are copied from the environment of this process, so that executors have the driver's versions and no package index
 is needed. This package is among them, for the workers of a Spark Connect server; other executors get it with each session, and
-that copy takes precedence. The archive has no interpreter: its ``bin/python`` starts an interpreter of the executor with this minor
-version.
+that copy takes precedence. The archive has no interpreter: its ``bin/python`` starts an interpreter of the executor with this
+minor version.
 """
 
 from __future__ import annotations
