@@ -106,7 +106,7 @@ def test_a_python_worker_killed_on_an_executor_costs_nothing(orders, local_clust
 def test_an_executor_killed_in_the_middle_of_a_split_costs_nothing(orders, local_cluster, tmp_path):
     once = tmp_path / "fired"
     local_cluster.start(make, orders.arguments, "run1", ("publish.mid:stop", once))
-    worker = wait_stopped(once)
+    worker = wait_stopped(once, os.getpid())
     os.kill(executor_of(worker), signal.SIGKILL)
     report = local_cluster.result()
     # Its Python worker may outlive it: a zombie.
@@ -135,7 +135,7 @@ def check_table(table, report):
 def test_an_executor_killed_in_the_middle_of_a_split_into_a_table_costs_nothing(table, local_cluster, tmp_path):
     once = tmp_path / "fired"
     local_cluster.start(pipelines.make, table.arguments, "run1", ("split.mid:stop", once))
-    worker = wait_stopped(once)
+    worker = wait_stopped(once, os.getpid())
     os.kill(executor_of(worker), signal.SIGKILL)
     report = local_cluster.result()
     wake(worker)
@@ -162,7 +162,7 @@ def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_
     }
     with Driver(connection(master, **eager), tmp_path) as driver:
         driver.start(make, orders.arguments, "run1", ("publish.mid:stop", once))
-        stopped = wait_stopped(once)
+        stopped = wait_stopped(once, os.getpid())
         heard = set().union(*(listening(pid) for pid in session(driver.process.pid) if driver.process.pid in ancestors(pid)))
         # It sleeps in the middle of its split: that the window completes all the same is the other copy's doing.
         report = driver.result()
@@ -237,7 +237,7 @@ def test_a_worker_decommissioned_in_the_middle_of_a_split_that_then_dies_costs_n
     leaving = {**OURS, **SMALL, "spark.decommission.enabled": "true"}
     with Driver(connection(master, **leaving), tmp_path) as driver:
         driver.start(pipelines.make, table.arguments, "run1", ("split.mid:stop", once))
-        stopped = wait_stopped(once)
+        stopped = wait_stopped(once, os.getpid())
         executor = executor_of(stopped)
         worker = ancestors(executor)[0]
         os.kill(worker, signal.SIGPWR)
