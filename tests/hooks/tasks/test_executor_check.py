@@ -84,6 +84,19 @@ def test_a_version_that_is_too_old_is_compared_with_the_drivers(elsewhere):
     ]
 
 
+def test_a_version_that_is_too_new_is_compared_with_the_drivers(elsewhere):
+    elsewhere()
+    needed = needs("avro", "kafka")
+    assert {p.name: (p.minimum, p.below) for p in needed.packages if p.part != "spark"} == {
+        "polars": ("2.0", "3"),
+        "confluent-kafka": ("2.6", ""),
+    }
+    new = replace(next(p for p in needed.packages if p.part == "kafka"), below="2", driver="1.9")
+    assert replace(needed, packages=(new,)).find_obstacles() == [
+        f"confluent-kafka is {metadata.version('confluent-kafka')}, not older than 2 (driver: 1.9)"
+    ]
+
+
 def test_another_release_of_this_package_is_named(elsewhere):
     elsewhere()
     assert replace(needs(), version="0.0.1").find_obstacles() == [
