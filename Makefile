@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything is installed into .venv, nothing outside of this directory but caches.
 #
-#   PYTHON=python3.12   makes .venv, where there is none yet (default: the first of python3, python3.12, 3.11, 3.10 that fits)
+#   PYTHON=python3.12   makes .venv, where there is none yet (default: the first of python3, python3.13, 3.12, 3.11, 3.10 that fits)
 #   ARGS="-k postgres"  handed on to pytest, the demo or the benchmarks
 #   JOBS=1              test processes side by side (default: one per 4 GiB of memory, 2 to 5; each has servers of its own, and
 #                       mostly waits for them)
@@ -15,8 +15,8 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 JOBS ?= $(shell $(BIN)/python -c 'import os; print(max(2, min(5, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 32)))')
 
-FITS := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
-PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.10; do "$$p" -c '$(FITS)' 2>/dev/null && echo $$p && exit; done; echo python3)
+FITS := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do "$$p" -c '$(FITS)' 2>/dev/null && echo $$p && exit; done; echo python3)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -27,7 +27,7 @@ $(STAMP): setup.cfg constraints.txt
 	@"$(BIN)/python" -c '$(FITS)' 2>/dev/null || { python='$(PYTHON)'; \
 		"$$python" -c '$(FITS)' 2>/dev/null || { \
 			found=$$("$$python" --version 2>/dev/null || echo "nothing that runs"); \
-			echo "$$python is $$found; this project needs Python 3.10, 3.11 or 3.12. Install one, or name it: make PYTHON=/path/to/python3.12 install" >&2; \
+			echo "$$python is $$found; this project needs Python 3.10 to 3.13. Install one, or name it: make PYTHON=/path/to/python3.12 install" >&2; \
 			exit 1; }; \
 		"$$python" -m venv --clear $(VENV); }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv \
@@ -79,7 +79,7 @@ format: install ## put imports and layout in order
 # tests/test_signatures.py check most of it without building, and without Sphinx.
 docs: install ## build the documentation into build/docs: the pages, and the reference from docstrings
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "Sphinx needs Python 3.11 or 3.12: make PYTHON=python3.12 distclean docs" >&2; exit 1; }
+		echo "Sphinx needs Python 3.11 or later: make PYTHON=python3.12 distclean docs" >&2; exit 1; }
 	@$(BIN)/python -c 'import furo, myst_parser, sphinx' 2>/dev/null \
 		|| $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[docs]' \
 		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -1,5 +1,5 @@
 """``python -m benchmarks [files] [postgres] [kafka] [records] [fan_out] [around] [splits] [memory] [ui] [ledger]
-[small] [--records N] [--rounds N]``"""
+[small] [scale] [--records N] [--rounds N]``"""
 
 from __future__ import annotations
 
@@ -14,7 +14,21 @@ def main() -> None:
     parser.add_argument(
         "which",
         nargs="*",
-        choices=["files", "postgres", "kafka", "records", "fan_out", "around", "splits", "memory", "ui", "ledger", "small", []],
+        choices=[
+            "files",
+            "postgres",
+            "kafka",
+            "records",
+            "fan_out",
+            "around",
+            "splits",
+            "memory",
+            "ui",
+            "ledger",
+            "small",
+            "scale",
+            [],
+        ],
         help="default: all",
     )
     parser.add_argument("--records", type=int, default=4_000_000)
@@ -23,7 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-bench-") as temporary:
         os.environ.setdefault("AIRFLOW_HOME", str(Path(temporary) / "airflow"))
         os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
-        from benchmarks import around, fan_out, ledger, memory, records, small, splits, to_files, to_kafka, to_postgres, ui
+        from benchmarks import around, fan_out, ledger, memory, records, scale, small, splits, to_files, to_kafka, to_postgres, ui
         from benchmarks.bench import stand
 
         known = {
@@ -41,6 +55,7 @@ def main() -> None:
             "ui": lambda: ui.run(Path(temporary)),
             "ledger": ledger.run,
             "small": lambda: small.run(Path(temporary), options.rounds),
+            "scale": lambda: scale.run(Path(temporary)),
         }
         chosen = options.which or [*alone, *known]
         for name in (name for name in chosen if name in alone):

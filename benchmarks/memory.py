@@ -48,6 +48,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.driver = self.worker = 0.0
+        self._begun = _resident(os.getpid())
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -58,6 +59,11 @@ class Watched:
     def __exit__(self, *error: object) -> None:
         self._done.set()
         self._thread.join()
+
+    @property
+    def driver_growth(self) -> float:
+        """Megabytes of this process at most, beyond those at the beginning."""
+        return max(0.0, self.driver - self._begun)
 
     def _sample(self) -> None:
         while not self._done.wait(0.05):

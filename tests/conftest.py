@@ -130,15 +130,17 @@ def _prepare_spark(*, several: bool) -> None:
 
     archive.use(make=several)
     os.environ[spark_daemon.FILE] = os.path.join(os.environ["AIRFLOW_HOME"], "worker-variables")
-    with contextlib.suppress(KafkaSparkError):  # without Java, or a network: the tests that need it say so
-        found = [
-            jar for package in (jars.spark_kafka_connector(), DRIVER) for jar in jars.resolve([package], exclude_bundled=True)
-        ]
-        conf = ["--conf", "spark.python.daemon.module=tests.support.spark_daemon"]
-        if importlib.metadata.version("pyspark").startswith("3."):
-            # Spark 3 hands a worker to the next task that was killed while it was idle, as the engine does between two attempts.
-            conf += ["--conf", "spark.python.worker.reuse=false"]
-        os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, found))} {' '.join(conf)} pyspark-shell"
+    options = ["--conf", "spark.python.daemon.module=tests.support.spark_daemon"]
+    if importlib.metadata.version("pyspark").startswith("3."):
+        # Spark 3 hands a worker to the next task that was killed while it was idle, as the engine does between two attempts.
+        options += ["--conf", "spark.python.worker.reuse=false"]
+    found = []
+    for package in (jars.spark_kafka_connector(), DRIVER):
+        with contextlib.suppress(KafkaSparkError):  # without Java, a network or this release: the tests that need it say so
+            found += jars.resolve([package], exclude_bundled=True)
+    if found:
+        options = ["--jars", ",".join(map(str, found)), *options]
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"{' '.join(options)} pyspark-shell"
     engine.use_here()
 
 

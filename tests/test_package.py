@@ -28,7 +28,7 @@ NAME = "airflow-provider-kafka-spark"
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "provider" / "airflow_kafka_spark"
 CONSTRAINTS = ROOT / "constraints.txt"
-PYTHONS = ("3.10", "3.11", "3.12")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 
 # What takes long to import, and belongs into functions.
 HEAVY = (

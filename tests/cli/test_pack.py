@@ -12,7 +12,7 @@ from importlib import metadata
 import pytest
 
 from airflow_kafka_spark.cli import pack
-from airflow_kafka_spark.cli.definition import main
+from airflow_kafka_spark.cli.definition import main, make_parser
 
 
 def test_executors_need_what_their_tasks_import_and_what_that_requires(capsys, tmp_path, monkeypatch):
@@ -27,13 +27,30 @@ def test_executors_need_what_their_tasks_import_and_what_that_requires(capsys, t
     assert all(metadata.version(name) == version for name, version in said["packages"].items())
 
 
-def test_an_archive_gives_a_bare_python_the_packages_of_this_one(tmp_path):
+@pytest.mark.parametrize(
+    "arguments, needed",
+    [
+        (["--sink", "iceberg"], "pyiceberg"),
+        (["--source", "cdc", "--sink", "kafka"], "psycopg"),
+        (["--source", "jdbc", "--sink", "kafka"], "adbc-driver-postgresql"),
+        (["--sink", "delta"], "pyarrow"),
+    ],
+)
+def test_each_source_and_sink_names_what_its_tasks_import(arguments, needed):
+    args = make_parser().parse_args(["pack", *arguments])
+    assert needed in pack.distributions(["spark", *args.sink, *args.source])
+
+
+def test_an_archive_gives_a_bare_python_this_package_and_the_packages_of_this_one(tmp_path):
     target = tmp_path / "env.tar.gz"
     pack.write_archive(target, ["msgspec", "confluent-kafka"])
     assert [path.name for path in tmp_path.iterdir()] == ["env.tar.gz"]
     with tarfile.open(target) as archive:
         archive.extractall(tmp_path / "environment", filter="data")
-    code = "import confluent_kafka, msgspec; print(confluent_kafka.__version__, msgspec.__version__, msgspec.__file__)"
+    code = (
+        "import airflow_kafka_spark.hooks.tasks.executor_check, confluent_kafka, msgspec;"
+        "print(confluent_kafka.__version__, msgspec.__version__, msgspec.__file__)"
+    )
     # An interpreter that has none of them.
     bare = {"PATH": "/usr/bin:/bin", "AIRFLOW_KAFKA_SPARK_PYTHON": sys._base_executable}
     done = subprocess.run(

@@ -153,6 +153,8 @@ def standalone(directory: Path) -> Iterator[str]:
     """A master and two workers of one core, each on a loopback address of its own: Spark runs a task's copy only on another host.
 
     Executors find no module of this environment, unless the Python that a driver names has it, or :data:`OURS` says where it is.
+    A worker's work folder is ``directory``/1 or 2, and the folder ``bin`` below that is the first of its executors' PATH. On
+    SIGPWR a worker is decommissioned.
 
     :return: the master's URL.
     """
@@ -163,18 +165,22 @@ def standalone(directory: Path) -> Iterator[str]:
     url = f"spark://127.0.0.1:{port}"
     supervisor = processes.SupervisorClient("Spark")
     try:
-        for name, host, arguments in (
-            ("master.Master", "127.0.0.1", ["--port", str(port)]),
-            ("worker.Worker", "127.0.0.1", ["--cores", "1", "--memory", "1g", "--work-dir", str(directory / "1"), url]),
-            ("worker.Worker", "127.0.0.2", ["--cores", "1", "--memory", "1g", "--work-dir", str(directory / "2"), url]),
+        for name, host, work in (
+            ("master.Master", "127.0.0.1", None),
+            ("worker.Worker", "127.0.0.1", directory / "1"),
+            ("worker.Worker", "127.0.0.2", directory / "2"),
         ):
+            arguments = ["--port", str(port)]
             environment = {
                 **os.environ,
                 "SPARK_LOCAL_IP": host,
                 "SPARK_DAEMON_MEMORY": "256m",
-                "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+                "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JVM} -Dspark.decommission.enabled=true",
             }
             environment.pop("PYTHONPATH", None)
+            if work is not None:
+                environment["PATH"] = os.pathsep.join([str(work / "bin"), environment["PATH"]])
+                arguments = ["--cores", "1", "--memory", "1g", "--work-dir", str(work), url]
             command = [start, f"org.apache.spark.deploy.{name}", "--host", host, "--webui-port", "0", *arguments]
             supervisor.spawn(command, log=directory / "cluster.log", env=environment)
         log = directory / "cluster.log"

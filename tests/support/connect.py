@@ -19,10 +19,19 @@ AIRFLOW_PATH = os.pathsep.join(filter(None, _PATHS))
 
 
 @contextmanager
-def spark_connect(directory: Path, *, jars: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Iterator[int]:
+def spark_connect(
+    directory: Path,
+    *,
+    master: str = "local[2]",
+    settings: Mapping[str, str] | None = None,
+    jars: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Iterator[int]:
     """Its port; it ends with this process.
 
     :param directory: takes its log.
+    :param master: where its executors are.
+    :param settings: further settings of Spark.
     :param jars: the options of spark-submit that name further jars.
     :param env: further environment of the server and its workers.
     """
@@ -34,9 +43,10 @@ def spark_connect(directory: Path, *, jars: Sequence[str] = (), env: Mapping[str
         "spark.driver.memory": "512m",
         "spark.ui.enabled": "false",
         "spark.python.daemon.module": "tests.support.connect_daemon",
+        **(settings or {}),
     }
     submit = [home / "bin" / "spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, **(env or {})}
     # Where its Python finds tests.support.connect_daemon.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), os.getcwd()]))
@@ -46,7 +56,7 @@ def spark_connect(directory: Path, *, jars: Sequence[str] = (), env: Mapping[str
     try:
         daemon = [sys.executable, "-m", "tests.support.connect_daemon", "--serve"]
         supervisor.spawn(daemon, log=directory / "connect-daemon.log", env=environment)
-        supervisor.spawn([*submit, "--master", "local[2]", *jars, *settings, "spark-internal"], log=log, env=environment)
+        supervisor.spawn([*submit, "--master", master, *jars, *options, "spark-internal"], log=log, env=environment)
         assert wait_until(lambda: socket.exists() and "Spark Connect server started" in log.read_text(), 300), tail(log)
         yield port
     finally:

@@ -38,7 +38,7 @@ TOGETHER = {
     "tests/with_airflow", "tests/transforms", "tests/soak",
     "tests/test_package.py", "tests/testing/test_embedded_airflow.py", "tests/testing/test_embedded_kafka.py",
     "tests/triggers/test_base.py",
-    "tests/faults/test_broker.py", "tests/faults/test_publish_broker.py", "tests/faults/test_publish_cluster.py",
+    "tests/faults/test_broker.py", "tests/faults/test_publish_broker.py", "tests/faults/test_cluster.py",
     "tests/faults/test_three_brokers.py", "tests/faults/test_warm_spark.py",
     "tests/formats/avro/test_avro_write.py", "tests/formats/json/test_json_spark.py",
     "tests/hooks/test_connections.py", "tests/hooks/test_schema_registry.py",

@@ -63,6 +63,16 @@ def executors(leader: int) -> set[int]:
     return {pid for pid in session(leader) if b"CoarseGrainedExecutorBackend" in _command(pid)}
 
 
+def listening(pid: int) -> set[int]:
+    """Return the TCP ports on which a process listens."""
+    sockets = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            sockets.add(os.readlink(entry))
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
+    return {int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
+
+
 def daemons(jvm: int) -> set[int]:
     """Spark's Python daemons below a JVM: what they fork runs tasks, they themselves run none."""
     return {pid for pid in _all() if _parent(pid) == jvm and b"spark_daemon" in _command(pid)}

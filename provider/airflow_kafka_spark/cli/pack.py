@@ -1,7 +1,9 @@
 """An archive of the Python packages that executors need, for ``spark.archives``.
 
-The packages are copied from the environment of this process, so that executors have the driver's versions and no package index is
-needed. The archive has no interpreter: its ``bin/python`` starts an interpreter of the executor with this minor version.
+The packages are copied from the environment of this process, so that executors have the driver's versions and no package index
+is needed. This package is among them, for the workers of a Spark Connect server; other executors get it with each session, and
+that copy takes precedence. The archive has no interpreter: its ``bin/python`` starts an interpreter of the executor with this
+minor version.
 """
 
 from __future__ import annotations
@@ -13,16 +15,19 @@ import sys
 import tarfile
 from collections.abc import Iterable, Iterator
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 from airflow_kafka_spark.hooks.tasks.executor_check import INSTEAD, PACKAGES
 from airflow_kafka_spark.provider_info import is_installed
 
-SINKS = ("files", "kafka", "postgres")
-SOURCES = ("kafka", "files", "jdbc")
+SINKS = ("delta", "files", "iceberg", "kafka", "postgres")
+SOURCES = ("cdc", "files", "jdbc", "kafka")
 FORMATS = ("avro", "csv", "debezium", "json", "protobuf", "raw", "string")
 
 _FURTHER = {"json": ("msgspec",)}
+_EXTRAS = {"cdc": "postgres", "jdbc": "postgres"} | {name: name for name in ("avro", "iceberg", "postgres", "protobuf")}
+"""The extra that brings the packages of a part."""
 _LEFT_OUT = re.compile(r"(^|/)(__pycache__|tests?|include|benchmarks)/|\.(pyc|pyi|pxd|pyx|h|hpp|a)$")
 _LEVEL = 4
 """Compression level of gzip. Higher ones take minutes for compiled libraries, and save a tenth."""
@@ -74,7 +79,7 @@ def distributions(parts: Iterable[str]) -> list[str]:
     found: set[str] = set()
     for name, part in wanted:
         if not is_installed(name):
-            extra = f"[{part}]" if part in ("avro", "postgres", "protobuf") else "[postgres]" if part == "jdbc" else ""
+            extra = f"[{_EXTRAS[part]}]" if part in _EXTRAS else ""
             raise ValueError(
                 f"`{name}`, which executors need for {part}, is not installed here; "
                 f"install `airflow-provider-kafka-spark{extra}` first"
@@ -98,7 +103,7 @@ def _add_required(name: str, extras: frozenset[str], found: set[str]) -> None:
 
 
 def write_archive(target: Path, names: Iterable[str]) -> None:
-    """Write the files of installed distributions into an archive that has ``bin/python`` and ``packages``.
+    """Write this package and the files of installed distributions into an archive that has ``bin/python`` and ``packages``.
 
     The archive appears under its name when it is complete.
     """
@@ -110,12 +115,20 @@ def write_archive(target: Path, names: Iterable[str]) -> None:
             entry = tarfile.TarInfo("bin/python")
             entry.size, entry.mode = len(script), 0o755
             archive.addfile(entry, io.BytesIO(script))
-            for name in names:
-                for inside, path in _files(name):
-                    archive.add(path, f"packages/{inside}", recursive=False)
+            for inside, path in chain(_own_files(), *map(_files, names)):
+                archive.add(path, f"packages/{inside}", recursive=False)
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _own_files() -> Iterator[tuple[str, Path]]:
+    """Yield the files of this package: their paths below `site-packages`, and their paths here."""
+    package = Path(__file__).parents[1]
+    for path in sorted(package.rglob("*")):
+        inside = path.relative_to(package.parent).as_posix()
+        if not _LEFT_OUT.search(inside) and path.is_file():
+            yield inside, path
 
 
 def _files(name: str) -> Iterator[tuple[str, Path]]:

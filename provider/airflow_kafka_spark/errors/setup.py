@@ -127,7 +127,7 @@ class ExecutorUnfit(KafkaSparkError):
     """Raised when a Python worker of an executor cannot run the tasks of a window. It has read no record.
 
     :param window: the window.
-    :param detail: which executor it is, and what is missing or too old there.
+    :param detail: which executor it is, and what is missing, too old or too new there.
     """
 
     def __init__(self, window: str, detail: str) -> None:

@@ -36,6 +36,8 @@ _REAPED_SECONDS = 2.0
 _PORTS = {"spark": 7077, "sc": 15002}
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Names of the environment variables with which gRPC uses a proxy."""
+_HADOOP = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+"""Names of the environment variables by which Spark finds YARN."""
 _RESULT = "airflow-kafka-spark: "
 
 
@@ -129,8 +131,13 @@ def _jvm_ended(gateway: JavaGateway) -> str:
 
 def unreachable(master: str) -> str:
     """Return the reason why a master or a Connect server cannot be reached. Return an empty text if it can, or if the address
-    cannot be checked (``yarn``, ``k8s://``, ``local``, a Connect server behind a proxy).
+    cannot be checked (``k8s://``, ``local``, a Connect server behind a proxy).
+
+    The address of YARN is in Hadoop's configuration. Without it, Spark's JVM ends with a message on its standard error only.
     """
+    if master.startswith("yarn"):
+        has_configuration = any(map(os.environ.get, _HADOOP))
+        return "" if has_configuration else f"Neither {' nor '.join(_HADOOP)} is set in the environment of this process"
     scheme, _, rest = master.partition("://")
     if scheme not in _PORTS or not rest or (scheme == "sc" and any(map(os.environ.get, _PROXIES))):
         return ""

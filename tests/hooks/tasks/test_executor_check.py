@@ -1,5 +1,5 @@
 """What an executor needs for a task, and what is said of one that lacks it, without Spark. A Spark cluster whose executors lack
-packages is in tests/faults/test_executors.py."""
+packages is in tests/faults/test_cluster.py."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def test_a_task_asks_for_what_its_modules_and_it_itself_need():
 def test_the_modules_that_a_task_refers_to_say_which_formats_and_sinks_it_needs():
     named = b"cairflow_kafka_spark.formats.avro.tasks.decode\nAvroDecoder\nairflow_kafka_spark.sinks.postgres.tasks.write"
     assert executor_check.parts_of(named) == {"avro", "postgres"}
+    assert executor_check.parts_of(b"cairflow_kafka_spark.sinks.iceberg.tasks.write\nIcebergSplitWriter") == {"iceberg"}
 
 
 def test_an_executor_names_all_that_it_lacks_in_one_sentence_before_the_task_is_made(elsewhere, monkeypatch):
@@ -80,6 +81,19 @@ def test_a_version_that_is_too_old_is_compared_with_the_drivers(elsewhere):
     old = replace(next(p for p in found.packages if p.part == "kafka"), minimum="99.1", driver="99.2")
     assert replace(found, packages=(old,)).find_obstacles() == [
         f"confluent-kafka is {metadata.version('confluent-kafka')}, older than 99.1 (driver: 99.2)"
+    ]
+
+
+def test_a_version_that_is_too_new_is_compared_with_the_drivers(elsewhere):
+    elsewhere()
+    needed = needs("avro", "kafka")
+    assert {p.name: (p.minimum, p.below) for p in needed.packages if p.part != "spark"} == {
+        "polars": ("2.0", "3"),
+        "confluent-kafka": ("2.6", ""),
+    }
+    new = replace(next(p for p in needed.packages if p.part == "kafka"), below="2", driver="1.9")
+    assert replace(needed, packages=(new,)).find_obstacles() == [
+        f"confluent-kafka is {metadata.version('confluent-kafka')}, not older than 2 (driver: 1.9)"
     ]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -300,6 +302,25 @@ def test_missing_rights_are_all_named(place: Place, role: str):
     sink = place.sink(mode="upsert", key=["id"], delete_enabled=True)
     assert problems(sink) == []
     write(sink, Pipeline(KEYED, "other", tombstones=True), [{"id": 1, "v": "new"}])
+
+
+def test_the_grants_in_the_documentation_are_enough_for_every_mode(place: Place, role: str):
+    place.execute("CREATE TABLE t (id bigint PRIMARY KEY, v text)")
+    place.execute(f'REVOKE USAGE ON SCHEMA {place.quoted} FROM "{role}"')
+    page = Path(__file__).parents[3] / "docs" / "sinks.md"
+    (grants,) = re.findall(r"```sql\n([^`]*GRANT INSERT[^`]*)```", page.read_text())
+    database = json.loads(place.server.connection_json())["schema"]
+    for name, own in (("sales.orders", "t"), ("sales", place.quoted), ("warehouse", f'"{database}"'), ("airflow", f'"{role}"')):
+        grants = re.sub(rf"\b{re.escape(name)}\b", lambda _, own=own: own, grants)
+    place.execute(grants)
+    sinks = [
+        place.sink(mode="upsert", key=["id"], delete_enabled=True),
+        place.sink(atomic="split"),
+    ]
+    for number, sink in enumerate(sinks):
+        assert problems(sink) == []
+        write(sink, Pipeline(KEYED, f"p{number}"), [{"id": number, "v": "new"}])
+    assert place.rows("SELECT id FROM t ORDER BY id") == [(0,), (1,)]
 
 
 def test_stages_in_another_schema_need_no_right_to_create_beside_the_target(

@@ -31,6 +31,7 @@ PACKAGES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "cdc": (("psycopg", "psycopg"),),
     "avro": (("polars", "polars"),),
     "protobuf": (("protobuf", "google.protobuf"),),
+    "iceberg": (("pyiceberg", "pyiceberg"),),
 }
 """Packages that each part of a task needs on an executor, as (distribution, module)."""
 
@@ -43,6 +44,7 @@ _PARTS = (
     ("airflow_kafka_spark.sources.postgres_cdc.tasks.", "cdc"),
     ("airflow_kafka_spark.formats.avro.tasks.decode", "avro"),
     ("airflow_kafka_spark.formats.protobuf.", "protobuf"),
+    ("airflow_kafka_spark.sinks.iceberg.tasks.", "iceberg"),
 )
 
 
@@ -59,6 +61,7 @@ class Package:
     :param minimum: the oldest version that this package supports; "" for any.
     :param driver: the driver's version; "" if it is not installed there.
     :param part: the part of a task that needs it, a key of :data:`PACKAGES`.
+    :param below: the version from which on this package does not support it; "" (default) for none.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Package:
     minimum: str
     driver: str
     part: str
+    below: str = ""
 
     @property
     def is_there(self) -> bool:
@@ -83,6 +87,8 @@ class Package:
         found = installed_version(self.name)
         if found and self.minimum and _numbers(found) < _numbers(self.minimum):
             return f"{self.name} is {found}, older than {self.minimum} ({on_driver})"
+        if found and self.below and _numbers(found) >= _numbers(self.below):
+            return f"{self.name} is {found}, not older than {self.below} ({on_driver})"
         return ""
 
 
@@ -105,9 +111,9 @@ class Requirements:
 
         :param parts: keys of :data:`PACKAGES`.
         """
-        minimums = oldest_versions()
+        ranges = supported_versions()
         found = [
-            Package(name, module, minimums.get(name, ""), installed_version(name), part)
+            Package(name, module, ranges.get(name, ("", ""))[0], installed_version(name), part, ranges.get(name, ("", ""))[1])
             for part in ("spark", *sorted(set(parts) - {"spark"}))
             for name, module in (*PACKAGES[part], *((INSTEAD[part],) if part in INSTEAD else ()))
         ]
@@ -194,19 +200,23 @@ def installed_version(name: str) -> str:
 
 
 @functools.cache
-def oldest_versions() -> Mapping[str, str]:
-    """Return the oldest supported version of each package that this package requires, from its metadata."""
+def supported_versions() -> Mapping[str, tuple[str, str]]:
+    """Return the oldest supported version of each package that this package requires, and the first one that is too new; "" for
+    none. They are read from its metadata. Of several ranges of a package, the widest counts.
+    """
     try:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return {}
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, str]] = {}
     for line in lines:
         name = re.match(r"[\w.-]+", line)
-        least = re.search(r">=\s*([\d.]+)", line.partition(";")[0])
+        wanted = line.partition(";")[0]
+        least, most = re.search(r">=\s*([\d.]+)", wanted), re.search(r"<\s*([\d.]+)", wanted)
         if name and least:
-            known = found.setdefault(name[0].lower(), least[1])
-            found[name[0].lower()] = min(known, least[1], key=_numbers)
+            first, last = found.get(name[0].lower(), (least[1], most[1] if most else ""))
+            end = max(last, most[1], key=_numbers) if last and most else ""
+            found[name[0].lower()] = min(first, least[1], key=_numbers), end
     return found
 
 

@@ -57,6 +57,7 @@ def run(*, begin: Callable[[], None] = _nothing, end: Callable[[], None] = _noth
     _make_tasks_cheap()
     known = frozenset(sys.modules)
     watch = _ConnectionWatch()
+    main = worker.main
 
     def run_task(infile: BufferedReader, outfile: BufferedWriter) -> None:
         # A reused worker calls this as soon as its last task has ended: wait until the next one begins.
@@ -65,11 +66,12 @@ def run(*, begin: Callable[[], None] = _nothing, end: Callable[[], None] = _noth
         begin()
         try:
             with watch.over(infile):
-                worker.main(infile, outfile)
+                main(infile, outfile)
         finally:
             end()
 
-    daemon.worker_main = run_task
+    # Spark's daemon has the function up to 4.0. Later ones look it up in the worker's module after each fork.
+    daemon.worker_main = worker.main = run_task
     daemon.manager()
 
 

@@ -144,7 +144,8 @@ class KafkaSplitReader:
         deadline = time.monotonic() + self.patience
         done = False
         while not done:
-            wanted = max(1, min(BATCH_RECORDS - len(pending), (BATCH_BYTES - size) // average))
+            # No more than there can be: `consume` waits until it has as many, or for the whole of its time.
+            wanted = max(1, min(BATCH_RECORDS - len(pending), (BATCH_BYTES - size) // average, end - position))
             messages: list[Any] = consumer.consume(wanted, POLL_SECONDS)
             if not messages:
                 if time.monotonic() > deadline:
