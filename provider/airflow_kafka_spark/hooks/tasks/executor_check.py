@@ -29,6 +29,7 @@ PACKAGES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "postgres": (("adbc-driver-postgresql", "adbc_driver_postgresql"), ("adbc-driver-manager", "adbc_driver_manager")),
     "jdbc": (("adbc-driver-postgresql", "adbc_driver_postgresql"), ("adbc-driver-manager", "adbc_driver_manager")),
     "cdc": (("psycopg", "psycopg"),),
+    "mysql_cdc": (("pymysql", "pymysql"),),
     "avro": (("polars", "polars"),),
     "protobuf": (("protobuf", "google.protobuf"),),
 }
@@ -41,6 +42,7 @@ _PARTS = (
     ("airflow_kafka_spark.sinks.postgres.", "postgres"),
     ("airflow_kafka_spark.sources.jdbc.tasks.", "jdbc"),
     ("airflow_kafka_spark.sources.postgres_cdc.tasks.", "cdc"),
+    ("airflow_kafka_spark.sources.mysql_cdc.tasks.", "mysql_cdc"),
     ("airflow_kafka_spark.formats.avro.tasks.decode", "avro"),
     ("airflow_kafka_spark.formats.protobuf.", "protobuf"),
 )

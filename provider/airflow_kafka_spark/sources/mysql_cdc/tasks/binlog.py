@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 QUERY, STOP, ROTATE, FORMAT, XID, TABLE_MAP, INCIDENT, HEARTBEAT, XA_PREPARE = 2, 3, 4, 15, 16, 19, 26, 27, 38
@@ -65,20 +64,17 @@ def parse_event(data: bytes, checked: bool) -> LogEvent:
         # It comes before the event that says whether there are checksums.
         checked = len(data) > 31 and zlib.crc32(data[:-4]) == _U32.unpack(data[-4:])[0]
     elif kind == FORMAT:
-        checked = has_checksums(data[19:])
+        return LogEvent(kind, seconds, server_id, 0 if flags & _ARTIFICIAL else log_pos, data[19:-4])
     if checked:
-        if zlib.crc32(data[:-4]) != _U32.unpack(data[-4:])[0] and kind != FORMAT:
+        if zlib.crc32(data[:-4]) != _U32.unpack(data[-4:])[0]:
             raise LogUnreadable(f"the checksum of an event before {log_pos:,} is wrong")
         data = data[:-4]
     return LogEvent(kind, seconds, server_id, 0 if flags & _ARTIFICIAL else log_pos, data[19:])
 
 
 def has_checksums(body: bytes) -> bool:
-    """Return True if the events behind this format description end with checksums.
-
-    :param body: of the event, with the checksum that it always has: the byte before says which algorithm is used.
-    """
-    return len(body) > 5 and body[-5] == 1
+    """Return True if the events behind a FORMAT event end with checksums."""
+    return body[-1] == 1
 
 
 def rotated(body: bytes) -> tuple[str, int]:
@@ -259,7 +255,7 @@ def table_map(body: bytes, is_mariadb: bool) -> LogTable:
     return found
 
 
-def _describe(table: LogTable, data: _Bytes, is_mariadb: bool) -> None:
+def _describe(table: LogTable, data: _Bytes, is_mariadb: bool) -> None:  # noqa: C901 - one branch for each kind of part
     """Add names, signs, character sets, values and the key to a table's columns."""
     columns = table.columns
     # MariaDB counts geometries as texts here.
@@ -286,10 +282,8 @@ def _describe(table: LogTable, data: _Bytes, is_mariadb: bool) -> None:
         elif kind in (5, 6):
             for column in (c for c in columns if c.kind == (SET if kind == 5 else ENUM)):
                 column.values = tuple(part.text() for _ in range(part.number()))
-        elif kind == 8:
-            table.key = tuple(part.numbers())
-        elif kind == 9:
-            table.key = tuple(part.numbers()[::2])
+        elif kind in (8, 9):  # with 9, the length of a prefix follows each column
+            table.key = tuple(part.numbers()[:: kind - 7])
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------------
@@ -318,9 +312,3 @@ def row_images(event: LogEvent, columns: int) -> tuple[bytes, int]:
         if width != columns or present != every:
             raise LogUnreadable("rows do not have all columns: `binlog_row_image` was not FULL")
     return event.body, data.at
-
-
-def mentions(text: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield the names that occur in a statement."""
-    folded = text.casefold()
-    return (name for name in names if name.casefold() in folded)

@@ -101,8 +101,8 @@ class LogTableWriter(TableWriter):
         super().__init__(name, columns, table.key, form, _schema(form.is_mariadb) if form.schemas else {})
         self.refuse_missing_keys()
         if not self.has_key:
-            found_no = f"{self.name} has no primary key, so that its events would have no key"
-            raise SourceRejected(self.name, found_no, "Name the columns of a key in `message_key_columns`, or leave the table out")
+            action = "Name the columns of a key in `message_key_columns`, or leave the table out"
+            raise SourceRejected(self.name, "it has no primary key, so that its events would have no key", action)
         self._null_bytes = (len(columns) + 7) // 8
         self.place = json_text({"db": table.database})[1:-1], json_text({"table": table.name})[1:-1]
 
@@ -137,8 +137,8 @@ class LogTableWriter(TableWriter):
 class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
     """Turns the events of the log into events of changes, transaction by transaction.
 
-    Events of a transaction are held until its end is seen, up to :data:`HELD_BYTES`: one that the server has not finished, because
-    it crashed, is left out.
+    Events of a transaction are held until its end is seen, up to :data:`HELD_BYTES`: one that the server has not finished,
+    because it crashed, is left out.
 
     :param server: for messages.
     :param form: their form.
@@ -281,17 +281,12 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         event = located.event
         if event.kind == binlog.EXECUTE_LOAD_QUERY:
             raise self._server.unreadable(located.start, LogUnreadable("LOAD DATA is logged as a statement"))
-        database, text = binlog.query(event.body)
-        text = without_comments(text)
-        truncated = truncated_table(text, database)
+        truncated = truncates(event.body, self._form)
         if truncated is not None:
-            if self._form.takes(truncated) and "t" not in self._form.skipped:
-                yield self._truncate(located, truncated)
-        elif text[:10].upper().startswith(_CHANGES):
-            tables = [name for _, name in self._form.tables or ()]
-            if database == self._form.database or any(binlog.mentions(text, tables)):
-                found = "it has changes as statements, not as rows: `binlog_format` was not ROW"
-                raise self._server.unreadable(located.start, LogUnreadable(found))
+            yield self._truncate(located, truncated)
+        elif is_change(event.body, self._form):
+            found = "it has changes as statements, not as rows: `binlog_format` was not ROW"
+            raise self._server.unreadable(located.start, LogUnreadable(found))
 
     def _truncate(self, located: Located, table: TableName) -> Event:
         shown = LogTable(0, *table)
@@ -307,4 +302,22 @@ class _Truncated(LogTableWriter):
         self.place = json_text({"db": table.database})[1:-1], json_text({"table": table.name})[1:-1]
 
 
-NOT_SUPPORTED = "Such transactions cannot be captured. Leave the table out, or use a new pipeline behind it, and copy the table again"
+def truncates(body: bytes, form: MysqlEventForm) -> TableName | None:
+    """Return the table whose truncation a QUERY event is, if it is published; else None."""
+    database, text = binlog.query(body)
+    table = truncated_table(text, database)
+    return table if table is not None and "t" not in form.skipped and form.takes(table) else None
+
+
+def is_change(body: bytes, form: MysqlEventForm) -> bool:
+    """Return True if a QUERY event may have changed rows of a table that is taken: it should have been logged as rows."""
+    database, text = binlog.query(body)
+    text = without_comments(text)
+    if not text[:10].upper().startswith(_CHANGES):
+        return False
+    if form.tables is None:
+        return database == form.database or form.database.casefold() in text.casefold()
+    return any(name.casefold() in text.casefold() for _, name in form.tables)
+
+
+NOT_SUPPORTED = "Such transactions cannot be captured: leave the table out, or begin with a new pipeline behind this place"

@@ -35,13 +35,16 @@ class BinlogReader(EventReader):
         writer, place, created = LogEventWriter(self.server, self.form), start, 0
         with self.server.session(f"reading the log from {start} to {end}") as connection:
             for located in self.server.events(connection, start):
+                if located.end.file != place.file:
+                    created = 0
                 if located.event.kind == binlog.FORMAT:
                     created = located.event.seconds
-                    if located.start == start and created != bounds["log"].get("created", created):
-                        raise LogLost(self.server.where, f"its file {start.file} is another one than when the window was planned", NEW_PIPELINE)
+                    if located.start == start and created != bounds["log"]["created"]:
+                        found = f"its file {start.file} is another one than when the window was planned"
+                        raise LogLost(self.server.where, found, NEW_PIPELINE)
                 yield from writer.write(located)
                 place = located.end
-                if place.order >= end.order and writer.is_between_transactions:
+                if place.order >= end.order and writer.is_between_transactions and created:
                     self._tokens[split] = {"end": str(place), "created": created, "gtid": writer.gtid}
                     return
         raise SourceUnavailable(

@@ -1,12 +1,13 @@
 """Sessions of the server: positions of its binary log, and the stream of its events.
 
-The stream is the protocol's ``COM_BINLOG_DUMP`` over PyMySQL, from a file and a position on. It does not block: it ends where the log
-ends.
+The stream is the protocol's ``COM_BINLOG_DUMP`` over PyMySQL, from a file and a position on. It does not block: it ends where the
+log ends.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -119,12 +120,12 @@ class LogServer:
 
         :raises SourceRejected: an event cannot be read.
         """
-        rows(connection, "SET @master_binlog_checksum = @@global.binlog_checksum, @source_binlog_checksum = @@global.binlog_checksum")
+        for name in ("master_binlog_checksum", "source_binlog_checksum"):
+            rows(connection, f"SET @{name} = @@global.binlog_checksum")
         rows(connection, "SET @mariadb_slave_capability = 4")
         # Two readers with one number would end each other.
         number = random.SystemRandom().randrange(1 << 31, (1 << 32) - 1)
-        name = start.file.encode()
-        command = struct.pack("<IHI", start.position, _NON_BLOCKING, number) + name
+        command = struct.pack("<IHI", start.position, _NON_BLOCKING, number) + start.file.encode()
         connection._execute_command(_DUMP, command)
         place, checked = start, False
         while True:
@@ -140,7 +141,7 @@ class LogServer:
                 # Positions in headers have 32 bits only.
                 place = Place(place.file, place.position + (event.log_pos - place.position & 0xFFFFFFFF))
             if event.kind == binlog.FORMAT:
-                checked = binlog.has_checksums(event.body + bytes(4)) if len(event.body) else False
+                checked = binlog.has_checksums(event.body)
             elif event.kind == binlog.ROTATE:
                 file, position = binlog.rotated(event.body)
                 place = Place(file, position if not event.log_pos else FIRST)
@@ -213,8 +214,8 @@ class LogServer:
         if start.position > there[start.file]:
             raise LogLost(
                 self.where,
-                f"its file {start.file} ends at {there[start.file]:,}, before {start.position:,}, where the last window ended: the "
-                "server lost the end of its log in a crash, or this is another server",
+                f"its file {start.file} ends at {there[start.file]:,}, before {start.position:,}, where the last window ended: "
+                "the server lost the end of its log in a crash, or this is another server",
                 f"Set `sync_binlog = 1`. {NEW_PIPELINE}",
             )
         self.refuse_other_file(start.file, log)
@@ -248,8 +249,6 @@ def is_mariadb(connection: Any) -> bool:
 
 def version(connection: Any) -> tuple[int, int]:
     """Return the first two numbers of the server's release."""
-    import re
-
     first, second = re.findall(r"\d+", connection.get_server_info().removeprefix("5.5.5-"))[:2]
     return int(first), int(second)
 

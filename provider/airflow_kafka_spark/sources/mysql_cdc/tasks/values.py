@@ -315,11 +315,11 @@ def _time(column: LogColumn, form: ValueForm) -> ReadColumn:
     fraction, unit = _FRACTIONS[precision]
     connect = form.times == "connect"
     if column.kind == binlog.TIME2:
-        micros = _duration(fraction, unit)
+        micros, size = _duration(fraction, unit), 3 + fraction
         if connect:
             schema = named("int32", "org.apache.kafka.connect.data.Time")
-            return ReadColumn(lambda data, at: (str(micros(data, at) // 1000), at + 3 + fraction), schema)
-        return ReadColumn(lambda data, at: (str(micros(data, at)), at + 3 + fraction), named("int64", "io.debezium.time.MicroTime"))
+            return ReadColumn(lambda data, at: (str(micros(data, at) // 1000), at + size), schema)
+        return ReadColumn(lambda data, at: (str(micros(data, at)), at + size), named("int64", "io.debezium.time.MicroTime"))
     if column.kind == binlog.DATE:
         name = "org.apache.kafka.connect.data.Date" if connect else "io.debezium.time.Date"
         return ReadColumn(lambda data, at: (_date(data, at, form.zero_dates), at + 3), named("int32", name))
