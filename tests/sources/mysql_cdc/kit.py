@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_kafka_spark.sources import MySqlCdcSource
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
 from tests.sources.postgres_cdc.kit import Windows
 from tests.support.mariadb import EmbeddedMariaDB
 
@@ -37,6 +38,9 @@ class Binlog:
     def end(self) -> str:
         """Return the end of the log."""
         return "{}:{}".format(*self.rows("SHOW MASTER STATUS")[0][:2])
+
+    def server_log(self) -> LogServer:
+        return LogServer(self.source().server())
 
     def source(self, **options: Any) -> MySqlCdcSource:
         """Return a source that begins where the database was created."""

@@ -34,8 +34,8 @@ _BINARY = 63
 CODECS: Mapping[str, str] = {
     "utf8mb4": "utf-8", "utf8mb3": "utf-8", "utf8": "utf-8", "ascii": "ascii", "latin1": "latin1", "ucs2": "utf-16-be",
     "utf16": "utf-16-be", "utf16le": "utf-16-le", "utf32": "utf-32-be", "latin2": "iso8859-2", "latin5": "iso8859-9",
-    "hebrew": "iso8859-8", "koi8r": "koi8-r", "cp866": "cp866", "cp850": "cp850",
-    "cp852": "cp852", "cp1250": "cp1250", "cp1251": "cp1251", "cp1256": "cp1256",
+    "koi8r": "koi8-r", "cp850": "cp850",
+    "cp852": "cp852", "cp1250": "cp1250", "cp1251": "cp1251",
 }  # fmt: skip
 """Character sets, and Python's names of the codecs that give equal texts."""
 
