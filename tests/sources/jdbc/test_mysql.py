@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.jdbc.mysql import MysqlDialect
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
+from airflow_kafka_spark.sources.mysql_cdc.source import MySqlCdcSource
 from tests.sources.jdbc.kit import (
     KeyedTable,
     Types,
@@ -298,3 +299,10 @@ def test_a_session_of_the_driver_that_is_killed_is_worth_another_try(shop: Shop)
         shop.execute(f"KILL {session.rows('SELECT CONNECTION_ID()')[0][0]}")
         session.rows("SELECT 1")
     assert caught.value.retryable and "while counting rows" in str(caught.value)
+
+
+def test_changes_of_a_server_without_a_binary_log_are_refused(shop: Shop):
+    shop.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    problems = MySqlCdcSource(CONN, "p", tables=["t", "absent"]).validate()
+    assert "the server writes no binary log" in str(problems[0]) and "Set `log_bin`" in problems[0].action
+    assert "there is no table shop.absent" in str(problems[-1])

@@ -212,10 +212,10 @@ def test_message_key_columns_are_the_key_of_a_table_without_one(shop: Binlog):
     ("statements", "found"),
     [
         (["SET SESSION binlog_format = STATEMENT", "INSERT INTO orders VALUES (1, 'x')"], "changes as statements"),
-        (["SET SESSION binlog_row_image = MINIMAL", "INSERT INTO orders (id) VALUES (1)", "DELETE FROM orders"], "not have all columns"),
+        (["SET SESSION binlog_row_image = MINIMAL", "INSERT INTO orders (id) VALUES (1)", "DELETE FROM orders"], "all columns"),
         (["XA START 'a'", "INSERT INTO orders VALUES (1, 'x')", "XA END 'a'", "XA PREPARE 'a'", "XA COMMIT 'a'"], "XA"),
         (["ALTER TABLE orders ADD COLUMN u uuid", "INSERT INTO orders VALUES (1, 'x', uuid())"], "`u` cannot be read.*uuid"),
-        (["ALTER TABLE orders MODIFY note text COMPRESSED", "INSERT INTO orders VALUES (1, 'x')"], "`note` cannot be read.*COMPRESSED"),
+        (["ALTER TABLE orders MODIFY note text COMPRESSED", "INSERT INTO orders VALUES (1, 'x')"], "`note`.*COMPRESSED"),
         (["SET GLOBAL log_bin_compress = ON", "INSERT INTO orders VALUES (1, repeat('x', 5000))"], "log_bin_compress"),
         (["SET GLOBAL binlog_row_metadata = MINIMAL", "INSERT INTO orders VALUES (1, 'x')"], "binlog_row_metadata"),
     ],
