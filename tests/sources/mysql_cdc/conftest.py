@@ -12,7 +12,7 @@ LOG = ("--log-bin=bin", "--server-id=7", "--binlog-format=ROW", "--binlog-row-me
 
 
 @pytest.fixture(scope="session")
-def mariadb_with_log() -> Iterator[EmbeddedMariaDB]:
+def mariadb() -> Iterator[EmbeddedMariaDB]:
     if reason := missing():
         pytest.skip(reason)
     with EmbeddedMariaDB(*LOG, "--innodb-flush-log-at-trx-commit=0") as started:
@@ -22,10 +22,10 @@ def mariadb_with_log() -> Iterator[EmbeddedMariaDB]:
 
 
 @pytest.fixture
-def shop(mariadb_with_log: EmbeddedMariaDB) -> Iterator[Binlog]:
+def shop(mariadb: EmbeddedMariaDB) -> Iterator[Binlog]:
     """An empty database, and the log behind its creation."""
-    with mariadb_with_log.connect() as connection:
-        yield Binlog(mariadb_with_log, connection)
+    with mariadb.connect() as connection:
+        yield Binlog(mariadb, connection)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def test_the_events_of_a_table_give_it_again_after_every_drain_whatever_is_kille
             made.change(40, truncates=number != 2)
             if number == 1:  # open across two kills
                 with long.cursor() as cursor:
-                    cursor.execute("INSERT INTO kept (id, note) SELECT seq, 'long' FROM seq_1000_to_1100")
+                    cursor.execute("INSERT INTO kept (id, note) SELECT -seq, 'long' FROM seq_1000_to_1100")
             victim = made.victim(f"run{number}", fault=point)
             code = victim.wait()
             assert victim.fired, victim.tail()

@@ -29,7 +29,7 @@ def unscaled(number: int) -> str:
 
 US = 1_000_000
 LONGEST = (838 * 3600 + 3599) * US
-LAST_SECOND, LAST_STAMP = days(9999, 12, 31) * 86_400 + 86_399, "2038-01-19T03:14:07Z"
+LAST_MICRO, LAST_STAMP = days(9999, 12, 31) * 86_400 * US + 86_400 * US - 1, "2038-01-19T03:14:07Z"
 POINT = bytes.fromhex("0101000000000000000000f03f0000000000000040")
 # type, literals and what is written for each, the Connect type
 CASES: list[tuple[str, list[tuple[str, Any]], str]] = [
@@ -60,7 +60,7 @@ CASES: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("datetime", [("'1969-12-31 23:59:59'", -1000), ("'1000-01-01 00:00:00'", days(1000, 1, 1) * 86_400_000)], "int64"),
     ("datetime(2)", [("'1970-01-01 00:00:01.23'", 1230)], "int64"),
     ("datetime(4)", [("'1970-01-01 00:00:01.2345'", 1_234_500)], "int64"),
-    ("datetime(6)", [("'1969-12-31 23:59:59.5'", -500_000), ("'9999-12-31 23:59:59.999999'", LAST_SECOND * US + 999_999)], "int64"),
+    ("datetime(6)", [("'1969-12-31 23:59:59.5'", -500_000), ("'9999-12-31 23:59:59.999999'", LAST_MICRO)], "int64"),
     ("timestamp null", [("'2026-01-02 03:04:05'", "2026-01-02T03:04:05Z"), ("'2038-01-19 03:14:07'", LAST_STAMP)], "string"),
     ("timestamp(3) null", [("'2026-01-02 03:04:05.6'", "2026-01-02T03:04:05.600Z")], "string"),
     ("timestamp(6) null", [("'1970-01-01 00:00:00.000001'", "1970-01-01T00:00:00.000001Z")], "string"),
