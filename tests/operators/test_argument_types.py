@@ -111,6 +111,7 @@ def test_of_a_topic(make):
     [
         ("JdbcSource", {"conn_id": "nowhere", "table": "orders", "cursor": "id"}),
         ("FilesSource", {"path": "/files", "format": "json", "schema": SCHEMA}),
+        ("MySqlCdcSource", {"conn_id": "nowhere", "topic_prefix": "shop"}),
         ("PostgresCdcSource", {"conn_id": "nowhere", "publication": "shop", "slot": "shop", "topic_prefix": "shop"}),
     ],
 )

@@ -48,6 +48,7 @@ TOGETHER = {
     "tests/operators/test_spark_connect.py", "tests/operators/test_wire_formats.py",
     "tests/operators/visibility/test_operator.py",
     "tests/sinks/files/test_readers.py", "tests/sources/jdbc/test_mysql.py", "tests/sources/jdbc/test_reading.py",
+    "tests/sources/mysql_cdc",
 }  # fmt: skip
 
 # Tests that use neither the broker nor the Spark of their test process: pure functions, databases, and servers that a test starts

@@ -25,13 +25,17 @@ def _found(name: str) -> str | None:
 
 
 class EmbeddedMariaDB:
-    """Ends with this process, however that ends. Run by root, it runs as the user ``nobody``."""
+    """Ends with this process, however that ends. Run by root, it runs as the user ``nobody``.
+
+    :param options: further ones of the server's command line.
+    """
 
     host = processes.LOOPBACK
     user = "shop"
     database = "shop"
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
+        self.options = options
         self.password = secrets.token_hex(8)
 
     def __enter__(self) -> EmbeddedMariaDB:
@@ -66,7 +70,7 @@ class EmbeddedMariaDB:
         options = [f"--port={self.port}", f"--bind-address={self.host}", f"--socket={directory}/socket", f"--init-file={first}"]
         # Zero dates are allowed: tables of earlier times hold them.
         options += ["--skip-name-resolve", "--innodb-buffer-pool-size=64M", "--sql-mode="]
-        command = [server, "--no-defaults", *data, *options]
+        command = [server, "--no-defaults", *data, *options, *self.options]
         process = self._supervisor.spawn(command, log=self.log, user=ids, exit_signal=signal.SIGKILL)
         processes.wait_until(lambda: self._accepts() or not process.running, 300, every=0.2)
         assert self._accepts(), processes.tail(self.log, 30)

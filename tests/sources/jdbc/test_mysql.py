@@ -18,6 +18,7 @@ from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
 from airflow_kafka_spark.road.watch import reason_of
 from airflow_kafka_spark.sources.jdbc.mysql import MysqlDialect
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
+from airflow_kafka_spark.sources.mysql_cdc.source import MySqlCdcSource
 from tests.sources.jdbc.kit import (
     KeyedTable,
     Types,
@@ -316,3 +317,10 @@ def test_a_session_of_spark_that_is_killed_is_one_sentence_and_worth_another_try
         shop.execute(f"KILL {eventually(lambda: shop.rows(running), 120)[0][0]}")
         error = answer.result(120).error
     assert reason_of(RuntimeError(error)) == f"{SESSION_ENDED}, while Spark read a split", error
+
+
+def test_changes_of_a_server_without_a_binary_log_are_refused(shop: Shop):
+    shop.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    problems = MySqlCdcSource(CONN, "p", tables=["t", "absent"]).validate()
+    assert "the server writes no binary log" in str(problems[0]) and "Set `log_bin`" in problems[0].action
+    assert "there is no table shop.absent" in str(problems[-1])

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from airflow_kafka_spark.sources import PostgresCdcSource
-from airflow_kafka_spark.sources.base import FrozenWindow
+from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
 from tests.sinks.postgres.kit import Place
 
 
@@ -53,7 +53,7 @@ def drop_slot(place: Place, name: str) -> None:
 class Windows:
     """Windows of a source, read without Spark and without Kafka, as their pipeline reads them."""
 
-    def __init__(self, source: PostgresCdcSource) -> None:
+    def __init__(self, source: RowSource) -> None:
         self.source = source
         self.position: Mapping[str, Any] | None = None
         self.tokens: dict[int, Mapping[str, Any]] = {}

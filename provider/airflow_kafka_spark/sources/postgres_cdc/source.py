@@ -5,11 +5,12 @@ from __future__ import annotations
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem, SourceRejected
 from airflow_kafka_spark.hooks.connections import look_up
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
+from airflow_kafka_spark.sources.cdc.frame import COLUMNS, empty_events, read_events
 from airflow_kafka_spark.sources.jdbc.database import bracketed
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
@@ -144,7 +145,7 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
 
     def columns(self) -> tuple[str, ...]:
         """Return ``topic``, ``key``, ``value`` and ``timestamp``."""
-        return "topic", "key", "value", "timestamp"
+        return COLUMNS
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Decide the next window's end: the end of the log, or ``max_wal_bytes`` behind the last window.
@@ -178,22 +179,14 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
 
         :raises SourceRejected: they are of a snapshot: only the task that publishes a chunk can note what it has seen.
         """
-        from airflow_kafka_spark.sources.postgres_cdc.tasks.frame import ReadSplits
-
         if any("table" in split or "snapshot" in split for split in splits):
             found = "a window of a snapshot can only be read by tasks"
             raise SourceRejected(self.uri, found, 'Set `read_with="task"`, which tells why they do not read it')
-        if not splits:
-            empty = self.empty_frame(spark)
-            assert empty is not None
-            return empty
-        numbers = spark.range(0, len(splits), 1, len(splits))
-        read = ReadSplits(self._windows().reader(splits, None))
-        return numbers.mapInArrow(cast(Any, read), SPARK_SCHEMA)
+        return read_events(spark, splits, self._windows().reader(splits, None)) if splits else empty_events(spark)
 
     def empty_frame(self, spark: SparkSession) -> DataFrame | None:
         """Return a DataFrame without rows that has the columns of :meth:`frame`."""
-        return spark.createDataFrame([], SPARK_SCHEMA)
+        return empty_events(spark)
 
     def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
         """Return how tasks read these splits. See :meth:`RowSource.reader`.
@@ -201,9 +194,6 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
         :raises SourceUnavailable: the server does not answer.
         """
         return self._windows().reader(splits, columns)
-
-
-SPARK_SCHEMA = "topic string, key binary, value binary, timestamp bigint"
 
 
 def _address(server: PostgresServer) -> str:

@@ -216,8 +216,9 @@ class LogWindows:
 
     def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
         """Return how tasks read these splits."""
+        from airflow_kafka_spark.sources.cdc.tasks.reader import needed_columns
         from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions
-        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import CdcReader, split_columns
+        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import CdcReader
 
         given = self.options
         with self.slot.session("reading the catalog") as connection:
@@ -234,7 +235,7 @@ class LogWindows:
             decimals=given.decimal_handling_mode,
             times=given.time_precision_mode,
         )
-        return CdcReader(self.slot, given.publication, form, tuple(splits), split_columns(needed))
+        return CdcReader(tuple(splits), needed_columns(needed), self.slot, given.publication, form)
 
 
 def _flushed(connection: psycopg.Connection[Any]) -> int:

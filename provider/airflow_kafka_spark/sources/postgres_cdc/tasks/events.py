@@ -1,17 +1,23 @@
-"""Change events as Debezium's PostgreSQL connector writes them with Connect's JsonConverter."""
+"""Events of PostgreSQL's log, as Debezium's PostgreSQL connector writes them."""
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from json.encoder import encode_basestring
-from typing import Any, NamedTuple
+from typing import Any
 
-from airflow_kafka_spark import __version__
-from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.sources.postgres_cdc.options import DecimalHandling, TimePrecision
+from airflow_kafka_spark.sources.cdc.tasks.events import (
+    ChangeWriter,
+    Event,
+    EventColumn,
+    EventForm,
+    Row,
+    TableName,
+    TableWriter,
+    source_schema,
+)
+from airflow_kafka_spark.sources.cdc.tasks.values import base64_json, json_text
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
     BeginMessage,
@@ -23,182 +29,74 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     Tuple,
 )
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import SnapshotFilter
-from airflow_kafka_spark.sources.postgres_cdc.tasks.values import (
-    Convert,
-    UserType,
-    ValueRefused,
-    ValueTypes,
-    json_text,
-)
-
-TableName = tuple[str, str]
-"""Schema and name of a table."""
-
-
-class Event(NamedTuple):
-    """A record of a change.
-
-    :param topic: its topic, ``<prefix>.<schema>.<table>``.
-    :param key: its key; None for a table without one, and for a truncate.
-    :param value: its value; None for a tombstone.
-    :param timestamp: the time of the commit, milliseconds since 1970.
-    """
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    timestamp: int
+from airflow_kafka_spark.sources.postgres_cdc.tasks.values import Convert, UserType, ValueTypes
 
 
 @dataclass(frozen=True)
-class EventOptions:
+class EventOptions(EventForm):
     """The form of events; options have Debezium's names.
 
-    :param prefix: the beginning of topics' names, and the name of the server in events.
     :param database: the database.
     :param tables: the tables whose changes are taken; None: all that the publication has.
-    :param keys: per table, the columns of its key; other tables have their replica identity as key.
-    :param schemas: True: keys and values carry their schema.
-    :param tombstones: True: each delete is followed by a record without a value.
-    :param skipped: the operations that are left out (``c``, ``u``, ``d``, ``t``).
     """
 
-    prefix: str
-    database: str
+    database: str = ""
     tables: frozenset[TableName] | None = None
-    keys: Mapping[TableName, Sequence[str]] = field(default_factory=dict)
-    schemas: bool = False
-    tombstones: bool = True
-    skipped: frozenset[str] = frozenset({"t"})
     placeholder: str = "__debezium_unavailable_value"
-    decimals: DecimalHandling = "precise"
-    times: TimePrecision = "adaptive"
 
 
-_NOT_IN_TOPICS = re.compile(r"[^A-Za-z0-9._-]")
-
-_SOURCE_SCHEMA = {
-    "type": "struct",
-    "name": "io.debezium.connector.postgresql.Source",
-    "optional": False,
-    "field": "source",
-    "fields": [
-        {"type": kind, "optional": optional, "field": name}
-        for name, kind, optional in (
-            ("version", "string", False), ("connector", "string", False), ("name", "string", False), ("ts_ms", "int64", False),
-            ("snapshot", "string", True), ("db", "string", False), ("sequence", "string", True), ("ts_us", "int64", True),
-            ("ts_ns", "int64", True), ("schema", "string", False), ("table", "string", False), ("txId", "int64", True),
-            ("lsn", "int64", True), ("xmin", "int64", True),
-        )
-    ],
-}  # fmt: skip
+_SOURCE_SCHEMA = source_schema(
+    "postgresql",
+    (
+        ("version", "string", False), ("connector", "string", False), ("name", "string", False), ("ts_ms", "int64", False),
+        ("snapshot", "string", True), ("db", "string", False), ("sequence", "string", True), ("ts_us", "int64", True),
+        ("ts_ns", "int64", True), ("schema", "string", False), ("table", "string", False), ("txId", "int64", True),
+        ("lsn", "int64", True), ("xmin", "int64", True),
+    ),
+)  # fmt: skip
 
 
-class _RelationWriter:
+class _RelationWriter(TableWriter):
     """A relation of the log, ready to write its rows."""
 
     def __init__(self, relation: RelationMessage, options: EventOptions, types: ValueTypes) -> None:
         self.relation = relation
-        self.name = f"{relation.schema}.{relation.table}"
-        self.topic = f"{options.prefix}.{_NOT_IN_TOPICS.sub('_', self.name)}"
-        self.columns = relation.columns
-        self.is_taken = options.tables is None or (relation.schema, relation.table) in options.tables
-        self._converted = [types.of(column.type_oid, column.modifier) for column in relation.columns]
-        self._pieces = [f"{json_text(column.name)}:" for column in relation.columns]
-        self._converts: list[Convert] = [converted.convert for converted in self._converted]
-        self._unavailable = [_unavailable(c.schema, options.placeholder) for c in self._converted]
-        self._key = self._key_columns(relation, options)
-        source = {"schema": relation.schema, "table": relation.table}
-        self.source = json_text(source)[1:-1]
-        self._key_schema = self._value_schema = ""
-        if options.schemas:
-            self._key_schema = json_text(self._schema(f"{self.topic}.Key", self._key))
-            self._value_schema = json_text(self._envelope())
+        name = (relation.schema, relation.table)
+        self.is_taken = options.tables is None or name in options.tables
+        converted = [types.of(column.type_oid, column.modifier) for column in relation.columns]
+        self._converts: list[Convert] = [value.convert for value in converted]
+        self._unavailable = [_unavailable(value.schema, options.placeholder) for value in converted]
+        # With the replica identity FULL every column is flagged; the primary key is among `keys`.
+        flagged = [index for index, column in enumerate(relation.columns) if column.is_key and relation.identity != "f"]
+        columns = [EventColumn(c.name, value.schema) for c, value in zip(relation.columns, converted, strict=True)]
+        super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA)
+        if self.is_taken:
+            self.refuse_missing_keys()
+        self.source = json_text({"schema": relation.schema, "table": relation.table})[1:-1]
 
-    def _key_columns(self, relation: RelationMessage, options: EventOptions) -> list[int]:
-        given = options.keys.get((relation.schema, relation.table))
-        if given is not None:
-            at = {column.name: index for index, column in enumerate(relation.columns)}
-            missing = [name for name in given if name not in at]
-            if missing and self.is_taken:
-                found = f"the key of {self.name} has the column `{missing[0]}`, which the table had not when it was changed"
-                raise SourceRejected(self.name, found, "Correct `message_key_columns`, or the primary key")
-            return [at[name] for name in given if name in at]
-        if relation.identity == "f":
-            return []  # every column is flagged; the primary key is among `keys`
-        return [index for index, column in enumerate(relation.columns) if column.is_key]
-
-    def value(self, at: int, raw: object) -> str:
-        """Return a value as JSON."""
+    def convert(self, at: int, raw: object) -> str:
         if raw is None:
             return "null"
         if raw is UNCHANGED:
             return self._unavailable[at]
         assert isinstance(raw, bytes)
-        try:
-            return self._converts[at](raw)
-        except ValueRefused as error:
-            found = f"a value of column `{self.columns[at].name}` cannot be written: {error}"
-            action = 'Set `decimal_handling_mode="string"`' if "decimal" in str(error) else "Leave the table out"
-            raise SourceRejected(self.name, found, action) from None
+        return self._converts[at](raw)
 
-    def row(self, values: Tuple) -> str:
-        """Return a row as JSON."""
-        value = self.value
-        pieces = [piece + value(at, raw) for at, (piece, raw) in enumerate(zip(self._pieces, values, strict=True))]
-        return "{" + ",".join(pieces) + "}"
-
-    def key_of(self, values: Tuple) -> str:
-        """Return a row's key as JSON; empty if the table has none."""
-        if not self._key:
-            return ""
-        return "{" + ",".join(self._pieces[at] + self.value(at, values[at]) for at in self._key) + "}"
-
-    def same_key(self, old: Tuple, new: Tuple) -> bool:
-        """Return True if both rows have the same key."""
+    def same_key(self, old: Row, new: Row) -> bool:
         return all(new[at] is UNCHANGED or old[at] == new[at] for at in self._key)
-
-    def key_record(self, key: str) -> bytes | None:
-        """Return a record's key."""
-        if not key:
-            return None
-        return (f'{{"schema":{self._key_schema},"payload":{key}}}' if self._key_schema else key).encode()
-
-    def value_record(self, value: str) -> bytes:
-        """Return a record's value."""
-        return (f'{{"schema":{self._value_schema},"payload":{value}}}' if self._value_schema else value).encode()
-
-    def _schema(self, name: str, indexes: Sequence[int], **more: Any) -> dict[str, Any]:
-        fields = [
-            {**self._converted[at].schema, "optional": at not in self._key, "field": self.columns[at].name} for at in indexes
-        ]
-        return {"type": "struct", "fields": fields, "optional": False, "name": name, **more}
-
-    def _envelope(self) -> dict[str, Any]:
-        name, every = f"{self.topic}.Value", range(len(self.columns))
-        rows = [{**self._schema(name, every), "optional": True, "field": part} for part in ("before", "after")]
-        block = [{"type": k, "optional": False, "field": n} for n, k in (("id", "string"), ("total_order", "int64"))]
-        block.append({"type": "int64", "optional": False, "field": "data_collection_order"})
-        of_transaction = {"type": "struct", "fields": block, "optional": True, "name": "event.block", "version": 1}
-        plain = [{"type": "int64", "optional": True, "field": part} for part in ("ts_ms", "ts_us", "ts_ns")]
-        op = {"type": "string", "optional": False, "field": "op"}
-        fields = [*rows, _SOURCE_SCHEMA, {**of_transaction, "field": "transaction"}, op, *plain]
-        return {"type": "struct", "fields": fields, "optional": False, "name": f"{self.topic}.Envelope", "version": 2}
 
 
 def _unavailable(schema: Mapping[str, Any], placeholder: str) -> str:
     """Return the placeholder of a value that the server has not sent, in the type of its column."""
     kind = schema["type"]
     if kind == "bytes" and "name" not in schema:
-        import base64
-
-        return f'"{base64.b64encode(placeholder.encode()).decode()}"'
+        return base64_json(placeholder.encode())
     if kind == "array":
         return f"[{_unavailable(schema['items'], placeholder)}]"
     return encode_basestring(placeholder) if kind == "string" else "null"
 
 
-class EventWriter:
+class EventWriter(ChangeWriter[_RelationWriter, int]):
     """Turns the messages of a log window into events.
 
     :param options: their form.
@@ -216,14 +114,13 @@ class EventWriter:
         user_types: Mapping[int, UserType],
         filter: SnapshotFilter | None = None,
     ) -> None:
+        super().__init__(options, "postgresql")
         self._options = options
         self._start, self._end = start, end
         self._filter = filter
         self._types = ValueTypes(options.decimals, options.times, user_types)
         self._tables: dict[int, _RelationWriter] = {}
         self._begin: BeginMessage | None = None
-        self._timestamp = 0
-        self._of_server = json_text({"version": __version__, "connector": "postgresql", "name": options.prefix})[1:-1]
         self._of_database = json_text(options.database)
         self._before_lsn = self._before_table = self._after_table = ""
         self._last = 0
@@ -259,7 +156,7 @@ class EventWriter:
         table = _RelationWriter(relation, self._options, self._types)
         self._describe(now_us, "incremental", "null")
         for row in values:
-            yield self._event(table, lsn, "r", table.key_of(row), "null", table.row(row))
+            yield self.event(table, lsn, "r", table.key_of(row), "null", table.row(row))
 
     def _enter(self, begin: BeginMessage) -> None:
         self._begin = begin
@@ -269,59 +166,26 @@ class EventWriter:
 
     def _describe(self, at_us: int, snapshot: str, xid: str) -> None:
         """Prepare the parts of ``source`` that all events of a transaction, or of a chunk, share."""
-        self._timestamp = at_us // 1000
+        self.timestamp = at_us // 1000
         last = f'\\"{self._last}\\"' if self._last else "null"
-        place = f'"ts_ms":{self._timestamp},"snapshot":"{snapshot}","db":{self._of_database}'
-        self._before_lsn = f'{{{self._of_server},{place},"sequence":"[{last},\\"'
+        place = f'"ts_ms":{self.timestamp},"snapshot":"{snapshot}","db":{self._of_database}'
+        self._before_lsn = f'{{{self.of_server},{place},"sequence":"[{last},\\"'
         self._before_table = f'\\"]","ts_us":{at_us},"ts_ns":{at_us * 1000},'
         self._after_table = f',"txId":{xid},"lsn":'
 
-    def _source(self, table: _RelationWriter, lsn: int) -> str:
-        return f'{self._before_lsn}{lsn}{self._before_table}{table.source}{self._after_table}{lsn},"xmin":null}}'
-
-    def _event(self, table: _RelationWriter, lsn: int, op: str, key: str, before: str, after: str) -> Event:
-        now = time.time_ns()
-        value = (
-            f'{{"before":{before},"after":{after},"source":{self._source(table, lsn)},"transaction":null,"op":"{op}",'
-            f'"ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
-        )
-        return Event(table.topic, table.key_record(key), table.value_record(value), self._timestamp)
+    def source(self, table: _RelationWriter, place: int) -> str:
+        return f'{self._before_lsn}{place}{self._before_table}{table.source}{self._after_table}{place},"xmin":null}}'
 
     def _change(self, lsn: int, change: ChangeMessage) -> Iterator[Event]:
         table, old, new = self._tables[change.relation], change.old, change.new
         if not table.is_taken:
             return
-        if new is None:
-            assert old is not None
-            yield from self._delete(table, lsn, old)
-            return
-        if old is not None and change.is_full:
+        if old is not None and new is not None and change.is_full:
             # A value of the new row that was not sent is that of the old one.
             new = [kept if value is UNCHANGED else value for kept, value in zip(old, new, strict=True)]
-        if old is None or table.same_key(old, new):
-            yield from self._write(table, lsn, "c" if change.op == "I" else "u", old, new)
-        else:
-            yield from self._delete(table, lsn, old)
-            yield from self._write(table, lsn, "c", old, new)
+        yield from self.change(table, lsn, old, new, is_insert=change.op == "I")
 
-    def _write(self, table: _RelationWriter, lsn: int, op: str, old: Tuple | None, new: Tuple) -> Iterator[Event]:
-        if self._is_included(table, new, old):
-            return
-        if op == "u" and old is not None and self._is_included(table, old):
-            op = "c"  # the chunk of the old row was read behind the update, so that the row was not published
-        if op not in self._options.skipped:
-            before = table.row(old) if op == "u" and old is not None else "null"
-            yield self._event(table, lsn, op, table.key_of(new), before, table.row(new))
-
-    def _delete(self, table: _RelationWriter, lsn: int, old: Tuple) -> Iterator[Event]:
-        if "d" in self._options.skipped or self._is_included(table, old):
-            return
-        event = self._event(table, lsn, "d", table.key_of(old), table.row(old), "null")
-        yield event
-        if self._options.tombstones and event.key is not None:
-            yield event._replace(value=None)
-
-    def _is_included(self, table: _RelationWriter, values: Tuple, old: Tuple | None = None) -> bool:
+    def is_included(self, table: _RelationWriter, values: Row, old: Row | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will."""
         return self._filter is not None and self._filter.includes(table.relation, values, old)
 
@@ -331,4 +195,4 @@ class EventWriter:
         for oid in truncate.relations:
             table = self._tables[oid]
             if table.is_taken and not (self._filter is not None and self._filter.is_superfluous_truncate(table.relation)):
-                yield self._event(table, lsn, "t", "", "null", "null")
+                yield self.event(table, lsn, "t", "", "null", "null")

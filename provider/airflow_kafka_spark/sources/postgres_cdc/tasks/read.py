@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.hooks.postgres import rows
-from airflow_kafka_spark.sources.base import SplitReader
-from airflow_kafka_spark.sources.postgres_cdc.tasks.events import Event, EventOptions, EventWriter
+from airflow_kafka_spark.sources.cdc.tasks.events import Event
+from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, BATCH_ROWS, EventReader
+from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions, EventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import Message, NotPgoutput, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import (
@@ -27,15 +25,6 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.values import UserType
 if TYPE_CHECKING:
     import psycopg
 
-COLUMNS: tuple[tuple[str, Kind], ...] = (("topic", "text"), ("key", "binary"), ("value", "binary"), ("timestamp", "integer"))
-"""The columns of an event, and their kinds."""
-
-SCHEMA = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("timestamp", pa.int64())])
-
-BATCH_BYTES = 4 << 20
-"""Bytes of values, roughly, that a task has in memory at once: of what it fetches, and of what it hands on."""
-BATCH_ROWS = 10_000
-
 PEEK = (
     "SELECT lsn::text, data FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, "
     "'proto_version', '1', 'publication_names', %s)"
@@ -43,44 +32,29 @@ PEEK = (
 
 
 @dataclass(frozen=True)
-class CdcReader(SplitReader):
+class CdcReader(EventReader):
     """Reads windows of the log, and chunks of snapshots.
 
     :param server: the server and the slot.
     :param publication: the publication.
     :param options: the form of events.
     :param splits: per split its bounds and the identity of the log (JSON).
-    :param needed: the columns that are needed.
     """
 
     server: SlotServer
     publication: str
     options: EventOptions
-    splits: tuple[Mapping[str, Any], ...]
-    needed: tuple[str, ...]
-    _tokens: dict[int, Mapping[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
-    def columns(self) -> tuple[tuple[str, Kind], ...]:  # type: ignore[override]
-        """The columns that are needed, and their kinds."""
-        return tuple((name, kind) for name, kind in COLUMNS if name in self.needed)
-
-    def read(self, split: int) -> Iterator[pa.RecordBatch]:
+    def events(self, split: int) -> Iterator[Event]:
         """Yield the events of a split, in the order of the log.
+
+        Its token is the snapshot of a chunk, or the tables of a window of the log whose snapshot has to begin again.
 
         :raises SourceUnavailable: the server does not answer, or another program uses the slot.
         :raises SourceRejected: the slot no longer has the window, or a value cannot be written.
         """
-        names, bounds = [name for name, _ in self.columns], self.splits[split]
-        events = self._rows(split, bounds) if "table" in bounds else self._changes(split, bounds)
-        for batch in _batches(events):
-            columns = zip(*batch, strict=True)
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA).select(names)
-
-    def token(self, split: int) -> Mapping[str, Any]:
-        """Return the snapshot of a chunk; the tables of a window of the log whose snapshot has to begin again."""
-        return self._tokens.get(split, {})
+        bounds = self.splits[split]
+        return self._rows(split, bounds) if "table" in bounds else self._changes(split, bounds)
 
     # --- the log ---
 
@@ -141,20 +115,6 @@ class CdcReader(SplitReader):
         self._tokens[split] = chunk_token(opened)
 
 
-def _batches(events: Iterable[Event]) -> Iterator[list[Event]]:
-    """Yield events in batches of a few megabytes."""
-    batch: list[Event] = []
-    size = 0
-    for event in events:
-        batch.append(event)
-        size += len(event.value or b"") + len(event.key or b"")
-        if size > BATCH_BYTES or len(batch) >= BATCH_ROWS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
 def user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
     """Return the types that are not built in: domains and their base types, arrays and their elements, and all others."""
     found = rows(
@@ -169,8 +129,3 @@ def user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
 def publication_names(publication: str) -> str:
     """Return the name of a publication as the option ``publication_names`` takes it: a list of identifiers."""
     return '"' + publication.replace('"', '""') + '"'
-
-
-def split_columns(needed: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the columns that are needed, in their order."""
-    return tuple(name for name, _ in COLUMNS if needed is None or name in needed)

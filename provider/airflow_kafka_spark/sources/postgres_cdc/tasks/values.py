@@ -6,8 +6,6 @@ JSON. A Connect schema goes with each.
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,19 +13,25 @@ from decimal import Decimal, InvalidOperation
 from json.encoder import encode_basestring
 from typing import Any
 
-from airflow_kafka_spark.sources.postgres_cdc.options import DecimalHandling, TimePrecision
+from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
+from airflow_kafka_spark.sources.cdc.tasks.values import (
+    DAY_SECONDS,
+    MICROS,
+    ValueRefused,
+    base64_json,
+    day_number,
+    decimal_schema,
+    named,
+    unscaled_json,
+)
 
 Convert = Callable[[bytes], str]
 
-_US = 1_000_000
-_DAY_US = 86_400 * _US
+_US = MICROS
+_DAY_US = DAY_SECONDS * _US
 _MONTH_US = round(365.25 / 12 * _DAY_US)
 INFINITY, MINUS_INFINITY = 9_223_372_036_825_200_000, -9_223_372_036_832_400_000
 """Debezium's numbers for infinite timestamps."""
-
-
-class ValueRefused(ValueError):
-    """Raised for a value that the chosen form cannot hold."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class ValueTypes:
             return self._time(oid, modifier)
         if oid in (1560, 1562):
             length = modifier if oid == 1560 or modifier > 0 else None
-            bits = Converted(_bits, _named("bytes", "io.debezium.data.Bits", length=length))
+            bits = Converted(_bits, named("bytes", "io.debezium.data.Bits", length=length))
             return _BIT if length == 1 and oid == 1560 else bits
         return _STRING
 
@@ -98,30 +102,22 @@ class ValueTypes:
             schema = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": struct}
             return Converted(lambda raw: _variable_scale(parse(raw)), schema)
         scale = 2 if oid == 790 else ((modifier - 4) & 0x7FF ^ 1024) - 1024
-        named: dict[str, Any] = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "version": 1}
-        parameters = {"scale": str(scale)}
-        if oid == 1700:
-            parameters["connect.decimal.precision"] = str((modifier - 4) >> 16 & 0xFFFF)
-        return Converted(lambda raw: f'"{_unscaled(parse(raw), scale)}"', {**named, "parameters": parameters})
+        precision = (modifier - 4) >> 16 & 0xFFFF if oid == 1700 else None
+        return Converted(lambda raw: _unscaled(parse(raw), scale), decimal_schema(scale, precision))
 
     def _time(self, oid: int, modifier: int) -> Converted:
         connect = self.times == "connect"
         if oid == 1082:
             name = "org.apache.kafka.connect.data.Date" if connect else "io.debezium.time.Date"
-            return Converted(_days, _named("int32", name))
+            return Converted(_days, named("int32", name))
         millis = connect or 0 <= modifier <= 3
         if oid == 1083:
             name = "org.apache.kafka.connect.data.Time" if connect else "io.debezium.time.Time"
-            micros = _named("int64", "io.debezium.time.MicroTime")
-            return Converted(_time_millis, _named("int32", name)) if millis else Converted(_time_micros, micros)
+            micros = named("int64", "io.debezium.time.MicroTime")
+            return Converted(_time_millis, named("int32", name)) if millis else Converted(_time_micros, micros)
         name = "org.apache.kafka.connect.data.Timestamp" if connect else "io.debezium.time.Timestamp"
-        micros = _named("int64", "io.debezium.time.MicroTimestamp")
-        return Converted(_millis, _named("int64", name)) if millis else Converted(_micros, micros)
-
-
-def _named(kind: str, name: str, **parameters: Any) -> dict[str, Any]:
-    given = {key: str(value) for key, value in parameters.items() if value is not None}
-    return {"type": kind, "name": name, "version": 1, **({"parameters": given} if given else {})}
+        micros = named("int64", "io.debezium.time.MicroTimestamp")
+        return Converted(_millis, named("int64", name)) if millis else Converted(_micros, micros)
 
 
 # --- texts and numbers --------------------------------------------------------------------------------------------------
@@ -145,7 +141,7 @@ def _double(raw: bytes) -> str:
 
 
 def _bytes(raw: bytes) -> str:
-    return f'"{base64.b64encode(bytes.fromhex(raw[2:].decode())).decode()}"'
+    return base64_json(bytes.fromhex(raw[2:].decode()))
 
 
 def _bit(raw: bytes) -> str:
@@ -154,7 +150,7 @@ def _bit(raw: bytes) -> str:
 
 def _bits(raw: bytes) -> str:
     length = (len(raw) + 7) // 8
-    return f'"{base64.b64encode(int(raw or b"0", 2).to_bytes(length, "little")).decode()}"'
+    return base64_json(int(raw or b"0", 2).to_bytes(length, "little"))
 
 
 def _plain(raw: bytes) -> str:
@@ -173,29 +169,20 @@ def _exact(text: str) -> Decimal:
     except InvalidOperation:
         value = Decimal("NaN")
     if not value.is_finite():
-        raise ValueRefused(f"it is {text}, which an exact decimal cannot hold")
+        action = 'Set `decimal_handling_mode="string"`'
+        raise ValueRefused(f"it is {text}, which an exact decimal cannot hold", action)
     return value
 
 
-def _encoded(unscaled: int) -> str:
-    length = (unscaled + (unscaled < 0)).bit_length() // 8 + 1
-    return base64.b64encode(unscaled.to_bytes(length, "big", signed=True)).decode()
-
-
 def _unscaled(text: str, scale: int) -> str:
-    sign, digits, exponent = _exact(text).as_tuple()
-    assert isinstance(exponent, int)
-    whole = int("".join(map(str, digits)))
-    shift = exponent + scale
-    whole = whole * 10**shift if shift >= 0 else whole // 10**-shift
-    return _encoded(-whole if sign else whole)
+    return unscaled_json(_exact(text), scale)
 
 
 def _variable_scale(text: str) -> str:
     _, _, exponent = _exact(text).as_tuple()
     assert isinstance(exponent, int)
     scale = max(0, -exponent)
-    return f'{{"scale":{scale},"value":"{_unscaled(text, scale)}"}}'
+    return f'{{"scale":{scale},"value":{_unscaled(text, scale)}}}'
 
 
 # --- dates and times ----------------------------------------------------------------------------------------------------
@@ -203,14 +190,6 @@ def _variable_scale(text: str) -> str:
 _DATE = re.compile(r"(\d{4,})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?([+-]\d\d(?::\d\d)*)?( BC)?")
 _CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?([+-]\d\d(?::\d\d)*)?")
 _INTERVAL = re.compile(r"P(?:(-?\d+)Y)?(?:(-?\d+)M)?(?:(-?\d+)D)?(?:T(?:(-?\d+)H)?(?:(-?\d+)M)?(?:(-?)(\d+)(?:\.(\d{1,6}))?S)?)?")
-
-
-def _day_number(year: int, month: int, day: int) -> int:
-    """Return the days since 1970-01-01 in the proleptic Gregorian calendar, for any year."""
-    year -= month <= 2
-    era, of_era = divmod(year, 400)
-    of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
-    return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
 
 
 def _matched(pattern: re.Pattern[str], raw: bytes) -> re.Match[str]:
@@ -226,7 +205,7 @@ def _clock_micros(hour: str, minute: str, second: str, fraction: str | None) -> 
 
 def _day_of(found: re.Match[str]) -> int:
     year = int(found[1])
-    return _day_number(1 - year if found[9] else year, int(found[2]), int(found[3]))
+    return day_number(1 - year if found[9] else year, int(found[2]), int(found[3]))
 
 
 def _infinite(raw: bytes) -> int | None:
@@ -339,15 +318,15 @@ _SIMPLE: Mapping[int, Converted] = {
     21: Converted(_number, {"type": "int16"}),
     23: Converted(_number, {"type": "int32"}),
     26: Converted(_number, {"type": "int64"}),
-    114: Converted(_text, _named("string", "io.debezium.data.Json")),
-    142: Converted(_text, _named("string", "io.debezium.data.Xml")),
+    114: Converted(_text, named("string", "io.debezium.data.Json")),
+    142: Converted(_text, named("string", "io.debezium.data.Xml")),
     700: Converted(_double, {"type": "float"}),
     701: Converted(_double, {"type": "double"}),
-    1184: Converted(_zoned, _named("string", "io.debezium.time.ZonedTimestamp")),
-    1186: Converted(_interval, _named("int64", "io.debezium.time.MicroDuration")),
-    1266: Converted(_zoned_time, _named("string", "io.debezium.time.ZonedTime")),
-    2950: Converted(_text, _named("string", "io.debezium.data.Uuid")),
-    3802: Converted(_text, _named("string", "io.debezium.data.Json")),
+    1184: Converted(_zoned, named("string", "io.debezium.time.ZonedTimestamp")),
+    1186: Converted(_interval, named("int64", "io.debezium.time.MicroDuration")),
+    1266: Converted(_zoned_time, named("string", "io.debezium.time.ZonedTime")),
+    2950: Converted(_text, named("string", "io.debezium.data.Uuid")),
+    3802: Converted(_text, named("string", "io.debezium.data.Json")),
 }
 _ARRAYS: Mapping[int, int] = {
     1000: 16, 1001: 17, 1005: 21, 1007: 23, 1016: 20, 1021: 700, 1022: 701, 1028: 26, 1231: 1700, 791: 790, 1182: 1082,
@@ -355,8 +334,3 @@ _ARRAYS: Mapping[int, int] = {
     1014: 1042, 1015: 1043, 1002: 18, 1003: 19, 1041: 869, 651: 650, 1040: 829, 775: 774, 1561: 1560, 1563: 1562,
 }  # fmt: skip
 """The arrays of built-in types, and the types of their elements."""
-
-
-def json_text(value: Any) -> str:
-    """Return compact JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

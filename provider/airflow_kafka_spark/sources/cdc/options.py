@@ -1,0 +1,74 @@
+"""Checks of the options that all sources of a database's log have, which need no server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.hooks.postgres import parse_name
+
+DecimalHandling = Literal["precise", "double", "string"]
+TimePrecision = Literal["adaptive", "connect"]
+OPERATIONS = ("c", "u", "d", "t")
+TOPIC_PREFIX = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def prefix_problems(prefix: object) -> Iterator[Problem]:
+    """Yield what keeps a text from beginning the names of topics."""
+    if isinstance(prefix, str) and prefix and not TOPIC_PREFIX.fullmatch(prefix):
+        action = "Use letters, digits, `.`, `_` and `-`"
+        yield Problem("source.topic_prefix", f"`{prefix}` cannot begin the name of a topic", action)
+
+
+def size_problems(sizes: Mapping[str, tuple[object, int]]) -> Iterator[Problem]:
+    """Yield the sizes that are no whole numbers, or too small.
+
+    :param sizes: per option, its value and the smallest one that is accepted.
+    """
+    for name, (size, smallest) in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < smallest:
+            yield Problem(f"source.{name}", f"it is {size!r}; expected a whole number from {smallest:,}")
+
+
+def choice_problems(choices: Mapping[str, tuple[object, Sequence[str]]]) -> Iterator[Problem]:
+    """Yield the options whose value is none of the known ones.
+
+    :param choices: per option, its value and the known values.
+    """
+    for name, (value, known) in choices.items():
+        if value not in known:
+            yield Problem(f"source.{name}", f"it is {value!r}; expected one of {', '.join(known)}")
+
+
+def operation_problems(skipped: Sequence[str]) -> Iterator[Problem]:
+    """Yield what is wrong with ``skipped_operations``."""
+    wrong = [op for op in skipped if op not in OPERATIONS]
+    if isinstance(skipped, str) or wrong:
+        found = f"it is {skipped!r}; expected operations among {', '.join(OPERATIONS)}"
+        yield Problem("source.skipped_operations", found, 'Write ("t",)')
+
+
+def table_problems(tables: object, keys: Mapping[str, Sequence[str]], schema: str) -> Iterator[Problem]:
+    """Yield what is wrong with the names of tables and of columns of keys.
+
+    :param tables: the option ``tables``.
+    :param keys: the option ``message_key_columns``.
+    :param schema: a schema, for examples.
+    """
+    if isinstance(tables, str) or (tables is not None and not tables):
+        yield Problem("source.tables", f"it is {tables!r}; expected names, or None for all", f'Write ["{schema}.orders"]')
+        return
+    names: Mapping[str, object] = {"tables": tables or (), "message_key_columns": keys}
+    for option, given in names.items():
+        assert isinstance(given, (Sequence, Mapping, set, frozenset)), given
+        for name in given:
+            try:
+                parse_name(name)
+            except (ValueError, TypeError) as error:
+                yield Problem(f"source.{option}", str(error), 'Write `table`, `schema.table` or `"My schema"."my.table"`')
+    for name, columns in keys.items():
+        if isinstance(columns, str) or not columns:
+            found = f"the columns of `{name}` are {columns!r}; expected names"
+            yield Problem("source.message_key_columns", found, f'Write {{"{schema}.orders": ["id"]}}')

@@ -1,0 +1,1 @@
+"""Events and the reading of splits. Runs on executors."""

@@ -1,0 +1,273 @@
+"""Change events as Debezium's connectors write them with Connect's JsonConverter."""
+
+from __future__ import annotations
+
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from airflow_kafka_spark import __version__
+from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
+from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, json_text
+
+TableName = tuple[str, str]
+"""Schema (or database) and name of a table."""
+
+Row = list[object]
+"""The values of a row, in the order of its table's columns, in a form that the source defines."""
+
+
+class Event(NamedTuple):
+    """A record of a change.
+
+    :param topic: its topic, ``<prefix>.<schema>.<table>``.
+    :param key: its key; None for a table without one, and for a truncate.
+    :param value: its value; None for a tombstone.
+    :param timestamp: the time of the change, milliseconds since 1970.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+
+
+@dataclass(frozen=True)
+class EventForm:
+    """The form of events; options have Debezium's names.
+
+    :param prefix: the beginning of topics' names, and the name of the server in events.
+    :param keys: per table, the columns of its key; other tables have the key that the log names.
+    :param schemas: True: keys and values carry their schema.
+    :param tombstones: True: each delete is followed by a record without a value.
+    :param skipped: the operations that are left out (``c``, ``u``, ``d``, ``t``).
+    """
+
+    prefix: str
+    keys: Mapping[TableName, Sequence[str]] = field(default_factory=dict)
+    schemas: bool = False
+    tombstones: bool = True
+    skipped: frozenset[str] = frozenset({"t"})
+    decimals: DecimalHandling = "precise"
+    times: TimePrecision = "adaptive"
+
+
+_NOT_IN_TOPICS = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def source_schema(connector: str, fields: Sequence[tuple[str, str, bool]]) -> dict[str, Any]:
+    """Return the schema of the field ``source``.
+
+    :param connector: the package of the connector, as in ``postgresql``.
+    :param fields: name, type, and whether it may be null.
+    """
+    return {
+        "type": "struct",
+        "name": f"io.debezium.connector.{connector}.Source",
+        "optional": False,
+        "field": "source",
+        "fields": [{"type": kind, "optional": optional, "field": name} for name, kind, optional in fields],
+    }
+
+
+@dataclass(frozen=True)
+class EventColumn:
+    """A column of a table of the log.
+
+    :param name: its name.
+    :param schema: the Connect schema of its values.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+
+
+class TableWriter(ABC):
+    """A table of the log, ready to write its rows.
+
+    :param name: its schema and name.
+    :param columns: its columns.
+    :param key: the columns of the key that the log names, by index.
+    :param form: the form of events.
+    :param source: the schema of the field ``source``.
+    """
+
+    def __init__(
+        self, name: TableName, columns: Sequence[EventColumn], key: Sequence[int], form: EventForm, source: Mapping[str, Any]
+    ) -> None:
+        self.name = ".".join(name)
+        self.topic = f"{form.prefix}.{_NOT_IN_TOPICS.sub('_', self.name)}"
+        self.columns = columns
+        self._pieces = [f"{json_text(column.name)}:" for column in columns]
+        self.missing_keys: tuple[str, ...] = ()
+        self._key = self._key_columns(form.keys.get(name), key)
+        self._key_schema = self._value_schema = ""
+        if form.schemas:
+            self._key_schema = json_text(self._schema(f"{self.topic}.Key", self._key))
+            self._value_schema = json_text(self._envelope(source))
+
+    def _key_columns(self, given: Sequence[str] | None, of_log: Sequence[int]) -> list[int]:
+        if given is None:
+            return list(of_log)
+        at = {column.name: index for index, column in enumerate(self.columns)}
+        self.missing_keys = tuple(name for name in given if name not in at)
+        return [at[name] for name in given if name in at]
+
+    def refuse_missing_keys(self) -> None:
+        """Make sure that the table has the columns of its key.
+
+        :raises SourceRejected: it has not.
+        """
+        if self.missing_keys:
+            name = self.missing_keys[0]
+            found = f"the key of {self.name} has the column `{name}`, which the table had not when it was changed"
+            raise SourceRejected(self.name, found, "Correct `message_key_columns`, or the primary key")
+
+    @property
+    def has_key(self) -> bool:
+        """True if rows have a key."""
+        return bool(self._key)
+
+    @abstractmethod
+    def convert(self, at: int, raw: object) -> str:
+        """Return a value as JSON.
+
+        :param at: the index of its column.
+        :raises ValueRefused: the chosen form cannot hold it.
+        """
+
+    def value(self, at: int, raw: object) -> str:
+        """Return a value as JSON.
+
+        :raises SourceRejected: it cannot be written.
+        """
+        try:
+            return self.convert(at, raw)
+        except ValueRefused as error:
+            raise self.refused(at, error) from None
+
+    def refused(self, at: int, error: ValueRefused) -> SourceRejected:
+        """Return the error of a value that cannot be written."""
+        found = f"a value of column `{self.columns[at].name}` cannot be written: {error}"
+        return SourceRejected(self.name, found, error.action or "Leave the table out")
+
+    def row(self, values: Row) -> str:
+        """Return a row as JSON."""
+        value = self.value
+        pieces = [piece + value(at, raw) for at, (piece, raw) in enumerate(zip(self._pieces, values, strict=True))]
+        return "{" + ",".join(pieces) + "}"
+
+    def key_of(self, values: Row) -> str:
+        """Return a row's key as JSON; empty if the table has none."""
+        if not self._key:
+            return ""
+        return "{" + ",".join(self._pieces[at] + self.value(at, values[at]) for at in self._key) + "}"
+
+    def same_key(self, old: Row, new: Row) -> bool:
+        """Return True if both rows have the same key."""
+        return all(old[at] == new[at] for at in self._key)
+
+    def key_record(self, key: str) -> bytes | None:
+        """Return a record's key."""
+        if not key:
+            return None
+        return (f'{{"schema":{self._key_schema},"payload":{key}}}' if self._key_schema else key).encode()
+
+    def value_record(self, value: str) -> bytes:
+        """Return a record's value."""
+        return (f'{{"schema":{self._value_schema},"payload":{value}}}' if self._value_schema else value).encode()
+
+    def _schema(self, name: str, indexes: Sequence[int], **more: Any) -> dict[str, Any]:
+        fields = [{**self.columns[at].schema, "optional": at not in self._key, "field": self.columns[at].name} for at in indexes]
+        return {"type": "struct", "fields": fields, "optional": False, "name": name, **more}
+
+    def _envelope(self, source: Mapping[str, Any]) -> dict[str, Any]:
+        name, every = f"{self.topic}.Value", range(len(self.columns))
+        rows = [{**self._schema(name, every), "optional": True, "field": part} for part in ("before", "after")]
+        block = [{"type": k, "optional": False, "field": n} for n, k in (("id", "string"), ("total_order", "int64"))]
+        block.append({"type": "int64", "optional": False, "field": "data_collection_order"})
+        of_transaction = {"type": "struct", "fields": block, "optional": True, "name": "event.block", "version": 1}
+        plain = [{"type": "int64", "optional": True, "field": part} for part in ("ts_ms", "ts_us", "ts_ns")]
+        op = {"type": "string", "optional": False, "field": "op"}
+        fields = [*rows, source, {**of_transaction, "field": "transaction"}, op, *plain]
+        return {"type": "struct", "fields": fields, "optional": False, "name": f"{self.topic}.Envelope", "version": 2}
+
+
+TableT = TypeVar("TableT", bound=TableWriter)
+PlaceT = TypeVar("PlaceT")
+
+
+class ChangeWriter(ABC, Generic[TableT, PlaceT]):
+    """Turns changes of rows into events.
+
+    :param form: their form.
+    :param connector: the name of Debezium's connector, as it stands in ``source``.
+    """
+
+    def __init__(self, form: EventForm, connector: str) -> None:
+        self.form = form
+        self.timestamp = 0
+        self.of_server = json_text({"version": __version__, "connector": connector, "name": form.prefix})[1:-1]
+
+    @abstractmethod
+    def source(self, table: TableT, place: PlaceT) -> str:
+        """Return the field ``source`` as JSON.
+
+        :param place: of the change in the log.
+        """
+
+    def is_included(self, table: TableT, values: Row, old: Row | None = None) -> bool:
+        """Return True if a chunk of a snapshot includes the change of a row, or will; here False."""
+        return False
+
+    def event(self, table: TableT, place: PlaceT, op: str, key: str, before: str, after: str) -> Event:
+        """Return an event.
+
+        :param key: the key as JSON; "" if there is none.
+        :param before: the old row as JSON.
+        :param after: the new row as JSON.
+        """
+        now = time.time_ns()
+        value = (
+            f'{{"before":{before},"after":{after},"source":{self.source(table, place)},"transaction":null,"op":"{op}",'
+            f'"ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
+        )
+        return Event(table.topic, table.key_record(key), table.value_record(value), self.timestamp)
+
+    def change(
+        self, table: TableT, place: PlaceT, old: Row | None, new: Row | None, *, is_insert: bool = False
+    ) -> Iterator[Event]:
+        """Yield the events of a change of a row: two for a change of its key, and tombstones.
+
+        :param old: the row before; None if the log does not hold it.
+        :param new: the row after; None for a delete.
+        """
+        if new is None:
+            assert old is not None
+            yield from self._delete(table, place, old)
+        elif old is None or table.same_key(old, new):
+            yield from self._write(table, place, "c" if is_insert else "u", old, new)
+        else:
+            yield from self._delete(table, place, old)
+            yield from self._write(table, place, "c", old, new)
+
+    def _write(self, table: TableT, place: PlaceT, op: str, old: Row | None, new: Row) -> Iterator[Event]:
+        if self.is_included(table, new, old):
+            return
+        if op == "u" and old is not None and self.is_included(table, old):
+            op = "c"  # the chunk of the old row was read behind the update, so that the row was not published
+        if op not in self.form.skipped:
+            before = table.row(old) if op == "u" and old is not None else "null"
+            yield self.event(table, place, op, table.key_of(new), before, table.row(new))
+
+    def _delete(self, table: TableT, place: PlaceT, old: Row) -> Iterator[Event]:
+        if "d" in self.form.skipped or self.is_included(table, old):
+            return
+        event = self.event(table, place, "d", table.key_of(old), table.row(old), "null")
+        yield event
+        if self.form.tombstones and event.key is not None:
+            yield event._replace(value=None)

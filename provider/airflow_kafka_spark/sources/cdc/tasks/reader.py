@@ -1,0 +1,80 @@
+"""Reading splits of a log inside a Spark task: events become Arrow batches of a few megabytes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.sources.base import SplitReader
+from airflow_kafka_spark.sources.cdc.tasks.events import Event
+
+COLUMNS: tuple[tuple[str, Kind], ...] = (("topic", "text"), ("key", "binary"), ("value", "binary"), ("timestamp", "integer"))
+"""The columns of an event, and their kinds."""
+
+SCHEMA = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("timestamp", pa.int64())])
+
+BATCH_BYTES = 4 << 20
+"""Bytes of values, roughly, that a task has in memory at once."""
+BATCH_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class EventReader(SplitReader):
+    """Reads splits whose rows are events.
+
+    :param splits: per split its bounds (JSON).
+    :param needed: the columns that are needed.
+    """
+
+    splits: tuple[Mapping[str, Any], ...]
+    needed: tuple[str, ...]
+    _tokens: dict[int, Mapping[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def columns(self) -> tuple[tuple[str, Kind], ...]:  # type: ignore[override]
+        """The columns that are needed, and their kinds."""
+        return tuple((name, kind) for name, kind in COLUMNS if name in self.needed)
+
+    @abstractmethod
+    def events(self, split: int) -> Iterator[Event]:
+        """Yield the events of a split. Sets the split's token in ``_tokens`` if the source has to know of what was read."""
+
+    def read(self, split: int) -> Iterator[pa.RecordBatch]:
+        """Yield the events of a split, in the order of the log.
+
+        :raises SourceUnavailable: the server does not answer.
+        :raises SourceRejected: the server no longer has the window, or a value cannot be written.
+        """
+        names = [name for name, _ in self.columns]
+        for batch in _batches(self.events(split)):
+            columns = zip(*batch, strict=True)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA).select(names)
+
+    def token(self, split: int) -> Mapping[str, Any]:
+        """Return what :meth:`events` has noted of a split."""
+        return self._tokens.get(split, {})
+
+
+def _batches(events: Iterable[Event]) -> Iterator[list[Event]]:
+    """Yield events in batches of a few megabytes."""
+    batch: list[Event] = []
+    size = 0
+    for event in events:
+        batch.append(event)
+        size += len(event.value or b"") + len(event.key or b"")
+        if size > BATCH_BYTES or len(batch) >= BATCH_ROWS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def needed_columns(needed: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the columns that are needed, in their order."""
+    return tuple(name for name, _ in COLUMNS if needed is None or name in needed)

@@ -1,0 +1,72 @@
+"""Values in the form in which Debezium writes them: pieces of JSON, and their Connect schemas."""
+
+from __future__ import annotations
+
+import base64
+import json
+from decimal import Decimal
+from typing import Any
+
+DAY_SECONDS = 86_400
+MICROS = 1_000_000
+
+
+class ValueRefused(ValueError):
+    """Raised for a value that the chosen form cannot hold.
+
+    :param found: the value, and what cannot hold it.
+    :param action: the option that helps; "" if none does.
+    """
+
+    def __init__(self, found: str, action: str = "") -> None:
+        super().__init__(found)
+        self.action = action
+
+
+def named(kind: str, name: str, **parameters: Any) -> dict[str, Any]:
+    """Return the Connect schema of a named type."""
+    given = {key: str(value) for key, value in parameters.items() if value is not None}
+    return {"type": kind, "name": name, "version": 1, **({"parameters": given} if given else {})}
+
+
+def decimal_schema(scale: int, precision: int | None) -> dict[str, Any]:
+    """Return the schema of Connect's Decimal.
+
+    :param precision: None: unknown.
+    """
+    parameters = {"scale": str(scale), **({} if precision is None else {"connect.decimal.precision": str(precision)})}
+    return {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "version": 1, "parameters": parameters}
+
+
+def base64_json(raw: bytes) -> str:
+    """Return bytes as JSON."""
+    return f'"{base64.b64encode(raw).decode()}"'
+
+
+def unscaled_integer_json(unscaled: int) -> str:
+    """Return the unscaled value of a decimal as JSON: base64 of its bytes, big-endian."""
+    length = (unscaled + (unscaled < 0)).bit_length() // 8 + 1
+    return base64_json(unscaled.to_bytes(length, "big", signed=True))
+
+
+def unscaled_json(value: Decimal, scale: int) -> str:
+    """Return the unscaled value of a finite decimal as JSON; see :func:`unscaled_integer_json`."""
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    whole = int("".join(map(str, digits)))
+    shift = exponent + scale
+    whole = whole * 10**shift if shift >= 0 else whole // 10**-shift
+    return unscaled_integer_json(-whole if sign else whole)
+
+
+def day_number(year: int, month: int, day: int) -> int:
+    """Return the days since 1970-01-01 in the proleptic Gregorian calendar, for any year."""
+    year -= month <= 2
+    era, of_era = divmod(year, 400)
+    of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
+    return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
+
+
+def json_text(value: Any) -> str:
+    """Return compact JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,76 @@
+"""The options of MySqlCdcSource, and the checks of them that need no server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.hooks.postgres import parse_name
+from airflow_kafka_spark.sources.cdc.options import (
+    DecimalHandling,
+    TimePrecision,
+    choice_problems,
+    operation_problems,
+    prefix_problems,
+    size_problems,
+    table_problems,
+)
+
+UnsignedHandling = Literal["long", "precise"]
+ZeroDateHandling = Literal["fail", "null"]
+MIN_BINLOG_BYTES = 1 << 16
+_PLACE = re.compile(r"latest|earliest|[^:/\\]+\.\d+:\d+")
+
+
+@dataclass(frozen=True)
+class MySqlCdcOptions:
+    """The arguments of :class:`~airflow_kafka_spark.sources.mysql_cdc.source.MySqlCdcSource`, which documents them."""
+
+    conn_id: str
+    topic_prefix: str
+    tables: Sequence[str] | None = None
+    starting_position: str = "latest"
+    max_binlog_bytes: int = 256 << 20
+    message_key_columns: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
+    tombstones_on_delete: bool = True
+    skipped_operations: Sequence[str] = ("t",)
+    decimal_handling_mode: DecimalHandling = "precise"
+    time_precision_mode: TimePrecision = "adaptive"
+    bigint_unsigned_handling_mode: UnsignedHandling = "long"
+    zero_date_handling_mode: ZeroDateHandling = "fail"
+    ignore_cascades: bool = False
+    schemas_enable: bool = False
+
+    def option_problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with the options, without asking the server."""
+        prefix: object = self.topic_prefix
+        if not isinstance(prefix, str) or not prefix:
+            yield Problem("source.topic_prefix", f"it is {prefix!r}; expected a name")
+        yield from prefix_problems(prefix)
+        place: object = self.starting_position
+        if not isinstance(place, str) or not _PLACE.fullmatch(place):
+            action = 'Write "latest", "earliest" or a place as "mysql-bin.000042:4"'
+            yield Problem("source.starting_position", f"it is {place!r}; expected a place of the log", action)
+        yield from choice_problems(
+            {
+                "decimal_handling_mode": (self.decimal_handling_mode, get_args(DecimalHandling)),
+                "time_precision_mode": (self.time_precision_mode, get_args(TimePrecision)),
+                "bigint_unsigned_handling_mode": (self.bigint_unsigned_handling_mode, get_args(UnsignedHandling)),
+                "zero_date_handling_mode": (self.zero_date_handling_mode, get_args(ZeroDateHandling)),
+            }
+        )
+        yield from operation_problems(self.skipped_operations)
+        yield from size_problems({"max_binlog_bytes": (self.max_binlog_bytes, MIN_BINLOG_BYTES)})
+        yield from table_problems(self.tables, self.message_key_columns, "shop")
+
+
+def full_name(name: str, database: str) -> tuple[str, str]:
+    """Return database and name of a table.
+
+    :param database: of a table whose name has none.
+    """
+    schema, table = parse_name(name)
+    return schema or database, table

@@ -1,0 +1,164 @@
+"""The binary log of MariaDB and MySQL as frozen windows of change events."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_kafka_spark.errors import ConnectionInvalid, Problem
+from airflow_kafka_spark.hooks.connections import look_up
+from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
+from airflow_kafka_spark.sources.cdc.frame import COLUMNS, empty_events, read_events
+from airflow_kafka_spark.sources.jdbc.database import bracketed
+from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
+from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_kafka_spark.sources.base import SplitReader
+    from airflow_kafka_spark.sources.jdbc.mysql import MysqlServer
+    from airflow_kafka_spark.sources.mysql_cdc.windows import LogWindows
+
+
+@dataclass(frozen=True)
+class MySqlCdcSource(MySqlCdcOptions, RowSource):
+    """Reads changes of tables from the binary log of MariaDB or MySQL (change data capture), in bounded windows.
+
+    A window is a range of the log, which is read over the protocol of replication. Each change is an event in Debezium's form,
+    with the columns ``topic``, ``key``, ``value`` (JSON, as bytes) and ``timestamp`` (of the change, milliseconds since 1970):
+    ``KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())`` publishes them.
+
+    Guarantee: each change of each transaction that commits behind the place at which the first window begins is in exactly one
+    window, and all changes of a transaction are in the same one. A window is one split, so its events are published in one Kafka
+    transaction, in the order of the commits. Rows that are there before are not published.
+
+    :param conn_id: Airflow connection of type ``mysql``, of a user with REPLICATION SLAVE and BINLOG MONITOR (MySQL: REPLICATION
+        CLIENT) and SELECT on the tables. The server writes its log with ``binlog_format=ROW``, ``binlog_row_image=FULL`` and
+        ``binlog_row_metadata=FULL``: MariaDB 10.5 or later, MySQL 8.0 or later. Executors use it too. Templated.
+    :param topic_prefix: events of table ``database.table`` have the topic ``<topic_prefix>.<database>.<table>``, with ``_`` for
+        characters that a topic's name cannot have. Templated.
+    :param tables: the tables, as ``database.table`` (the connection's database if none is given); None (default): all of the
+        connection's database.
+    :param starting_position: where the first window begins: ``latest`` (default), the end of the log when it is frozen;
+        ``earliest``, the beginning of the log; or the place of a backup, as ``mysql-bin.000042:1234``. Templated.
+    :param max_binlog_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256
+        MiB. A window has to be published within the sink's ``transaction_timeout``.
+    :param message_key_columns: table -> the columns of its key. Default: the primary key.
+    :param tombstones_on_delete: True (default): a delete is followed by a record without a value.
+    :param skipped_operations: operations that are left out: ``c``, ``u``, ``d``, ``t`` (truncate); default ``("t",)``, as with
+        Debezium.
+    :param decimal_handling_mode: ``precise`` (default): the bytes of Connect's Decimal, in base64; ``string``; ``double``, which
+        rounds.
+    :param time_precision_mode: ``adaptive`` (default): dates in days, TIME in microseconds, DATETIME in milliseconds up to
+        precision 3 and else in microseconds; ``connect``: milliseconds. TIMESTAMP is an ISO 8601 text in UTC either way.
+    :param bigint_unsigned_handling_mode: ``long`` (default): numbers, of which those from 2^63 on are refused; ``precise``:
+        Connect's Decimal.
+    :param zero_date_handling_mode: what is written for a date that is no day, as ``0000-00-00``: ``fail`` (default) fails the
+        window and names the column; ``null`` writes null.
+    :param ignore_cascades: True: tables are accepted whose rows are changed by the cascades of foreign keys, which the log does
+        not hold; False (default): they are refused.
+    :param schemas_enable: True: keys and values carry their schema, as JsonConverter with ``schemas.enable=true`` writes them;
+        False (default): they do not.
+    """
+
+    template_fields: ClassVar[Sequence[str]] = ("conn_id", "topic_prefix", "tables", "starting_position")
+
+    @property
+    def uri(self) -> str:
+        """``mysql://host:port/database``, without the database if the connection names none.
+
+        :raises ConnectionInvalid: the connection cannot be used.
+        """
+        server = self.server()
+        database = urllib.parse.quote(server.database, safe="")
+        return f"{_address(server)}/{database}" if database else _address(server)
+
+    @property
+    def asset_uri(self) -> str:
+        """``x-mysql-cdc://conn_id/topic_prefix``: only the connection knows the host, and Airflow does not check x- schemes."""
+        return f"x-mysql-cdc://{self.conn_id}/{self.topic_prefix}"
+
+    def server(self) -> MysqlServer:
+        """Return the server that the connection leads to.
+
+        :raises ConnectionInvalid: the connection is not defined, of another type, or has options that mean nothing here.
+        """
+        import pymysql  # noqa: F401
+
+        from airflow_kafka_spark.sources.jdbc.mysql import read_server
+
+        return read_server(look_up(self.conn_id, "mysql"))
+
+    def _windows(self) -> LogWindows:
+        from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
+        from airflow_kafka_spark.sources.mysql_cdc.windows import LogWindows
+
+        return LogWindows(self, LogServer(self.server()))
+
+    def origin(self) -> Endpoint:
+        """Return the server, and MySQL's ``server_uuid``; the tables and the prefix of topics."""
+        windows = self._windows()
+        with windows.server.session("asking which server it is") as connection:
+            identity = windows.server.identity(connection).get("server_uuid", "")
+        place = {SERVER: _address(windows.server.server), **({SERVER_ID: str(identity)} if identity else {})}
+        return Endpoint(place, {"tables": ", ".join(sorted(self.tables or ())), "topic_prefix": self.topic_prefix})
+
+    def validate(self) -> list[Problem]:
+        """Return all that is wrong with options, connection, server, its log, rights, tables and their keys."""
+        from airflow_kafka_spark.sources.jdbc.source import missing_driver
+        from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
+        from airflow_kafka_spark.sources.mysql_cdc.validation import WAITING, BinlogValidation
+
+        found = list(self.option_problems())
+        try:
+            server = self.server()
+        except ConnectionInvalid as error:
+            return [*found, Problem("source.conn_id", error.found, error.action), *WAITING]
+        except ImportError as error:
+            return [*found, missing_driver(error)]
+        if {"source.tables", "source.message_key_columns"} & {problem.where for problem in found}:
+            return found
+        return [*found, *BinlogValidation(self, LogServer(server)).problems()]
+
+    def columns(self) -> tuple[str, ...]:
+        """Return ``topic``, ``key``, ``value`` and ``timestamp``."""
+        return COLUMNS
+
+    def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
+        """Decide the next window's end: the end of the log, or ``max_binlog_bytes`` behind the last window.
+
+        See :meth:`RowSource.freeze`.
+
+        :raises SourceUnavailable: the server does not answer.
+        :raises LogLost: the server no longer has the log behind ``position``: it was purged, or reset.
+        :raises SourceRejected: the server is another one.
+        """
+        return self._windows().freeze(position)
+
+    def position_after(
+        self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Return the position behind a window: where its last transaction ends. See :meth:`RowSource.position_after`."""
+        return self._windows().position_after(splits, position, tokens)
+
+    def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
+        """Return the events of these splits, read by Spark's Python workers. See :meth:`RowSource.frame`."""
+        return read_events(spark, splits, self._windows().reader(splits, None)) if splits else empty_events(spark)
+
+    def empty_frame(self, spark: SparkSession) -> DataFrame | None:
+        """Return a DataFrame without rows that has the columns of :meth:`frame`."""
+        return empty_events(spark)
+
+    def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
+        """Return how tasks read these splits. See :meth:`RowSource.reader`.
+
+        :raises SourceUnavailable: the server does not answer.
+        """
+        return self._windows().reader(splits, columns)
+
+
+def _address(server: MysqlServer) -> str:
+    return f"mysql://{bracketed(server.host)}:{server.port}"

@@ -1,0 +1,1 @@
+"""Reading and decoding the binary log. Runs on executors."""

@@ -1,0 +1,278 @@
+"""Sessions of the server: positions of its binary log, and the stream of its events.
+
+The stream is the protocol's ``COM_BINLOG_DUMP`` over PyMySQL, from a file and a position on. It does not block: it ends where the
+log ends.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, MysqlServer
+from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
+from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogUnreadable, parse_event
+
+FIRST = 4
+"""The position of the first event of a file."""
+
+_DUMP, _NON_BLOCKING = 0x12, 1
+_CANNOT_READ = 1236
+_RIGHTS = (1045, 1227)
+
+NEW_PIPELINE = "To begin anew, use a new pipeline, and copy the tables again"
+
+
+class Place(NamedTuple):
+    """A place in the log.
+
+    :param file: the name of the file.
+    :param position: the position in it, in bytes.
+    """
+
+    file: str
+    position: int
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The place as numbers; files are numbered by the ends of their names."""
+        return int(self.file.rpartition(".")[2] or 0), self.position
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.position}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Return the place of a text ``file:position``.
+
+        :raises ValueError: it is no such text.
+        """
+        file, _, position = text.rpartition(":")
+        if not file or not file.rpartition(".")[2].isdigit():
+            raise ValueError(f"`{text}` is no place of a log")
+        return cls(file, int(position))
+
+
+class Located(NamedTuple):
+    """An event, and where it is.
+
+    :param start: where it begins.
+    :param end: where the next one begins.
+    """
+
+    event: LogEvent
+    start: Place
+    end: Place
+
+
+@dataclass(frozen=True)
+class LogServer:
+    """A server whose log is read. Travels to tasks, with the password.
+
+    :param server: its address and login.
+    """
+
+    server: MysqlServer
+
+    @property
+    def where(self) -> str:
+        """The server's address, for messages."""
+        return f"{self.server.host}:{self.server.port}"
+
+    @contextmanager
+    def session(self, doing: str) -> Iterator[Any]:
+        """Open a session, and give its connection (PyMySQL).
+
+        :raises SourceUnavailable: the server does not answer, or ends the session.
+        :raises LogLost: the server no longer has the part of the log that is asked for.
+        :raises SourceRejected: the server refuses a statement.
+        """
+        import pymysql
+
+        database = MysqlDatabase(self.server)
+        try:
+            connection = self.server.connect()
+            try:
+                yield connection
+            finally:
+                connection.close()
+        except database.driver_errors() as error:
+            detail, is_refused = database.describe_error(error)
+            cause = database.shown_cause(error)
+            code = error.args[0] if isinstance(error, pymysql.Error) and error.args else 0
+            if code == _CANNOT_READ:
+                found = f"the server does not send its log, {doing}: {detail}"
+                raise LogLost(self.where, found, NEW_PIPELINE) from cause
+            if is_refused:
+                raise SourceRejected(self.where, f"{doing}: {detail}") from cause
+            raise SourceUnavailable(self.where, doing, detail) from cause
+
+    def events(self, connection: Any, start: Place) -> Iterator[Located]:
+        """Yield the events from a place on, up to the end of the log. The connection can be used for nothing else from then on.
+
+        Events of the server's own that are in no file have ``start`` and ``end`` where the log is read at that moment.
+
+        :raises SourceRejected: an event cannot be read.
+        """
+        for name in ("master_binlog_checksum", "source_binlog_checksum"):
+            rows(connection, f"SET @{name} = @@global.binlog_checksum")
+        rows(connection, "SET @mariadb_slave_capability = 4")
+        # Two readers with one number would end each other.
+        number = random.SystemRandom().randrange(1 << 31, (1 << 32) - 1)
+        command = struct.pack("<IHI", start.position, _NON_BLOCKING, number) + start.file.encode()
+        connection._execute_command(_DUMP, command)
+        place, checked = start, False
+        while True:
+            packet = connection._read_packet()
+            if packet.is_eof_packet():
+                return
+            try:
+                event = parse_event(packet.get_all_data()[1:], checked)
+            except LogUnreadable as error:
+                raise self.unreadable(place, error) from None
+            before = place
+            if event.log_pos:
+                # Positions in headers have 32 bits only.
+                place = Place(place.file, place.position + (event.log_pos - place.position & 0xFFFFFFFF))
+            if event.kind == binlog.FORMAT:
+                checked = binlog.has_checksums(event.body)
+            elif event.kind == binlog.ROTATE:
+                file, position = binlog.rotated(event.body)
+                place = Place(file, position if not event.log_pos else FIRST)
+            yield Located(event, before, place)
+
+    def unreadable(self, place: Place, error: LogUnreadable) -> SourceRejected:
+        """Return the error of a part of the log that is not understood."""
+        return SourceRejected(self.where, f"the log at {place} cannot be read: {error}", NEW_PIPELINE)
+
+    # --- positions ---
+
+    def end(self, connection: Any) -> Place:
+        """Return the end of the log: every transaction before it is complete.
+
+        :raises SourceRejected: the server writes no log.
+        """
+        found = rows(connection, self.status_statement(connection))
+        if not found:
+            raise SourceRejected(self.where, "the server writes no binary log", "Set `log_bin`, and restart the server")
+        return Place(str(found[0][0]), int(found[0][1]))
+
+    def status_statement(self, connection: Any) -> str:
+        """Return the statement that tells the end of the log."""
+        is_new = not is_mariadb(connection) and version(connection) >= (8, 4)
+        return "SHOW BINARY LOG STATUS" if is_new else "SHOW MASTER STATUS"
+
+    def files(self, connection: Any) -> list[Place]:
+        """Return the files of the log, each with its size as position."""
+        return [Place(str(row[0]), int(row[1])) for row in rows(connection, "SHOW BINARY LOGS")]
+
+    def identity(self, connection: Any) -> dict[str, Any]:
+        """Return what tells this server from others: its ``server_id``, and MySQL's ``server_uuid``."""
+        names = ("server_id",) if is_mariadb(connection) else ("server_id", "server_uuid")
+        found = rows(connection, f"SELECT {', '.join(f'@@global.{name}' for name in names)}")[0]
+        return dict(zip(names, found, strict=True))
+
+    def created(self, file: str) -> int:
+        """Return when a file of the log was begun, seconds since 1970. Together with its name it identifies the file.
+
+        :raises LogLost: the server does not have the file.
+        """
+        with self.session(f"reading the beginning of {file}") as connection:
+            for found in self.events(connection, Place(file, FIRST)):
+                if found.event.kind == binlog.FORMAT:
+                    return found.event.seconds
+        raise SourceRejected(self.where, f"its file {file} has no beginning", NEW_PIPELINE)
+
+    def refuse_other(self, connection: Any, start: Place, log: dict[str, Any]) -> list[Place]:
+        """Make sure that the server has the log from a place on, and return its files.
+
+        :param log: the identity of the log for which the place was recorded.
+        :raises SourceRejected: it is another server.
+        :raises LogLost: its log does not have the place: it was purged, reset, or lost its end.
+        """
+        found = self.identity(connection)
+        for name, value in found.items():
+            if log.get(name) not in (None, value):
+                detail = f"its {name} is `{value}`, and the windows so far were read with `{log[name]}`"
+                raise SourceRejected(self.where, detail, f"Connect to the server of before. {NEW_PIPELINE}")
+        files = self.files(connection)
+        there = {file.file: file.position for file in files}
+        if start.file not in there:
+            names = f"{files[0].file} to {files[-1].file}" if files else "no files"
+            raise LogLost(
+                self.where,
+                f"it no longer has the log at {start}, where the last window ended: there are {names}. The log was purged or "
+                "reset, or this is another server",
+                f"Keep the log for longer (`binlog_expire_logs_seconds`), or run more often. {NEW_PIPELINE}",
+            )
+        if start.position > there[start.file]:
+            raise LogLost(
+                self.where,
+                f"its file {start.file} ends at {there[start.file]:,}, before {start.position:,}, where the last window ended: "
+                "the server lost the end of its log in a crash, or this is another server",
+                f"Set `sync_binlog = 1`. {NEW_PIPELINE}",
+            )
+        self.refuse_other_file(start.file, log)
+        return files
+
+    def refuse_other_file(self, file: str, log: dict[str, Any]) -> None:
+        """Make sure that a file of the log is the one that was read before.
+
+        :raises LogLost: it is another one of this name.
+        """
+        if log.get("created") not in (None, self.created(file)):
+            raise LogLost(
+                self.where,
+                f"its file {file} was begun at another time than the one that was read before: the log was reset, or this is "
+                "another server",
+                f"Connect to the server of before. {NEW_PIPELINE}",
+            )
+
+
+def rows(connection: Any, statement: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a statement."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return list(cursor.fetchall())
+
+
+def is_mariadb(connection: Any) -> bool:
+    """Return True if the server is MariaDB, False if it is MySQL."""
+    return "mariadb" in connection.get_server_info().lower()
+
+
+def version(connection: Any) -> tuple[int, int]:
+    """Return the first two numbers of the server's release."""
+    first, second = re.findall(r"\d+", connection.get_server_info().removeprefix("5.5.5-"))[:2]
+    return int(first), int(second)
+
+
+def distance(files: Sequence[Place], start: Place, end: Place) -> int:
+    """Return the bytes of the log from one place to another.
+
+    :param files: of the log, with their sizes.
+    """
+    sizes = {file.order[0]: file.position for file in files}
+    (first, at), (last, to) = start.order, end.order
+    return sum(sizes[number] for number in sizes if first <= number < last) - at + to if (first, at) < (last, to) else 0
+
+
+def advanced(files: Sequence[Place], start: Place, bytes: int, end: Place) -> Place:
+    """Return the place a number of bytes behind another one, at most ``end``."""
+    place, left = start, bytes
+    for file in files:
+        if not start.order[0] <= file.order[0] <= end.order[0]:
+            continue
+        begin = start.position if file.file == start.file else 0
+        size = end.position if file.file == end.file else file.position
+        if begin + left <= size:
+            return Place(file.file, max(FIRST, begin + left))
+        left -= size - begin
+        place = Place(file.file, size)
+    return end if place.order > end.order or left > 0 else place

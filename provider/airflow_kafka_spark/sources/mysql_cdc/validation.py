@@ -1,0 +1,201 @@
+"""Checks of a MySqlCdcSource that need its server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
+from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions, full_name
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer, is_mariadb, rows, version
+from airflow_kafka_spark.sources.mysql_cdc.tasks.values import CODECS
+from airflow_kafka_spark.sources.mysql_cdc.windows import UNDESCRIBED
+
+WAITING = (Unchecked("source.tables", "source.conn_id"),)
+"""The checks that need the server."""
+
+OLDEST = {True: (10, 5), False: (8, 0)}
+KEPT_SECONDS = 3600
+"""Seconds for which a server has to keep its log at least."""
+
+_WANTED = {"binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
+_REFUSED = {
+    "log_bin_compress": "compressed events cannot be read",
+    "binlog_transaction_compression": "compressed transactions cannot be read",
+    "binlog_row_value_options": "partial values of JSON cannot be read",
+}
+_TYPES = (*UNDESCRIBED, "json")
+
+
+@dataclass(frozen=True)
+class BinlogValidation:
+    """Checks the options of a source against its server.
+
+    :param options: the source's options, which are valid by themselves.
+    :param server: its address and login.
+    """
+
+    options: MySqlCdcOptions
+    server: LogServer
+
+    def problems(self) -> list[Problem]:
+        """Return all that would keep windows from being frozen and read."""
+        try:
+            with self.server.session("checking the server") as connection:
+                found = list(self._release_problems(connection))
+                if found:
+                    return [*found, *WAITING]
+                found += self._setting_problems(connection)
+                has_log = self._setting(connection, "log_bin") == "ON"
+                return [*found, *(self._right_problems() if has_log else ()), *self._table_problems(connection, has_log)]
+        except KafkaSparkError as error:
+            return [Problem("source.conn_id", error.found, "Correct the connection, or see to the server"), *WAITING]
+
+    # --- the server and its log ---
+
+    def _release_problems(self, connection: Any) -> Iterator[Problem]:
+        of_mariadb = is_mariadb(connection)
+        found, oldest = version(connection), OLDEST[of_mariadb]
+        if found < oldest:
+            product = "MariaDB" if of_mariadb else "MySQL"
+            what = f"the server is {product} {found[0]}.{found[1]}; expected {oldest[0]}.{oldest[1]} or later"
+            yield Problem("source.conn_id", f"{what}, whose log names columns")
+
+    def _setting_problems(self, connection: Any) -> Iterator[Problem]:
+        if self._setting(connection, "log_bin") != "ON":
+            yield Problem("source.conn_id", "the server writes no binary log", "Set `log_bin`, and restart the server")
+        for name, wanted in _WANTED.items():
+            found = self._setting(connection, name).upper()
+            if found != wanted:
+                action = f"SET GLOBAL {name} = '{wanted}', and set it in the server's configuration"
+                yield Problem("source.conn_id", f"`{name}` of the server is `{found}`; expected `{wanted}`", action)
+        for name, reason in _REFUSED.items():
+            found = self._setting(connection, name)
+            if found not in ("", "OFF", "0"):
+                yield Problem("source.conn_id", f"`{name}` of the server is `{found}`: {reason}", f"SET GLOBAL {name} = DEFAULT")
+        yield from self._kept_problems(connection)
+
+    def _kept_problems(self, connection: Any) -> Iterator[Problem]:
+        seconds = float(self._setting(connection, "binlog_expire_logs_seconds") or 0)
+        days = float(self._setting(connection, "expire_logs_days") or 0) if not seconds else 0
+        kept = seconds or days * 86_400
+        if 0 < kept < KEPT_SECONDS:
+            what = f"the server keeps its log for {kept:,.0f} seconds: a pipeline that is paused for longer loses changes"
+            action = "SET GLOBAL binlog_expire_logs_seconds = 604800, or longer than the longest pause"
+            yield Problem("source.conn_id", what, action)
+
+    def _right_problems(self) -> Iterator[Problem]:
+        """Yield the rights that are missing: each is used once."""
+        user = self.server.server.user
+        try:
+            with self.server.session("asking for the end of the log") as connection:
+                monitor = "BINLOG MONITOR" if is_mariadb(connection) else "REPLICATION CLIENT"
+                self.server.end(connection)
+                files = self.server.files(connection)
+        except SourceRejected as error:
+            action = f"GRANT {monitor}, REPLICATION SLAVE ON *.* TO {user}"
+            yield Problem("source.conn_id", f"user `{user}` may not ask where the log ends: {error.detail}", action)
+            return
+        try:
+            self.server.created(files[-1].file)
+        except LogLost as error:
+            yield Problem("source.conn_id", error.found)
+        except SourceRejected as error:
+            what = f"user `{user}` may not read the log: {error.detail}"
+            yield Problem("source.conn_id", what, f"GRANT REPLICATION SLAVE ON *.* TO {user}")
+
+    # --- tables ---
+
+    def _table_problems(self, connection: Any, has_log: bool) -> Iterator[Problem]:
+        database = self.server.server.database
+        unnamed = [name for name in self.options.tables or () if not full_name(name, database)[0]]
+        if unnamed or (self.options.tables is None and not database):
+            what = f"{unnamed[0]} has no database" if unnamed else "it is None"
+            yield Problem("source.tables", f"{what}, and the connection names none (its `schema`)", "Write `database.table`")
+            return
+        keys = {full_name(name, database): columns for name, columns in self.options.message_key_columns.items()}
+        wanted = [full_name(name, database) for name in self.options.tables or ()]
+        if self.options.tables is None:
+            query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
+            wanted = [(database, str(row[0])) for row in rows(connection, query + _text(database))]
+            if not wanted:
+                found = f"there are no tables in database `{database}` that the user may see"
+                yield Problem("source.tables", found, f"GRANT SELECT ON {database}.* TO {self.server.server.user}")
+        for table in sorted({*wanted, *keys}):
+            if table not in wanted:
+                shown = ".".join(table)
+                yield Problem("source.message_key_columns", f"{shown} is not among `tables`", "Leave it out")
+                continue
+            yield from self._problems_of(connection, table, keys.get(table))
+        if has_log:
+            yield from self._filter_problems(connection, sorted({name for name, _ in wanted}))
+
+    def _problems_of(self, connection: Any, table: tuple[str, str], key: Sequence[str] | None) -> Iterator[Problem]:
+        shown = ".".join(table)
+        place = f"table_schema = {_text(table[0])} AND table_name = {_text(table[1])}"
+        kinds = rows(connection, f"SELECT table_type FROM information_schema.tables WHERE {place}")
+        if not kinds:
+            action = f"Create it, correct its name, or GRANT SELECT ON {shown} TO {self.server.server.user}"
+            yield Problem("source.tables", f"there is no table {shown} that the user may see", action)
+            return
+        kind = str(kinds[0][0])
+        if kind != "BASE TABLE":
+            reason = "its log has rows of its history, too" if kind == "SYSTEM VERSIONED" else f"it is a {kind.lower()}"
+            yield Problem("source.tables", f"{shown} cannot be captured: {reason}", "Leave it out")
+            return
+        columns = rows(
+            connection,
+            f"SELECT column_name, data_type, character_set_name, column_key FROM information_schema.columns WHERE {place}",
+        )
+        names = [str(column[0]) for column in columns]
+        if key is None and not any(column[3] == "PRI" for column in columns):
+            yield Problem("source.tables", f"{shown} has no primary key", "Name the columns of a key in `message_key_columns`")
+        for name in key or ():
+            if name not in names:
+                yield Problem("source.message_key_columns", f"{shown} has no column `{name}`", "Correct the name")
+        for name, data_type, charset, _ in columns:
+            if str(data_type).lower() in _TYPES and not charset:
+                what = f"column `{name}` of {shown} has the type {data_type}, which cannot be read from the log"
+                yield Problem("source.tables", what, "Change its type, or leave the table out")
+            if charset and charset not in CODECS:
+                what = f"column `{name}` of {shown} has the character set {charset}, which cannot be read"
+                yield Problem("source.tables", what, f"ALTER TABLE {shown} CONVERT TO CHARACTER SET utf8mb4, or leave it out")
+        yield from self._cascade_problems(connection, table)
+
+    def _cascade_problems(self, connection: Any, table: tuple[str, str]) -> Iterator[Problem]:
+        if self.options.ignore_cascades:
+            return
+        found = rows(
+            connection,
+            "SELECT constraint_name, update_rule, delete_rule FROM information_schema.referential_constraints WHERE "
+            f"constraint_schema = {_text(table[0])} AND table_name = {_text(table[1])}",
+        )
+        for name, on_update, on_delete in found:
+            if {on_update, on_delete} & {"CASCADE", "SET NULL", "SET DEFAULT"}:
+                what = (
+                    f"the foreign key `{name}` of {'.'.join(table)} changes rows by ON UPDATE {on_update} ON DELETE {on_delete}, "
+                    "and the log does not hold such changes"
+                )
+                action = "Use RESTRICT, or set `ignore_cascades=True` if no key of the other table changes or is deleted"
+                yield Problem("source.tables", what, action)
+
+    def _filter_problems(self, connection: Any, databases: Sequence[str]) -> Iterator[Problem]:
+        """Yield the databases whose changes are not logged."""
+        try:
+            status = rows(connection, self.server.status_statement(connection))
+        except Exception:  # noqa: BLE001 - the missing right is reported by itself
+            return
+        only, ignored = (set(filter(None, str(part or "").split(","))) for part in (status[0][2:4] if status else ("", "")))
+        for database in databases:
+            if (only and database not in only) or database in ignored:
+                action = "Change `binlog_do_db` or `binlog_ignore_db` of the server"
+                yield Problem("source.tables", f"the server does not log database `{database}`", action)
+
+    def _setting(self, connection: Any, name: str) -> str:
+        found = rows(connection, f"SHOW GLOBAL VARIABLES LIKE '{name}'")
+        return str(found[0][1]) if found else ""
+
+
+def _text(value: str) -> str:
+    return f"_utf8mb4 X'{value.encode().hex()}'"

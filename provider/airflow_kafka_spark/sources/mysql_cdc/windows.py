@@ -1,0 +1,210 @@
+"""Windows of the log: where they end, and how tasks read them.
+
+A window is a range of the log, ``[start, end)``; places are compared by file and position. ``start`` is the beginning of a
+transaction. A transaction is in the window if it begins before ``end``: so each is in one window, complete, wherever windows are
+cut. If ``end`` is within a transaction, the marker of the window says where that ends, which is the start of the next window. If
+Spark has read the window, its marker says nothing; the log is then read from ``start`` up to that place once more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.sources.base import FrozenWindow
+from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions, full_name
+from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
+from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
+    FIRST,
+    NEW_PIPELINE,
+    LogServer,
+    Place,
+    advanced,
+    distance,
+    is_mariadb,
+    rows,
+)
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.sources.base import SplitReader
+    from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MysqlEventForm
+
+log = logging.getLogger(__name__)
+
+LOOKED_THROUGH_BYTES = 1 << 20
+"""Bytes of a window up to which it is looked through for changes when it is frozen: without any it needs no Spark."""
+
+UNDESCRIBED = ("uuid", "inet4", "inet6", "vector")
+"""Types of MariaDB that the log describes as plain bytes."""
+
+_SYSTEM = "'mysql', 'information_schema', 'performance_schema', 'sys'"
+
+
+@dataclass(frozen=True)
+class LogWindows:
+    """Freezes windows of the log of a server.
+
+    :param options: the source's options.
+    :param server: its address and login.
+    """
+
+    options: MySqlCdcOptions
+    server: LogServer
+
+    def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
+        """Return the window behind ``position``; see :meth:`RowSource.freeze`."""
+        with self.server.session("freezing a window of the log") as connection:
+            now = self.server.end(connection)
+            log_of = dict(position["log"]) if position else {}
+            start = Place.parse(position["place"]) if position else self._first(connection, now)
+            known = Place.parse(position["begun"]) if position and "begun" in position else start
+            files = self.server.refuse_other(connection, known, log_of)
+            identity = self.server.identity(connection)
+            form = self._form(connection)
+        if known != start:
+            start, _ = self._look(known, start, form)
+        end = advanced(files, start, self.options.max_binlog_bytes, now)
+        size = distance(files, start, end)
+        is_exact, has_changes = end == now, size > 0
+        if 0 < size <= LOOKED_THROUGH_BYTES:
+            end, has_changes = self._look(start, end, form)
+            is_exact = True
+        behind = distance(files, end, now)
+        created = self.server.created(start.file)
+        after = self.server.created(end.file) if end.file != start.file and is_exact else created
+        place = {"place": str(end), "log": {**identity, "created": after}, "bytes_behind": behind}
+        if position is not None and position.get("gtid"):
+            place["gtid"] = position["gtid"]
+        if not is_exact:
+            place["begun"] = str(start)
+        if behind:
+            log.info("%s bytes of the log lie behind this window", f"{behind:,}")
+        bounds = {"start": str(start), "end": str(end), "log": {**identity, "created": created}}
+        return FrozenWindow((bounds,) if has_changes else (), place, remaining=behind > 0)
+
+    def _first(self, connection: Any, now: Place) -> Place:
+        """Return the place at which the first window begins.
+
+        :raises SourceRejected: the log does not have the place that the options name.
+        """
+        given = self.options.starting_position
+        if given == "latest":
+            return now
+        if given == "earliest":
+            return Place(self.server.files(connection)[0].file, FIRST)
+        place = Place.parse(given)
+        if place.order > now.order:
+            found = f"`starting_position` is {place}, and the log ends at {now}"
+            raise SourceRejected(self.server.where, found, "Correct it")
+        return place
+
+    def _look(self, start: Place, end: Place, form: MysqlEventForm) -> tuple[Place, bool]:
+        """Return the first place from ``end`` on at which no transaction is open, and whether a table that is taken has changes
+        before it.
+
+        :raises SourceRejected: the log does not reach so far.
+        """
+        transactions, has_changes, place = Transactions(), False, start
+        with self.server.session(f"looking through the log from {start} to {end}") as connection:
+            for located in self.server.events(connection, start):
+                event, place = located.event, located.end
+                transactions.enter(event)
+                if event.kind == binlog.TABLE_MAP:
+                    _, database, name = binlog.table_names(event.body)
+                    has_changes = has_changes or form.takes((database, name))
+                elif event.kind in (binlog.QUERY, *binlog.UNREADABLE):
+                    has_changes = has_changes or event.kind != binlog.QUERY or self._concerns(event.body, form)
+                if place.order >= end.order and not transactions.is_open:
+                    return place, has_changes
+        raise SourceRejected(self.server.where, f"its log ends at {place}, before {end}", NEW_PIPELINE)
+
+    def _concerns(self, body: bytes, form: MysqlEventForm) -> bool:
+        """Return True if a statement may be one that a reader of the window publishes or refuses."""
+        from airflow_kafka_spark.sources.mysql_cdc.tasks.events import is_change, truncates
+
+        return truncates(body, form) is not None or is_change(body, form)
+
+    def position_after(
+        self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Return the position behind a window: where its last transaction ends. See :meth:`RowSource.position_after`."""
+        if not tokens or "end" not in tokens[0]:
+            return position
+        token = tokens[0]
+        behind = position["bytes_behind"]
+        place, planned = Place.parse(token["end"]), Place.parse(position["place"])
+        if place.file == planned.file:
+            behind = max(0, behind - (place.position - planned.position))
+        log_of = {**position["log"], "created": token["created"] or position["log"]["created"]}
+        found = {"place": str(place), "log": log_of, "bytes_behind": behind}
+        gtid = token.get("gtid") or position.get("gtid")
+        return {**found, "gtid": gtid} if gtid else found
+
+    def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
+        """Return how tasks read these splits."""
+        from airflow_kafka_spark.sources.cdc.tasks.reader import needed_columns
+        from airflow_kafka_spark.sources.mysql_cdc.tasks.read import BinlogReader
+
+        with self.server.session("reading the catalog") as connection:
+            form = self._form(connection)
+        return BinlogReader(tuple(splits), needed_columns(needed), self.server, form)
+
+    def _form(self, connection: Any) -> MysqlEventForm:
+        """Return the form of events, with what the catalog knows and the log does not."""
+        from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MysqlEventForm
+        from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
+
+        given, database = self.options, self.server.server.database
+        values = ValueForm(
+            decimals=given.decimal_handling_mode,
+            times=given.time_precision_mode,
+            unsigned=given.bigint_unsigned_handling_mode,
+            zero_dates=given.zero_date_handling_mode,
+            charsets=charsets(connection),
+        )
+        return MysqlEventForm(
+            prefix=given.topic_prefix,
+            keys={full_name(table, database): tuple(columns) for table, columns in given.message_key_columns.items()},
+            schemas=given.schemas_enable,
+            tombstones=given.tombstones_on_delete,
+            skipped=frozenset(given.skipped_operations),
+            decimals=given.decimal_handling_mode,
+            times=given.time_precision_mode,
+            database=database,
+            tables=None if given.tables is None else frozenset(full_name(name, database) for name in given.tables),
+            values=values,
+            unreadable=undescribed(connection),
+            is_mariadb=is_mariadb(connection),
+        )
+
+
+def charsets(connection: Any) -> dict[int, str]:
+    """Return the character set of each collation, by its number."""
+    found = rows(connection, "SELECT id, character_set_name FROM information_schema.collations WHERE id IS NOT NULL")
+    if is_mariadb(connection):
+        names = rows(
+            connection,
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = 'information_schema' "
+            "AND table_name = 'COLLATION_CHARACTER_SET_APPLICABILITY'",
+        )
+        if any(str(row[0]).upper() == "ID" for row in names):
+            query = "SELECT id, character_set_name FROM information_schema.collation_character_set_applicability"
+            found += rows(connection, query)
+    return {int(number): str(name) for number, name in found}
+
+
+def undescribed(connection: Any) -> dict[tuple[str, str], dict[str, str]]:
+    """Return per table the columns whose types the log describes as plain bytes, and these types."""
+    kinds = ", ".join(f"'{kind}'" for kind in UNDESCRIBED)
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for database, table, column, kind in rows(
+        connection,
+        "SELECT table_schema, table_name, column_name, data_type FROM information_schema.columns "
+        f"WHERE data_type IN ({kinds}) AND table_schema NOT IN ({_SYSTEM})",
+    ):
+        found.setdefault((str(database), str(table)), {})[str(column)] = str(kind)
+    return found

@@ -1,0 +1,52 @@
+"""An empty database of a MariaDB that writes a binary log, and windows of that log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_kafka_spark.sources import MySqlCdcSource
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
+from tests.sources.postgres_cdc.kit import Windows
+from tests.support.mariadb import EmbeddedMariaDB
+
+CONN = "maria_log"
+
+
+class Binlog:
+    """An empty database.
+
+    :ivar place: the end of the log when it was created.
+    """
+
+    def __init__(self, server: EmbeddedMariaDB, connection: Any) -> None:
+        self.server, self.connection = server, connection
+        self.execute("DROP DATABASE shop")
+        self.execute("CREATE DATABASE shop CHARACTER SET utf8mb4")
+        self.execute("USE shop")
+        self.place = self.end()
+
+    def execute(self, *statements: str) -> None:
+        with self.connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    def end(self) -> str:
+        """Return the end of the log."""
+        return "{}:{}".format(*self.rows("SHOW MASTER STATUS")[0][:2])
+
+    def server_log(self) -> LogServer:
+        return LogServer(self.source().server())
+
+    def source(self, **options: Any) -> MySqlCdcSource:
+        """Return a source that begins where the database was created."""
+        return MySqlCdcSource(CONN, **{"topic_prefix": "p", "starting_position": self.place, **options})
+
+    def windows(self, **options: Any) -> Windows:
+        made = Windows(self.source(**options))
+        assert not (found := list(map(str, made.source.validate()))), found
+        return made

@@ -1,0 +1,144 @@
+"""A table whose changes are captured into a topic: the pipeline, and the question whether the events give the table again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow_kafka_spark.formats import Raw
+from airflow_kafka_spark.operators import SourceToKafkaOperator
+from airflow_kafka_spark.sinks import KafkaSink
+from airflow_kafka_spark.sources import MySqlCdcSource
+from airflow_kafka_spark.testing import EmbeddedKafka
+from tests.sources.mysql_cdc.kit import CONN, Binlog
+from tests.support.oracle import committed_records
+from tests.support.pipelines import SPARK, create_ledger
+from tests.support.runs import Attempts
+
+COLUMNS = "note varchar(40), amount decimal(12,2), at datetime(6), span time(3), kind enum('a', 'b', 'ü'), raw varbinary(20)"
+SHOWN = "id, note, CAST(amount AS CHAR), CAST(at AS CHAR), TIME_TO_SEC(span) * 1000000, kind, TO_BASE64(raw)"
+
+
+def capture(source: dict[str, Any], **options: Any) -> SourceToKafkaOperator:
+    """The operator that captures changes, built anew in whatever process it runs."""
+    sink = KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())
+    return SourceToKafkaOperator(task_id="task", source=MySqlCdcSource(CONN, **source), sink=sink, **options)
+
+
+@dataclass(kw_only=True)
+class CapturedTable(Attempts):
+    """The table ``kept``, the table ``apart`` that is not captured, and the pipeline."""
+
+    make = staticmethod(capture)
+
+    kafka: EmbeddedKafka
+    log: Binlog
+    name: str
+    random: random.Random
+
+    @property
+    def topic(self) -> str:
+        return f"{self.name}.shop.kept"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        source = {
+            "topic_prefix": self.name,
+            "tables": ["kept"],
+            "skipped_operations": (),
+            "decimal_handling_mode": "string",
+            "max_binlog_bytes": 1 << 16,
+        }
+        return {"source": source, "pipeline": self.name, "ledger_topic": f"ledger-{self.name}", **self.options}
+
+    def change(self, count: int, *, truncates: bool = True) -> None:
+        """Make random changes, in transactions of a few; one of ten is rolled back.
+
+        :param truncates: False: the table is not truncated, which waits for open transactions.
+        """
+        for _ in range(count):
+            changes = [self._change() for _ in range(self.random.randint(1, 4))]
+            self.log.execute("START TRANSACTION", *changes, "ROLLBACK" if self.random.random() < 0.1 else "COMMIT")
+        if self.random.random() < 0.3:
+            self.log.execute("FLUSH BINARY LOGS")
+        if truncates and self.random.random() < 0.3:
+            self.log.execute("TRUNCATE TABLE kept")
+
+    def _change(self) -> str:
+        table = "kept" if self.random.random() < 0.8 else "apart"
+        pick, id, other = self.random.random(), self.random.randint(1, 60), self.random.randint(1, 60)
+        if pick < 0.5:
+            number = self.random.randint(0, 10**9)
+            values = (
+                f"'nö\"te {number}', {self.random.randint(-(10**9), 10**9)} / 100, "
+                f"'1000-01-01 00:00:00.5' + INTERVAL {number} MINUTE, SEC_TO_TIME({number % 10**6 - 500_000}), "
+                f"{self.random.randint(1, 3)}, X'{number:010x}'"
+            )
+            return f"REPLACE INTO {table} (id, note, amount, at, span, kind, raw) VALUES ({id}, {values})"
+        if pick < 0.65:
+            return f"UPDATE {table} SET note = NULL, amount = -amount WHERE id BETWEEN {id} AND {id + 5}"
+        if pick < 0.8:
+            return f"UPDATE IGNORE {table} SET id = {other} WHERE id = {id}"
+        return f"DELETE FROM {table} WHERE id BETWEEN {id} AND {id + 2}"
+
+    def drain(self, name: str) -> None:
+        """Capture until nothing is left."""
+        for number in range(100):
+            report = self.run(f"{name}-{number}")
+            if not report["source_bytes_behind"]:
+                return
+        raise AssertionError("the log has no end")
+
+    def compare(self) -> int:
+        """Apply all events, each of which has to fit what is there, and compare with the table; return their number."""
+        kept: dict[int, tuple[Any, ...]] = {}
+        count, missing = 0, object()
+        for _, _, key, value in committed_records(self.kafka.connection_extra(), self.topic):
+            if value is None:
+                continue
+            event, id = json.loads(value), json.loads(key)["id"] if key is not None else None
+            count += 1
+            if event["op"] == "t":
+                kept.clear()
+            elif event["op"] == "d":
+                assert kept.pop(id, missing) == shown(event["before"]), "an event is missing, or there twice"
+            else:
+                assert (event["op"] == "u") == (id in kept), "an event is missing, or there twice"
+                assert event["op"] == "c" or kept[id] == shown(event["before"]), "an event is missing"
+                kept[id] = shown(event["after"])
+        found = {row[0]: row for row in self.log.rows(f"SELECT {SHOWN} FROM kept")}
+        assert kept == {id: (*row[:4], None if row[4] is None else int(row[4]), *row[5:]) for id, row in found.items()}
+        return count
+
+
+def shown(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the values of an event as the server writes them."""
+    from datetime import datetime, timedelta
+
+    at = row["at"] if row["at"] is None else datetime(1970, 1, 1) + timedelta(microseconds=row["at"])
+    text = None if at is None else at.isoformat(" ", "microseconds")
+    return row["id"], row["note"], row["amount"], text, row["span"], row["kind"], row["raw"]
+
+
+@contextmanager
+def captured(
+    kafka: EmbeddedKafka, log: Binlog, unique: Callable[[str], str], directory: Path, seed: int
+) -> Iterator[CapturedTable]:
+    """New tables, topic and ledger."""
+    made = CapturedTable(kafka=kafka, log=log, name=unique("binlog"), directory=directory, random=random.Random(seed))
+    kafka.create_topic(made.topic, 1)  # truncates have no key: in one partition they stand where they happened
+    create_ledger(kafka, made.name)
+    os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
+    os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = SPARK
+    for table in ("kept", "apart"):
+        log.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, {COLUMNS})")
+    try:
+        yield made
+    finally:
+        made.end_victims()

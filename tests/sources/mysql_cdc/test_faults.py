@@ -1,0 +1,40 @@
+"""Changes are captured into a topic while attempts at the windows are killed."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_kafka_spark.operators.visibility.metrics import collect_metrics
+from tests.sources.mysql_cdc.shop import captured
+from tests.support.waiting import settled
+
+IN_A_TASK = ("publish.flushed", "publish.committed")
+POINTS = ("planned", *IN_A_TASK, "job.done", "close.in_transaction")
+
+
+@pytest.mark.faults
+@pytest.mark.flaky(reruns=0)
+@pytest.mark.parametrize("seed", [19])
+def test_the_events_of_a_table_give_it_again_after_every_drain_whatever_is_killed(kafka, shop, unique, tmp_path, seed):
+    """Random changes, of keys too, rolled back transactions, truncates, new files, a long transaction and a changed table."""
+    with captured(kafka, shop, unique, tmp_path, seed) as made, shop.server.connect(autocommit=False) as long:
+        assert made.run("begin")["records_written"] == 0
+        for number, point in enumerate(POINTS):
+            made.change(40, truncates=number != 2)
+            if number == 1:  # open across two kills
+                with long.cursor() as cursor:
+                    cursor.execute("INSERT INTO kept (id, note) SELECT -seq, 'long' FROM seq_1000_to_1100")
+            victim = made.victim(f"run{number}", fault=point)
+            code = victim.wait()
+            assert victim.fired, victim.tail()
+            assert code == (1 if point in IN_A_TASK else -9), victim.tail()
+            if number == 2:
+                long.commit()
+                shop.execute("ALTER TABLE kept ADD COLUMN more int DEFAULT 5 FIRST")
+            made.change(10, truncates=number != 1)
+            assert made.run(f"run{number}")["records_written"] > 0
+            if number in (2, 4):
+                made.drain(f"drain{number}")
+                settled(made.topic)
+                assert made.compare() > 100
+        assert collect_metrics(made.run("end"))["source_bytes_behind"] == 0

@@ -1,0 +1,116 @@
+"""All that is wrong with a source is reported at once, before Spark starts; each problem names the statement that helps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_kafka_spark.sources import MySqlCdcSource
+from tests.sources.mysql_cdc.kit import CONN, Binlog
+
+
+def found(source: MySqlCdcSource) -> dict[str, str]:
+    """Return the text of all problems by the option that they are about."""
+    texts: dict[str, str] = {}
+    for problem in source.validate():
+        texts[problem.where] = f"{texts.get(problem.where, '')}{problem.what}. {problem.action}; "
+    return texts
+
+
+def test_wrong_options_are_all_reported_at_once():
+    wrong: dict[str, Any] = {
+        "topic_prefix": "a b",
+        "tables": "orders",
+        "starting_position": "here",
+        "max_binlog_bytes": 5,
+        "skipped_operations": ("x",),
+        "decimal_handling_mode": "exact",
+        "time_precision_mode": "nanos",
+        "bigint_unsigned_handling_mode": "short",
+        "zero_date_handling_mode": "epoch",
+    }
+    texts = {problem.where: problem.what for problem in MySqlCdcSource("nobody", **wrong).validate()}
+    assert {f"source.{name}" for name in wrong} | {"source.conn_id"} == set(texts)
+
+
+def test_settings_of_the_log_are_named_with_the_statement_that_helps(orders: Binlog):
+    changed = {
+        "binlog_format": ("MIXED", "ROW"),
+        "binlog_row_image": ("MINIMAL", "FULL"),
+        "binlog_row_metadata": ("MINIMAL", "FULL"),
+        "log_bin_compress": ("ON", "OFF"),
+        "binlog_expire_logs_seconds": ("60", "0"),
+    }
+    try:
+        orders.execute(*(f"SET GLOBAL {name} = {wrong}" for name, (wrong, _) in changed.items()))
+        text = found(orders.source())["source.conn_id"]
+    finally:
+        orders.execute(*(f"SET GLOBAL {name} = {right}" for name, (_, right) in changed.items()))
+    for part in (
+        "SET GLOBAL binlog_format = 'ROW'",
+        "SET GLOBAL binlog_row_image = 'FULL'",
+        "SET GLOBAL binlog_row_metadata = 'FULL'",
+        "SET GLOBAL log_bin_compress = DEFAULT",
+        "SET GLOBAL binlog_expire_logs_seconds",
+    ):
+        assert part in text, part
+    assert found(orders.source()) == {}
+
+
+def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
+    orders.execute(
+        "CREATE TABLE keyless (a int)",
+        "CREATE VIEW seen AS SELECT 1 AS one",
+        "CREATE TABLE versioned (id int PRIMARY KEY) WITH SYSTEM VERSIONING",
+        "CREATE TABLE typed (id uuid PRIMARY KEY, note text CHARACTER SET big5)",
+        "CREATE TABLE child (id int PRIMARY KEY, of_order int, "
+        "CONSTRAINT up FOREIGN KEY (of_order) REFERENCES orders (id) ON DELETE CASCADE)",
+    )
+    names = ["orders", "keyless", "seen", "versioned", "typed", "child", "absent", "else.where"]
+    text = found(orders.source(tables=names, message_key_columns={"orders": ["gone"], "other": ["id"]}))
+    for part in (
+        "shop.keyless has no primary key",
+        "seen cannot be captured: it is a view",
+        "versioned cannot be captured: its log has rows of its history",
+        "column `id` of shop.typed has the type uuid",
+        "the character set big5",
+        "the foreign key `up` of shop.child",
+        "there is no table shop.absent",
+        "GRANT SELECT ON else.where",
+    ):
+        assert part in text["source.tables"], part
+    assert "shop.orders has no column `gone`" in text["source.message_key_columns"]
+    assert "shop.other is not among `tables`" in text["source.message_key_columns"]
+    assert found(orders.source(tables=["child"], ignore_cascades=True)) == {}
+
+
+def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, monkeypatch: pytest.MonkeyPatch):
+    server = orders.server
+    orders.execute("CREATE OR REPLACE USER reader IDENTIFIED BY 'hush'")
+    monkeypatch.setenv(f"AIRFLOW_CONN_{CONN.upper()}", f"mysql://reader:hush@{server.host}:{server.port}")
+    source = orders.source(tables=["shop.orders"])
+    text = found(source)
+    assert "GRANT BINLOG MONITOR, REPLICATION SLAVE ON *.* TO reader" in text["source.conn_id"]
+    assert "GRANT SELECT ON shop.orders TO reader" in text["source.tables"]
+    orders.execute("GRANT BINLOG MONITOR ON *.* TO reader", "GRANT SELECT ON shop.orders TO reader")
+    assert "GRANT REPLICATION SLAVE ON *.* TO reader" in found(source)["source.conn_id"]
+    orders.execute("GRANT REPLICATION SLAVE ON *.* TO reader")
+    assert found(source) == {}
+    orders.execute("INSERT INTO orders VALUES (1, 'one')")
+    reader = source.reader(source.freeze(None).splits, None)
+    assert not isinstance(reader, str)
+    assert sum(batch.num_rows for batch in reader.read(0)) == 1
+
+
+def test_nothing_is_looked_up_at_dag_parse_and_the_asset_has_no_credentials():
+    source = MySqlCdcSource("nobody", "shop")
+    assert source.asset_uri == "x-mysql-cdc://nobody/shop"
+    assert source.columns() == ("topic", "key", "value", "timestamp")
+
+
+def test_passwords_are_in_no_repr_and_no_plan(orders: Binlog):
+    source = orders.source()
+    orders.execute("INSERT INTO orders VALUES (0, '')")
+    window = source.freeze(None)
+    assert orders.server.password not in repr((source, window, source.reader(window.splits, None), source.uri, source.origin()))

@@ -1,0 +1,293 @@
+"""Windows of the binary log: what is in them, in which order, again at every attempt; what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+
+from airflow_kafka_spark.errors import LogLost, SourceRejected
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import Place, advanced, distance
+from tests.sources.contract import RowSourceCase, WindowsContract
+from tests.sources.mysql_cdc.kit import Binlog
+from tests.sources.postgres_cdc.kit import Windows, changes
+from tests.support.waiting import eventually
+
+
+def test_every_change_is_an_event_in_the_order_of_the_log_and_every_attempt_reads_the_same(orders: Binlog):
+    windows = orders.windows()
+    orders.execute(
+        "INSERT INTO orders VALUES (1, 'one'), (2, NULL)",
+        "UPDATE orders SET note = 'zwei' WHERE id = 2",
+        "UPDATE orders SET id = 3 WHERE id = 2",
+        "DELETE FROM orders WHERE id = 1",
+    )
+    window = windows.freeze()
+    first, again = windows.read(window), windows.read(window)
+    one, two = {"id": 1, "note": "one"}, {"id": 2, "note": None}
+    assert changes(first) == [
+        ("c", None, one),
+        ("c", None, two),
+        ("u", two, {"id": 2, "note": "zwei"}),
+        ("d", {"id": 2, "note": "zwei"}, None),
+        ("tombstone", {"id": 2}),
+        ("c", None, {"id": 3, "note": "zwei"}),
+        ("d", one, None),
+        ("tombstone", {"id": 1}),
+    ]
+    assert changes(again) == changes(first)
+    assert {record["topic"] for record in first} == {"p.shop.orders"}
+    source = first[0]["value"]["source"]
+    assert (source["connector"], source["db"], source["table"], source["server_id"]) == ("mariadb", "shop", "orders", 7)
+    assert source["ts_ms"] == first[0]["timestamp"] and source["gtid"].startswith("0-7-")
+    assert f"{source['file']}:{source['pos']}" > window.splits[0]["start"]
+    windows.close(window)
+    assert windows.next() == []
+
+
+class BinlogCase(RowSourceCase):
+    """A table whose rows are inserted in transactions of 20."""
+
+    def __init__(self, orders: Binlog) -> None:
+        self.orders = orders
+        self.source, self.limited = orders.source(), orders.source(max_binlog_bytes=1 << 16)
+        self.next = 0
+
+    def add(self, rows: int) -> list[Any]:
+        first, self.next = self.next, self.next + rows
+        for at in range(first, self.next, 20):
+            numbers = f"seq_{at}_to_{min(at + 20, self.next) - 1}"
+            self.orders.execute(f"INSERT INTO orders SELECT seq, repeat('x', 600) FROM {numbers}")
+        return list(range(first, self.next))
+
+    def identity(self, row: Row) -> Any:
+        event = json.loads(row["value"])
+        assert event["op"] == "c" and json.loads(row["key"]) == {"id": event["after"]["id"]}
+        return event["after"]["id"]
+
+
+class TestMySqlCdcSource(WindowsContract):
+    @pytest.fixture
+    def case(self, orders):
+        return BinlogCase(orders)
+
+
+def keys(records: list[dict[str, Any]]) -> list[int]:
+    return [record["key"]["id"] for record in records]
+
+
+def test_a_transaction_that_is_open_at_the_end_of_a_window_comes_later_and_complete(orders: Binlog):
+    windows = orders.windows()
+    with orders.server.connect(autocommit=False) as other, other.cursor() as cursor:
+        cursor.execute("INSERT INTO orders VALUES (1, 'begun before')")
+        orders.execute("INSERT INTO orders VALUES (2, 'committed')")
+        assert keys(windows.next()) == [2]
+        cursor.execute("INSERT INTO orders VALUES (4, 'after')")
+        orders.execute("INSERT INTO orders VALUES (3, 'committed')")
+        assert keys(windows.next()) == [3]
+        other.commit()
+        cursor.execute("INSERT INTO orders VALUES (5, 'rolled back')")
+        other.rollback()
+    assert keys(windows.next()) == [1, 4]
+
+
+def test_every_byte_of_the_log_is_a_clean_cut_across_files(orders: Binlog):
+    """At each end of a window, a transaction is wholly in this window or in the next one, which begins where the marker says."""
+    for id in range(4):
+        orders.execute(f"INSERT INTO orders VALUES ({10 * id}, 'a'), ({10 * id + 1}, 'b')")
+        if id == 1:
+            orders.execute("FLUSH BINARY LOGS")
+    windows = orders.windows()
+    window = windows.freeze()
+    whole = keys(windows.read(window))
+    assert len(whole) == 8
+    (bounds,) = window.splits
+    files = orders.server_log().files(orders.connection)
+    start, end = Place.parse(bounds["start"]), Place.parse(bounds["end"])
+    size, seen = distance(files, start, end), set()
+    for part in range(1, 40):
+        cut = advanced(files, start, size * part // 40, end)
+        before = replace(window, splits=({**bounds, "end": str(cut)},))
+        first = keys(windows.read(before))
+        behind = replace(window, splits=({**bounds, "start": windows.tokens[0]["end"]},))
+        created = windows.tokens[0]["created"]
+        behind.splits[0]["log"] = {**bounds["log"], "created": created}
+        assert first + (keys(windows.read(behind)) if len(first) < 8 else []) == whole
+        assert len(first) % 2 == 0
+        seen.add(len(first))
+    assert len(seen) > 3
+
+
+def test_a_window_that_ends_within_a_transaction_has_all_of_it_and_the_next_one_goes_on_behind_it(orders: Binlog):
+    orders.execute("INSERT INTO orders SELECT seq, repeat('x', 1000) FROM seq_1_to_3000", "INSERT INTO orders VALUES (0, 'last')")
+    for with_marker in (True, False):
+        windows = orders.windows(max_binlog_bytes=3 << 19)
+        window = windows.freeze()
+        assert window.remaining and window.position["bytes_behind"] > 0
+        assert len(windows.read(window)) == 3000
+        if not with_marker:  # as Spark has read it
+            windows.tokens.clear()
+        windows.close(window)
+        rest = windows.freeze()
+        assert not rest.remaining and rest.position["bytes_behind"] == 0
+        assert keys(windows.read(rest)) == [0]
+
+
+def test_a_transaction_larger_than_what_is_held_is_handed_on_in_small_batches(orders: Binlog):
+    windows = orders.windows()
+    orders.execute("INSERT INTO orders SELECT seq, repeat('x', 20000) FROM seq_1_to_2000")
+    window = windows.freeze()
+    reader = windows.source.reader(window.splits, None)
+    assert not isinstance(reader, str)
+    sizes = [batch.num_rows for batch in reader.read(0)]
+    assert sum(sizes) == 2000 and max(sizes) < 300
+
+
+# --- tables -------------------------------------------------------------------------------------------------------------
+
+
+def test_changes_of_the_table_between_windows_and_within_one_show_in_the_rows_from_then_on(orders: Binlog):
+    windows = orders.windows()
+    orders.execute(
+        "INSERT INTO orders VALUES (1, 'one')",
+        "ALTER TABLE orders ADD COLUMN amount decimal(8,2) FIRST",
+        "INSERT INTO orders VALUES (3.5, 2, 'two')",
+        "ALTER TABLE orders DROP COLUMN note, CHANGE amount price varchar(10) CHARACTER SET latin1",
+        "INSERT INTO orders VALUES ('ä', 3)",
+        "DROP TABLE orders",
+        "CREATE TABLE orders (id bigint unsigned, sort int, PRIMARY KEY (sort, id))",
+        "INSERT INTO orders VALUES (4, 5)",
+    )
+    found = windows.next()
+    assert [after for _, _, after in changes(found)] == [
+        {"id": 1, "note": "one"}, {"amount": "AV4=", "id": 2, "note": "two"}, {"price": "ä", "id": 3}, {"id": 4, "sort": 5}
+    ]  # fmt: skip
+    assert found[-1]["key"] == {"sort": 5, "id": 4}
+
+
+def test_truncates_are_left_out_as_by_debezium_or_events_of_their_own(orders: Binlog):
+    quiet, loud = orders.windows(), orders.windows(skipped_operations=())
+    orders.execute("INSERT INTO orders VALUES (1, 'one')", "TRUNCATE TABLE `shop`.`orders`", "TRUNCATE orders")
+    assert [change[0] for change in changes(quiet.next())] == ["c"]
+    found = loud.next()
+    assert [change for change in changes(found)][1:] == [("t", None, None)] * 2
+    assert found[1]["key"] is None and found[1]["topic"] == "p.shop.orders"
+    orders.execute("TRUNCATE orders")
+    assert quiet.freeze().splits == () and loud.freeze().splits != ()
+
+
+def test_tables_that_are_not_named_and_other_databases_are_left_out_and_a_window_without_changes_needs_no_spark(orders: Binlog):
+    orders.execute("CREATE TABLE other (id int PRIMARY KEY)", "CREATE OR REPLACE DATABASE elsewhere")
+    orders.execute("CREATE TABLE elsewhere.orders (id int PRIMARY KEY)")
+    named, every = orders.windows(tables=["orders"]), orders.windows()
+    orders.execute("INSERT INTO other VALUES (1)", "INSERT INTO elsewhere.orders VALUES (2)")
+    assert named.freeze().splits == ()
+    assert [record["topic"] for record in every.next()] == ["p.shop.other"]
+    position = named.freeze().position
+    assert position["place"] == orders.end() and position["bytes_behind"] == 0
+    orders.execute("INSERT INTO orders VALUES (3, '')")
+    assert keys(named.next()) == [3]
+
+
+def test_message_key_columns_are_the_key_of_a_table_without_one(shop: Binlog):
+    shop.execute("CREATE TABLE b (x int, y int)")
+    [problem] = shop.source().validate()
+    assert "has no primary key" in problem.what
+    shop.execute("INSERT INTO b VALUES (5, 6)", "UPDATE b SET x = 7", "UPDATE b SET y = 8")
+    with pytest.raises(SourceRejected, match="no primary key"):
+        windows = Windows(shop.source())
+        windows.next()
+    found = shop.windows(message_key_columns={"shop.b": ["y"]}, tombstones_on_delete=False).next()
+    assert [record["key"] for record in found] == [{"y": 6}, {"y": 6}, {"y": 6}, {"y": 8}]
+    assert [change[0] for change in changes(found)] == ["c", "u", "d", "c"]
+
+
+# --- what cannot be captured ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statements", "found"),
+    [
+        (["SET SESSION binlog_format = STATEMENT", "INSERT INTO orders VALUES (1, 'x')"], "changes as statements"),
+        (["SET SESSION binlog_row_image = MINIMAL", "INSERT INTO orders (id) VALUES (1)", "DELETE FROM orders"], "all columns"),
+        (["XA START 'a'", "INSERT INTO orders VALUES (1, 'x')", "XA END 'a'", "XA PREPARE 'a'", "XA COMMIT 'a'"], "XA"),
+        (["ALTER TABLE orders ADD COLUMN u uuid", "INSERT INTO orders VALUES (1, 'x', uuid())"], "`u` cannot be read.*uuid"),
+        (["ALTER TABLE orders MODIFY note text COMPRESSED", "INSERT INTO orders VALUES (1, 'x')"], "`note`.*COMPRESSED"),
+        (["SET GLOBAL log_bin_compress = ON", "INSERT INTO orders VALUES (1, repeat('x', 5000))"], "log_bin_compress"),
+        (["SET GLOBAL binlog_row_metadata = MINIMAL", "INSERT INTO orders VALUES (1, 'x')"], "binlog_row_metadata"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_the_log_does_not_hold_as_rows_is_refused_and_nothing_wrong_is_published(orders: Binlog, statements, found):
+    windows = orders.windows()
+    try:
+        orders.execute(*statements)
+        window = windows.freeze()
+        with pytest.raises(SourceRejected, match=f"(?s){found}"):
+            windows.read(window)
+    finally:
+        orders.execute("SET GLOBAL log_bin_compress = OFF", "SET GLOBAL binlog_row_metadata = FULL")
+
+
+def test_a_transaction_that_the_server_has_not_finished_is_left_out():
+    """The server crashed while it wrote it: the log goes on with the beginning of the next file."""
+    from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import FORMAT, GTID_MARIADB, LogEvent, Transactions
+
+    found = Transactions()
+    begin = LogEvent(GTID_MARIADB, 0, 7, 100, bytes(13))
+    assert [found.enter(begin), found.is_open] == ["begin", True]
+    assert [found.enter(LogEvent(FORMAT, 0, 7, 0, b"\1")), found.is_open] == ["", True], "sent by the server as a preface"
+    assert [found.enter(LogEvent(FORMAT, 0, 7, 200, b"\1")), found.is_open] == ["abandon", False]
+
+
+# --- the server ---------------------------------------------------------------------------------------------------------
+
+
+def test_another_server_and_a_log_that_was_purged_reset_or_lost_its_end_are_refused(orders: Binlog):
+    windows = orders.windows()
+    windows.close(windows.freeze())
+    position = dict(windows.position or {})
+    place = Place.parse(position["place"])
+    for changed, error, found in (
+        ({"log": {**position["log"], "server_id": 8}}, SourceRejected, "its server_id is `7`"),
+        ({"log": {**position["log"], "created": 1}}, LogLost, "was begun at another time"),
+        ({"place": f"{place.file}:{10**12}"}, LogLost, "lost the end of its log"),
+    ):
+        other = Windows(windows.source)
+        other.position = {**position, **changed}
+        with pytest.raises(error, match=found):
+            other.freeze()
+    orders.execute("INSERT INTO orders VALUES (1, 'one')")
+    window = windows.freeze()
+    orders.execute("FLUSH BINARY LOGS")
+    last = Place.parse(orders.end()).file
+
+    def is_purged() -> bool:
+        """A file is kept until the server knows that its reader is gone, and that no crash needs it."""
+        orders.execute(f"PURGE BINARY LOGS TO '{last}'")
+        return orders.server_log().files(orders.connection)[0].file == last
+
+    eventually(is_purged, 30)
+    with pytest.raises(LogLost, match="no longer has the log at"):
+        windows.freeze()
+    with pytest.raises(LogLost, match="does not send its log"):
+        windows.read(window)
+
+
+def test_bytes_behind_are_those_of_the_log_behind_the_window(orders: Binlog):
+    windows = orders.windows(max_binlog_bytes=1 << 16)
+    for _ in range(20):
+        orders.execute("INSERT INTO orders SELECT NULL, '' WHERE false", "DELETE FROM orders")
+        orders.execute("INSERT INTO orders SELECT seq, repeat('x', 1000) FROM seq_1_to_20")
+    behind = []
+    while True:
+        window = windows.freeze()
+        windows.read(window)
+        windows.close(window)
+        behind.append(windows.position["bytes_behind"])
+        if not behind[-1]:
+            break
+    assert behind == sorted(behind, reverse=True) and len(behind) > 4 and windows.position["place"] == orders.end()
