@@ -1,8 +1,8 @@
 """Measure the CPU seconds of each test, by kind of process (``make test ARGS="--measure-cpu build/cpu.json"``).
 
-A thread of pytest's first process looks at all processes of the run twice a second. What a process used between two looks counts for
-the test that its test process ran at that time. Servers that a test process shares therefore count for the tests that use them. A
-process that lives for less than half a second is missed; what its parent has waited for is not.
+A thread of pytest's first process looks at all processes of the run twice a second. What a process used between two looks
+counts for the test that its test process ran at that time, so that a shared server counts for the tests that use it. A process
+that lives for less than half a second may be missed.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class CpuMeter:
 
     def _result(self) -> dict[str, object]:
         tests: dict[str, Counter[str]] = defaultdict(Counter)
-        for worker, kind, nodeid, seconds in self._assigned():
+        for kind, nodeid, seconds in self._assigned():
             tests[nodeid][kind] += seconds
             tests[nodeid]["all"] += seconds
         spent: Counter[str] = Counter()
@@ -130,11 +130,12 @@ class CpuMeter:
         rounded = {name: {kind: round(value, 2) for kind, value in found.items()} for name, found in tests.items()}
         return {"kinds": kinds, "starts": self.starts, "seconds": spent, "tests": rounded}
 
-    def _assigned(self) -> Iterator[tuple[str, str, str, float]]:
+    def _assigned(self) -> Iterator[tuple[str, str, float]]:
+        """Return kind, test and seconds of each time that was used."""
         parts = {worker: sorted(found) for worker, found in self.tests.items()}
         for moment, worker, kind, seconds in self.used:
             at = bisect.bisect(parts.get(worker, []), (moment - SECONDS / 2, 0.0, ""))
-            yield worker, kind, parts[worker][at - 1][2] if at else "before the first test", seconds
+            yield kind, parts[worker][at - 1][2] if at else "before the first test", seconds
 
 
 def show(file: Path) -> None:
@@ -151,8 +152,8 @@ def show(file: Path) -> None:
             groups[group]["wall"] += found["seconds"].get(nodeid, 0)
         print()
         for group, kinds in sorted(groups.items(), key=lambda item: -item[1]["all"])[:most]:
-            told = ", ".join(f"{kind} {value:.0f}" for kind, value in kinds.most_common() if kind not in ("all",) and value >= 0.5)
-            print(f"{kinds['all']:7.1f}  {group}: {told}")
+            parts = ", ".join(f"{kind} {value:.0f}" for kind, value in kinds.most_common() if kind != "all" and value >= 0.5)
+            print(f"{kinds['all']:7.1f}  {group}: {parts}")
 
 
 if __name__ == "__main__":
