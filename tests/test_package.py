@@ -336,7 +336,7 @@ def folder_of(module: str) -> str:
 
 
 def test_folders_do_not_import_each_other_in_circles() -> None:
-    """What two neighbours need is in a folder below both. A folder and one within it count as one."""
+    """Code that two folders share is in a folder below both. A folder and its own subfolders count as one."""
     modules = {name: path for name, path in module_files().items() if path.name != "__init__.py"}
     found: dict[str, set[str]] = {}
     for name, path in modules.items():

@@ -119,9 +119,9 @@ class GroupOwned(PlanError):
 
 
 class SourceOwned(PlanError):
-    """Raised when a new pipeline would read what a single pipeline may read, and another one does: a replication slot.
+    """Raised when a new pipeline would read a replication slot that another pipeline reads.
 
-    It would not get what the other one has read, and the other one would lose what this one reads. Nothing was planned.
+    Each of them would miss the changes that the other one reads. Nothing was planned.
 
     :param pipeline: name of this pipeline.
     :param source: the source's URI.

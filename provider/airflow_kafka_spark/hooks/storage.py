@@ -1,4 +1,4 @@
-"""Where files are: paths and URIs, and the address and credentials of S3 from Airflow's connections of type ``aws``."""
+"""Paths and URIs of files, and the address and credentials of S3 from Airflow's connections of type ``aws``."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ from airflow_kafka_spark.sinks.storage.attempts import (
     marker_name,
     sweep_abandoned,
 )
-from airflow_kafka_spark.sinks.storage.records import WindowRecord, recorded_window
 from airflow_kafka_spark.sinks.storage.store import TableStore, pipeline_slug
+from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, recorded_window
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

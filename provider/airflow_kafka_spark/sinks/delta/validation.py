@@ -77,7 +77,7 @@ def removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
 
 
 def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
-    """Return the table, or None if there is none or it cannot be read, and the problems of reading it."""
+    """Return the table and the problems of reading it. The table is None if it does not exist or cannot be read."""
     from airflow_kafka_spark.sinks.delta.log import DeltaLog
 
     if importlib.util.find_spec("deltalake") is None:

@@ -18,7 +18,7 @@ from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVers
 from airflow_kafka_spark.sinks.delta.records import RECORD, Records
 from airflow_kafka_spark.sinks.delta.table import open_table
 from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, Attempt, AttemptWindowWriter, marker_name
-from airflow_kafka_spark.sinks.storage.records import TableChange, WindowRecord, commit_metadata, files_of
+from airflow_kafka_spark.sinks.storage.window_record import TableChange, WindowRecord, commit_metadata, files_of
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 

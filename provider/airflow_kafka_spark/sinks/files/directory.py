@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
 from airflow_kafka_spark.sinks.storage.attempts import SWEPT_AT_ONCE, AttemptLock
-from airflow_kafka_spark.sinks.storage.records import WindowRecord
 from airflow_kafka_spark.sinks.storage.store import flush, pipeline_slug
+from airflow_kafka_spark.sinks.storage.window_record import WindowRecord
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.model import Window

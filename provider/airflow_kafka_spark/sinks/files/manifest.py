@@ -43,8 +43,8 @@ from airflow_kafka_spark.sinks.storage.attempts import (
     marker_name,
     sweep_abandoned,
 )
-from airflow_kafka_spark.sinks.storage.records import WindowRecord, files_of
 from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore, open_store, pipeline_slug
+from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, files_of
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.model import Applied, SplitResult, Window

@@ -28,8 +28,8 @@ from airflow_kafka_spark.sinks.files.directory import (
 from airflow_kafka_spark.sinks.files.manifest import ManifestWindowWriter, open_manifests, records_of
 from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
 from airflow_kafka_spark.sinks.storage.attempts import AttemptLock
-from airflow_kafka_spark.sinks.storage.records import WindowRecord
 from airflow_kafka_spark.sinks.storage.store import flush
+from airflow_kafka_spark.sinks.storage.window_record import WindowRecord
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_gap
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window

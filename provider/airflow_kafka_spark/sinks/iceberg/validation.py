@@ -57,7 +57,7 @@ def _uninstalled() -> Problem:
 
 
 def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
-    """Return the table, or None if there is none or it cannot be read, and the problems of reading it."""
+    """Return the table and the problems of reading it. The table is None if it does not exist or cannot be read."""
     found = [*_names(sink)]
     try:
         lake = sink.open()

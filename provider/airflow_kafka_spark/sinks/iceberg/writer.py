@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape, SplitWriter
-from airflow_kafka_spark.sinks.iceberg.attempts import Attempts
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergStore, IcebergTable
+from airflow_kafka_spark.sinks.iceberg.fencing import Attempts
 from airflow_kafka_spark.sinks.iceberg.snapshots import (
     PipelineSnapshots,
     Recorded,
@@ -28,8 +28,8 @@ from airflow_kafka_spark.sinks.iceberg.snapshots import (
 )
 from airflow_kafka_spark.sinks.iceberg.table import file_columns, match, open_table, table_columns
 from airflow_kafka_spark.sinks.storage.attempts import Attempt, AttemptWindowWriter, data_directory, marker_name
-from airflow_kafka_spark.sinks.storage.records import TableChange, files_of
 from airflow_kafka_spark.sinks.storage.store import flush
+from airflow_kafka_spark.sinks.storage.window_record import TableChange, files_of
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
 

@@ -1,1 +1,1 @@
-"""The base of sinks of lake tables: options, the place of a table, attempts at it, and the files that tasks write."""
+"""The base of the sinks of Delta and Iceberg: options, and upserts by key."""

@@ -39,7 +39,7 @@ def read_frame(
 ) -> DataFrame:
     """Return the rows of the splits as a DataFrame; see :meth:`RowSource.frame`. Changes the session's settings if needed.
 
-    :raises SourceUnavailable: the files cannot be looked at.
+    :raises SourceUnavailable: the files cannot be listed.
     :raises SourceRejected: a file is gone or has changed, or Spark would split the files in another way.
     """
     if not splits:
@@ -72,7 +72,7 @@ def session_settings(store: FileStore, split_bytes: int) -> dict[str, str]:
 def require_unchanged(store: FileStore, frozen: Mapping[str, ListedFile]) -> None:
     """Check that the files are as they were when the window was frozen.
 
-    :raises SourceUnavailable: the files cannot be looked at.
+    :raises SourceUnavailable: the files cannot be listed.
     :raises SourceRejected: a file is gone or has changed.
     """
     try:

@@ -127,7 +127,7 @@ class FilesSource(FilesSourceOptions, RowSource):
         All splits of a window are one scan. Only some of them are read one by one, and a slice of a large file then by reading
         all of it. Changes the session's settings to :attr:`settings`.
 
-        :raises SourceUnavailable: the files cannot be looked at.
+        :raises SourceUnavailable: the files cannot be listed.
         :raises SourceRejected: a file is gone or has changed, or Spark would split the files in another way.
         """
         return read_frame(self, self._store, spark, splits)

@@ -1,4 +1,4 @@
-"""Attempts at a table: which of them can still commit, and the removal of what ended ones have left.
+"""Fencing earlier attempts at a table, so that they can no longer commit, and removing what they have left.
 
 ::
 
