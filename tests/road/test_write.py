@@ -8,11 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_kafka_spark.errors import SinkUnavailable
+from airflow_kafka_spark.errors import SinkRejected, SinkUnavailable, SparkJobFailed
 from airflow_kafka_spark.formats.internal_columns import CAPTURED, END, ERROR, LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE
+from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
 from airflow_kafka_spark.road.tasks.account import Tolerance
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin
 from airflow_kafka_spark.road.tasks.write import OTHERS, REFUSED, TAKEN, CapturingWriter, OtherSink, WriteTask
+from airflow_kafka_spark.road.watch import reason_of
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
@@ -111,3 +113,28 @@ def test_an_error_of_one_sink_aborts_the_split_in_all(failing: str) -> None:
     with pytest.raises(SinkUnavailable, match="no space left"):
         write(own, other, None)
     assert own.is_open and own.is_aborted and other.is_open and other.is_aborted
+
+
+SPARK_SAID = """Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:2935)
+Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "worker.py", line 1988, in main
+    process()
+{error}
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:581)
+"""
+
+
+def test_an_error_of_a_task_is_the_reason_of_its_job_with_its_samples_and_without_its_class() -> None:
+    ended = SinkUnavailable("postgres://db/t", "loading split 0 of window a#1", SESSION_ENDED)
+    refused = SinkRejected("postgres://db/t", "a#1", "a value does not fit", samples=["t-0@1: x", "t-0@2: y"])
+    said = [SPARK_SAID.format(error=f"airflow_kafka_spark.errors.sinks.{type(e).__name__}: {e}") for e in (ended, refused)]
+    reason = f"Sink postgres://db/t failed while loading split 0 of window a#1: {SESSION_ENDED}."
+    assert str(SparkJobFailed("a#1", reason_of(RuntimeError(said[0])))).startswith(
+        f"The Spark job of window a#1 failed: {reason} "
+    )
+    assert reason_of(RuntimeError(said[1])).splitlines()[1:3] == ["  t-0@1: x", "  t-0@2: y"]
+    assert (
+        reason_of(RuntimeError(SPARK_SAID.format(error="ValueError: of a user's function"))) == "ValueError: of a user's function"
+    )

@@ -96,7 +96,7 @@ def environment(home: Path, kafka, postgres) -> dict[str, str]:
     env |= {
         **database.settings,
         "AIRFLOW_HOME": str(home),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "True",  # the default, with which Airflow imports a module of each provider
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")]),
     }
     database.migrate(env, lambda: command(env, "airflow", "db", "migrate"))

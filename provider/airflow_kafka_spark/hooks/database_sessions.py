@@ -27,3 +27,8 @@ def is_session_ended(message: str) -> bool:
 def described(message: str) -> str:
     """Return the message of a driver; :data:`SESSION_ENDED` if the server ended the session."""
     return SESSION_ENDED if is_session_ended(message) else message
+
+
+def action_for(found: str, otherwise: str) -> str:
+    """Return what to do about a problem that a validation has found: run the task again if the server ended the session."""
+    return "Run the task again" if SESSION_ENDED in found else otherwise

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _JDBC_ERROR = re.compile(r"java\.sql\.SQL|PSQLException")
-_OUR_ERROR = re.compile(r"^airflow_kafka_spark\.errors\.\w+\.\w+: ")
+_OUR_ERROR = re.compile(r"^airflow_kafka_spark\.errors\.\w+\.\w+: (.+(?:\n  \S.*)*)", re.MULTILINE)
+"""The message of an error that one of our own tasks has raised, with the samples below it."""
 WORKER_EXITED = "Python worker exited unexpectedly"
 """A text in Spark's stack trace. The message of the error itself may be about a socket."""
 PROGRESS_SECONDS = 10.0
@@ -229,10 +230,11 @@ def reason_of(error: Exception) -> str:
         return "a Python worker of Spark was killed or crashed while it worked on a split, perhaps because memory ran out"
     if _JDBC_ERROR.search(str(error)) and is_session_ended(str(error)):
         return f"{SESSION_ENDED}, while Spark read a split"
+    if ours := _OUR_ERROR.search(str(error)):
+        # What to do follows in the error of the job.
+        return ours[1].strip().removesuffix(f" {RETRY}.")[:500]
     text = re.sub(r"\n== SQL\b.*?\n\s*\^+", "", str(error), flags=re.DOTALL)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.endswith("(most recent call last):")]
     causes = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", "...", "^"))]
     python = [line for line in causes if ".Error" in line or "Error:" in line or "Exception:" in line]
-    reason = (python or causes or [type(error).__name__])[-1]
-    # An error that one of our own tasks has raised. What to do follows in the error of the job.
-    return _OUR_ERROR.sub("", reason).removesuffix(f" {RETRY}.")[:500]
+    return (python or causes or [type(error).__name__])[-1][:500]

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from airflow_kafka_spark.errors import Unchecked
+from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
+from airflow_kafka_spark.sources.jdbc.validation import ServerValidation
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks.postgres.kit import Place, names, new_place
 from tests.sources.jdbc.kit import source_of
@@ -32,6 +34,15 @@ def told(source: JdbcSource) -> dict[str, str]:
     assert len(names(problems)) == len(problems), problems
     assert all(where.startswith("source") for where in names(problems))
     return {problem.where: f"{problem.what}. {problem.action}" for problem in problems}
+
+
+def test_a_session_that_is_ended_during_the_validation_asks_for_another_try(place: Place) -> None:
+    """The server ends the session in which the validation asks a question."""
+    source = source_of(place)
+    asked = ServerValidation(source, source.database(), True)._ask(
+        "source.conn_id", "connecting", lambda session: session.rows("SELECT pg_terminate_backend(pg_backend_pid())")
+    )
+    assert [(p.where, SESSION_ENDED in p.what, p.action) for p in asked[1]] == [("source.conn_id", True, "Run the task again")]
 
 
 GOOD: list[dict[str, Any]] = [

@@ -40,6 +40,9 @@ with DAG("states", schedule=None):
 
     @task
     def hold(**context):
+        # A mapped task says how it is configured, since its DAG file does not.
+        configuration = {"operator": "KafkaToSinkOperator", "arguments": {"value": {"class": "String", "arguments": {}}}}
+        context["task_state_store"].set("kafka_spark.configuration", json.dumps(configuration))
         # What an operator says while its job runs.
         now = time.time()
         said = {
@@ -47,9 +50,6 @@ with DAG("states", schedule=None):
             "started_at": now - 10, "updated_at": now, "step": "move",
         }  # fmt: skip
         context["task_state_store"].set("kafka_spark.progress", said)
-        # A mapped task says how it is configured, since its DAG file does not.
-        configuration = {"operator": "KafkaToSinkOperator", "arguments": {"value": {"class": "String", "arguments": {}}}}
-        context["task_state_store"].set("kafka_spark.configuration", json.dumps(configuration))
         while not os.path.exists(RELEASE):
             time.sleep(0.1)
         raise ValueError("it was released")

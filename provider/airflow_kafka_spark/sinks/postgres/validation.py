@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
+from airflow_kafka_spark.hooks.database_sessions import action_for, described
 from airflow_kafka_spark.hooks.postgres import NAME_BYTES, Name, find_tables_ignoring_case, parse_name, quote, resolve
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
@@ -61,8 +62,8 @@ def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> li
         with connection:
             return [*found, *_TargetValidation(sink, columns, connection, tolerates).problems()]
     except psycopg.Error as error:
-        what = f"the catalog of {server.where} cannot be read: {server.scrub(' '.join(str(error).split()))}"
-        return [*found, Problem("sink.conn_id", what), *unchecked]
+        what = f"the catalog of {server.where} cannot be read: {described(server.scrub(' '.join(str(error).split())))}"
+        return [*found, Problem("sink.conn_id", what, action_for(what, "")), *unchecked]
     finally:
         connection.close()
 

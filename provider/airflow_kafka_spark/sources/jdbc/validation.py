@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
+from airflow_kafka_spark.hooks.database_sessions import action_for
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, MissingRelation, Relation, SourceColumn, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
 from airflow_kafka_spark.sources.jdbc.windows import look_up_relation, select_statement, selected_columns, split_columns
@@ -57,7 +58,7 @@ class ServerValidation:
                 return question(session), []
         except KafkaSparkError as error:
             action = getattr(error, "action", "") if where != "source.conn_id" else _CONNECTION_ACTION
-            return None, [Problem(where, error.found, action)]
+            return None, [Problem(where, error.found, action_for(error.found, action))]
 
     def _try_statement(self, session: DatabaseSession, relation: Relation) -> None:
         order = split_columns(self.options, relation)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
+from airflow_kafka_spark.hooks.database_sessions import action_for
 from airflow_kafka_spark.hooks.postgres import PostgresServer
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, foreign_use, session_name
@@ -57,7 +58,8 @@ class CdcServerValidation:
                     else [*found, *self._rights(connection)]
                 )
         except KafkaSparkError as error:
-            problem = Problem("source.conn_id", error.found, "Correct the connection, or see to the server")
+            action = action_for(error.found, "Correct the connection, or see to the server")
+            problem = Problem("source.conn_id", error.found, action)
             return [problem, *WAITING]
 
     def _server_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
