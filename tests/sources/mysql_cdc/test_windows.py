@@ -205,6 +205,40 @@ def test_message_key_columns_are_the_key_of_a_table_without_one(shop: Binlog):
     assert [change[0] for change in changes(found)] == ["c", "u", "d", "c"]
 
 
+def test_rows_of_other_engines_of_created_tables_and_of_files_are_captured_once(shop: Binlog):
+    """Tables without transactions keep what a transaction wrote that was rolled back."""
+    shop.execute("CREATE TABLE a (id int PRIMARY KEY) ENGINE=Aria")
+    windows = shop.windows()
+    shop.execute(
+        "START TRANSACTION",
+        "INSERT INTO a VALUES (1), (2)",
+        "ROLLBACK",
+        "CREATE TABLE b (PRIMARY KEY (id)) SELECT id + 10 AS id FROM a",
+        "CREATE OR REPLACE TABLE b (PRIMARY KEY (id)) ENGINE=InnoDB SELECT id + 20 AS id FROM a",
+        "CREATE TEMPORARY TABLE c (id int PRIMARY KEY)",
+        "INSERT INTO c VALUES (99)",
+        "INSERT INTO a SELECT id + 30 FROM b",
+        "START TRANSACTION",
+        "SAVEPOINT s",
+        "INSERT INTO b VALUES (70)",
+        "ROLLBACK TO s",
+        "INSERT INTO b VALUES (71)",
+        "COMMIT",
+    )
+    assert keys(windows.next()) == [1, 2, 11, 12, 21, 22, 51, 52, 71]
+
+
+def test_a_place_beyond_the_servers_positions_goes_on_in_the_next_file(orders: Binlog):
+    from airflow_kafka_spark.sources.mysql_cdc.windows import LogWindows
+
+    made, end = LogWindows(orders.source(), orders.server_log()), (5 << 30) + 40
+    files = [Place("bin.000001", end), Place("bin.000002", 500)]
+    assert made._readable(files, Place("bin.000001", 5 << 30)) == Place("bin.000002", 4)
+    assert made._readable(files, Place("bin.000001", 7)) == Place("bin.000001", 7)
+    with pytest.raises(SourceRejected, match="beyond 4 GiB"):
+        made._readable(files, Place("bin.000001", (5 << 30) - 9000))
+
+
 # --- what cannot be captured ---------------------------------------------------------------------------------------------
 
 

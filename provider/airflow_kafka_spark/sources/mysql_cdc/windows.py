@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 LOOKED_THROUGH_BYTES = 1 << 20
 """Bytes of a window up to which it is looked through for changes when it is frozen: without any it needs no Spark."""
 
+LAST_EVENT_BYTES = 1 << 10
+"""Bytes that the event at the end of a file has at most; it names the next file."""
+
 UNDESCRIBED = ("uuid", "inet4", "inet6", "vector")
 """Types of MariaDB that the log describes as plain bytes."""
 
@@ -67,6 +70,7 @@ class LogWindows:
             form = self._form(connection)
         if known != start:
             start, _ = self._look(known, start, form)
+        start = self._readable(files, start)
         end = advanced(files, start, self.options.max_binlog_bytes, now)
         size = distance(files, start, end)
         is_exact, has_changes = end == now, size > 0
@@ -101,6 +105,21 @@ class LogWindows:
             found = f"`starting_position` is {place}, and the log ends at {now}"
             raise SourceRejected(self.server.where, found, "Correct it")
         return place
+
+    def _readable(self, files: Sequence[Place], start: Place) -> Place:
+        """Return a place at which the server can begin to send its log: it takes positions of 32 bits.
+
+        The server begins a new file behind a transaction that is so long.
+
+        :raises SourceRejected: there are further transactions behind it in this file.
+        """
+        if start.position < 1 << 32:
+            return start
+        size = next((file.position for file in files if file.file == start.file), start.position)
+        behind = next((file for file in files if file.order > (start.order[0], size)), None)
+        if behind is not None and size - start.position <= LAST_EVENT_BYTES:
+            return Place(behind.file, FIRST)
+        raise SourceRejected(self.server.where, f"it sends no log from {start} on, which is beyond 4 GiB", NEW_PIPELINE)
 
     def _look(self, start: Place, end: Place, form: MysqlEventForm) -> tuple[Place, bool]:
         """Return the first place from ``end`` on at which no transaction is open, and whether a table that is taken has changes
