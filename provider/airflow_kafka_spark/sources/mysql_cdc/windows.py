@@ -163,6 +163,14 @@ class LogWindows:
         gtid = token.get("gtid") or position.get("gtid")
         return {**found, "gtid": gtid} if gtid else found
 
+    def bytes_behind(self, position: Mapping[str, Any]) -> int:
+        """Return the bytes of the log behind a window. See :meth:`RowSource.bytes_behind`."""
+        start = Place.parse(position["place"])
+        known = Place.parse(position.get("begun", position["place"]))
+        with self.server.session("asking how long the log is") as connection:
+            now = self.server.end(connection)
+            return distance(self.server.refuse_other(connection, known, dict(position["log"])), start, now)
+
     def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
         """Return how tasks read these splits."""
         from airflow_kafka_spark.sources.cdc.tasks.reader import needed_columns
