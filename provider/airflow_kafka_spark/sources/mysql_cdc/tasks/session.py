@@ -226,7 +226,8 @@ class LogServer:
 
         :raises LogLost: it is another one of this name.
         """
-        if log.get("created") not in (None, self.created(file)):
+        known = log.get("created")
+        if known is not None and known != self.created(file):
             raise LogLost(
                 self.where,
                 f"its file {file} was begun at another time than the one that was read before: the log was reset, or this is "
