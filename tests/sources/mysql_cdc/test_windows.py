@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
-from airflow_kafka_spark.errors import LogLost, SourceRejected
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import Place, advanced, distance
+from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.sources.mysql_cdc.tasks import session
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer, Place, advanced, distance
 from tests.sources.contract import RowSourceCase, WindowsContract
 from tests.sources.mysql_cdc.kit import Binlog
 from tests.sources.postgres_cdc.kit import Windows, changes
@@ -266,6 +267,13 @@ def test_what_the_log_does_not_hold_as_rows_is_refused_and_nothing_wrong_is_publ
         orders.execute("SET GLOBAL log_bin_compress = OFF", "SET GLOBAL binlog_row_metadata = FULL")
 
 
+def test_statements_on_other_tables_are_left_out(orders: Binlog):
+    orders.execute("CREATE TABLE orders_2025 (id int PRIMARY KEY)", "SET SESSION binlog_format = STATEMENT")
+    windows = orders.windows(tables=["orders"])
+    orders.execute("INSERT INTO orders_2025 VALUES (1)", "SET SESSION binlog_format = ROW", "INSERT INTO orders VALUES (2, '')")
+    assert keys(windows.next()) == [2]
+
+
 def test_a_transaction_that_the_server_has_not_finished_is_left_out():
     """The server crashed while it wrote it: the log goes on with the beginning of the next file."""
     from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import FORMAT, GTID_MARIADB, LogEvent, Transactions
@@ -309,6 +317,30 @@ def test_another_server_and_a_log_that_was_purged_reset_or_lost_its_end_are_refu
         windows.freeze()
     with pytest.raises(LogLost, match="does not send its log"):
         windows.read(window)
+
+
+def test_a_window_is_read_to_its_end_also_if_the_server_sends_it_a_moment_later(orders: Binlog, monkeypatch):
+    """As in the moment between the write of a transaction and its sync; and not for ever."""
+    windows = orders.windows()
+    orders.execute("INSERT INTO orders VALUES (1, 'one')")
+    end = Place.parse(orders.end())
+    bounds = {**windows.freeze().splits[0], "end": str(Place(end.file, end.position + 1))}
+    reader = windows.source.reader([bounds], None)
+    assert not isinstance(reader, str)
+    monkeypatch.setattr(session, "SENT_SECONDS", 0.2)
+    with pytest.raises(SourceUnavailable, match=f"sent its log up to {end} only"):
+        list(reader.read(0))
+    monkeypatch.setattr(session, "SENT_SECONDS", 30)
+    original = LogServer.events
+
+    def events(server: Any, connection: Any, start: Place) -> Any:
+        yield from original(server, connection, start)
+        if start != end:
+            orders.execute("INSERT INTO orders VALUES (2, 'two')")
+
+    monkeypatch.setattr(LogServer, "events", events)
+    found = [json.loads(key)["id"] for batch in reader.read(0) for key in batch.column("key").to_pylist()]
+    assert found == [1, 2]
 
 
 def test_bytes_behind_are_those_of_the_log_behind_the_window(orders: Binlog):

@@ -125,21 +125,20 @@ class LogWindows:
         """Return the first place from ``end`` on at which no transaction is open, and whether a table that is taken has changes
         before it.
 
-        :raises SourceRejected: the log does not reach so far.
+        :raises SourceUnavailable: the server does not send its log so far.
         """
         transactions, has_changes, place = Transactions(), False, start
-        with self.server.session(f"looking through the log from {start} to {end}") as connection:
-            for located in self.server.events(connection, start):
-                event, place = located.event, located.end
-                transactions.enter(event)
-                if event.kind == binlog.TABLE_MAP:
-                    _, database, name = binlog.table_names(event.body)
-                    has_changes = has_changes or form.takes((database, name))
-                elif event.kind in (binlog.QUERY, *binlog.UNREADABLE):
-                    has_changes = has_changes or event.kind != binlog.QUERY or self._concerns(event.body, form)
-                if place.order >= end.order and not transactions.is_open:
-                    return place, has_changes
-        raise SourceRejected(self.server.where, f"its log ends at {place}, before {end}", NEW_PIPELINE)
+        for located in self.server.events_up_to(start, end):
+            event, place = located.event, located.end
+            transactions.enter(event)
+            if event.kind == binlog.TABLE_MAP:
+                _, database, name = binlog.table_names(event.body)
+                has_changes = has_changes or form.takes((database, name))
+            elif event.kind in (binlog.QUERY, *binlog.UNREADABLE):
+                has_changes = has_changes or event.kind != binlog.QUERY or self._concerns(event.body, form)
+            if place.order >= end.order and not transactions.is_open:
+                break
+        return place, has_changes
 
     def _concerns(self, body: bytes, form: MysqlEventForm) -> bool:
         """Return True if a statement may be one that a reader of the window publishes or refuses."""
