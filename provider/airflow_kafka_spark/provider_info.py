@@ -48,6 +48,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_kafka_spark.sensors.interval",
                     "airflow_kafka_spark.sensors.lag",
+                    "airflow_kafka_spark.sensors.source",
                     "airflow_kafka_spark.sensors.window",
                 ],
             },

@@ -91,6 +91,7 @@ from airflow_kafka_spark.errors.sinks import (
     WindowConflict,
 )
 from airflow_kafka_spark.errors.sources import (
+    LogBehind,
     LogLost,
     PartitionsChanged,
     RowRejected,
@@ -135,6 +136,7 @@ __all__ = [
     "KafkaUnavailable",
     "LedgerBehind",
     "LedgerUnreadable",
+    "LogBehind",
     "LogLost",
     "LogTruncated",
     "NotYetStable",

@@ -39,6 +39,22 @@ class LogLost(SourceRejected):
     """Raised when a database no longer has the log behind the last window, so that changes may be missing."""
 
 
+class LogBehind(KafkaSparkError):
+    """Raised by a sensor when too much of a database's log lies behind the last window of a pipeline.
+
+    :param pipeline: the pipeline.
+    :param behind: bytes of the log behind its last complete window.
+    :param most: the bytes from which on the sensor fails.
+    """
+
+    def __init__(self, pipeline: str, behind: int, most: int) -> None:
+        self.pipeline, self.behind, self.most = pipeline, behind, most
+        found = f"{behind:,} bytes of the log lie behind the last window of pipeline `{pipeline}`; expected at most {most:,}"
+        super().__init__(
+            found, action="Let the pipeline run, or run more often: the database keeps its log for it, or removes it"
+        )
+
+
 class RowRejected(KafkaSparkError):
     """Raised when a row of a source cannot be converted to a record. Nothing of its split was committed.
 

@@ -156,6 +156,15 @@ class RowSource(ABC):
         """
         return position
 
+    def bytes_behind(self, position: Mapping[str, Any]) -> int | None:
+        """Return the bytes of the source's log behind a window, as they are now; None (default) if the source is no log.
+
+        :param position: of the window.
+        :raises SourceUnavailable: the source does not answer.
+        :raises SourceRejected: the source no longer has the log behind the window, or is another one.
+        """
+        return None
+
     def completed(self, position: Mapping[str, Any]) -> None:  # noqa: B027
         """Called when the ledger has a window as COMPLETE. Does nothing by default.
 

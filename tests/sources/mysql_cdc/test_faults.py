@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from airflow_kafka_spark.errors import LogBehind, ValidationError
 from airflow_kafka_spark.operators.visibility.metrics import collect_metrics
-from tests.sources.mysql_cdc.shop import captured
+from airflow_kafka_spark.sensors import SourceLogSensor
+from tests.sources.mysql_cdc.shop import CapturedTable, captured
 from tests.support.waiting import settled
 
 IN_A_TASK = ("publish.flushed", "publish.committed")
@@ -38,3 +42,26 @@ def test_the_events_of_a_table_give_it_again_after_every_drain_whatever_is_kille
                 settled(made.topic)
                 assert made.compare() > 100
         assert collect_metrics(made.run("end"))["source_bytes_behind"] == 0
+        check_sensor(made)
+
+
+def check_sensor(made: CapturedTable) -> None:
+    """A sensor waits until the pipeline is at most so far behind, and fails when it is too far."""
+
+    def poke(**options: Any) -> Any:
+        source, ledger = made.make(made.arguments["source"]).source, f"ledger-{made.name}"
+        given = {"source": source, "pipeline": made.name, "ledger_topic": ledger, **options}
+        return SourceLogSensor(task_id="behind", **given).poke({})
+
+    assert poke(at_most_bytes=1000).xcom_value["bytes_behind"] < 1000, "a few events of the server's own may be there"
+    assert not poke(at_most_bytes=1000, pipeline="unknown").is_done
+    made.change(20, truncates=False)
+    found = poke(at_most_bytes=1000)
+    assert not found.is_done and found.xcom_value["bytes_behind"] > 1000
+    assert poke(at_most_bytes=1 << 30, fail_above_bytes=1 << 30).is_done
+    with pytest.raises(LogBehind, match=f"pipeline `{made.name}`; expected at most 1,000"):
+        poke(fail_above_bytes=1000)
+    with pytest.raises(ValidationError, match="nothing to wait for"):
+        poke()
+    made.drain("after the sensor")
+    assert poke(at_most_bytes=1000).is_done

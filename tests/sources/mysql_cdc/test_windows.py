@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
-from airflow_kafka_spark.errors import LogLost, SourceRejected
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import Place, advanced, distance
+from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.sources.mysql_cdc.tasks import session
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer, Place, advanced, distance
 from tests.sources.contract import RowSourceCase, WindowsContract
 from tests.sources.mysql_cdc.kit import Binlog
 from tests.sources.postgres_cdc.kit import Windows, changes
@@ -205,6 +206,40 @@ def test_message_key_columns_are_the_key_of_a_table_without_one(shop: Binlog):
     assert [change[0] for change in changes(found)] == ["c", "u", "d", "c"]
 
 
+def test_rows_of_other_engines_of_created_tables_and_of_files_are_captured_once(shop: Binlog):
+    """Tables without transactions keep what a transaction wrote that was rolled back."""
+    shop.execute("CREATE TABLE a (id int PRIMARY KEY) ENGINE=Aria")
+    windows = shop.windows()
+    shop.execute(
+        "START TRANSACTION",
+        "INSERT INTO a VALUES (1), (2)",
+        "ROLLBACK",
+        "CREATE TABLE b (PRIMARY KEY (id)) SELECT id + 10 AS id FROM a",
+        "CREATE OR REPLACE TABLE b (PRIMARY KEY (id)) ENGINE=InnoDB SELECT id + 20 AS id FROM a",
+        "CREATE TEMPORARY TABLE c (id int PRIMARY KEY)",
+        "INSERT INTO c VALUES (99)",
+        "INSERT INTO a SELECT id + 30 FROM b",
+        "START TRANSACTION",
+        "SAVEPOINT s",
+        "INSERT INTO b VALUES (70)",
+        "ROLLBACK TO s",
+        "INSERT INTO b VALUES (71)",
+        "COMMIT",
+    )
+    assert keys(windows.next()) == [1, 2, 11, 12, 21, 22, 51, 52, 71]
+
+
+def test_a_place_beyond_the_servers_positions_goes_on_in_the_next_file(orders: Binlog):
+    from airflow_kafka_spark.sources.mysql_cdc.windows import LogWindows
+
+    made, end = LogWindows(orders.source(), orders.server_log()), (5 << 30) + 40
+    files = [Place("bin.000001", end), Place("bin.000002", 500)]
+    assert made._readable(files, Place("bin.000001", 5 << 30)) == Place("bin.000002", 4)
+    assert made._readable(files, Place("bin.000001", 7)) == Place("bin.000001", 7)
+    with pytest.raises(SourceRejected, match="beyond 4 GiB"):
+        made._readable(files, Place("bin.000001", (5 << 30) - 9000))
+
+
 # --- what cannot be captured ---------------------------------------------------------------------------------------------
 
 
@@ -230,6 +265,13 @@ def test_what_the_log_does_not_hold_as_rows_is_refused_and_nothing_wrong_is_publ
             windows.read(window)
     finally:
         orders.execute("SET GLOBAL log_bin_compress = OFF", "SET GLOBAL binlog_row_metadata = FULL")
+
+
+def test_statements_on_other_tables_are_left_out(orders: Binlog):
+    orders.execute("CREATE TABLE orders_2025 (id int PRIMARY KEY)", "SET SESSION binlog_format = STATEMENT")
+    windows = orders.windows(tables=["orders"])
+    orders.execute("INSERT INTO orders_2025 VALUES (1)", "SET SESSION binlog_format = ROW", "INSERT INTO orders VALUES (2, '')")
+    assert keys(windows.next()) == [2]
 
 
 def test_a_transaction_that_the_server_has_not_finished_is_left_out():
@@ -275,6 +317,30 @@ def test_another_server_and_a_log_that_was_purged_reset_or_lost_its_end_are_refu
         windows.freeze()
     with pytest.raises(LogLost, match="does not send its log"):
         windows.read(window)
+
+
+def test_a_window_is_read_to_its_end_also_if_the_server_sends_it_a_moment_later(orders: Binlog, monkeypatch):
+    """As in the moment between the write of a transaction and its sync; and not for ever."""
+    windows = orders.windows()
+    orders.execute("INSERT INTO orders VALUES (1, 'one')")
+    end = Place.parse(orders.end())
+    bounds = {**windows.freeze().splits[0], "end": str(Place(end.file, end.position + 1))}
+    reader = windows.source.reader([bounds], None)
+    assert not isinstance(reader, str)
+    monkeypatch.setattr(session, "SENT_SECONDS", 0.2)
+    with pytest.raises(SourceUnavailable, match=f"sent its log up to {end} only"):
+        list(reader.read(0))
+    monkeypatch.setattr(session, "SENT_SECONDS", 30)
+    original = LogServer.events
+
+    def events(server: Any, connection: Any, start: Place) -> Any:
+        yield from original(server, connection, start)
+        if start != end:
+            orders.execute("INSERT INTO orders VALUES (2, 'two')")
+
+    monkeypatch.setattr(LogServer, "events", events)
+    found = [json.loads(key)["id"] for batch in reader.read(0) for key in batch.column("key").to_pylist()]
+    assert found == [1, 2]
 
 
 def test_bytes_behind_are_those_of_the_log_behind_the_window(orders: Binlog):

@@ -144,6 +144,10 @@ class MySqlCdcSource(MySqlCdcOptions, RowSource):
         """Return the position behind a window: where its last transaction ends. See :meth:`RowSource.position_after`."""
         return self._windows().position_after(splits, position, tokens)
 
+    def bytes_behind(self, position: Mapping[str, Any]) -> int | None:
+        """Return the bytes of the log behind a window, as they are now. See :meth:`RowSource.bytes_behind`."""
+        return self._windows().bytes_behind(position)
+
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the events of these splits, read by Spark's Python workers. See :meth:`RowSource.frame`."""
         return read_events(spark, splits, self._windows().reader(splits, None)) if splits else empty_events(spark)

@@ -75,6 +75,7 @@ class BinlogValidation:
             if found not in ("", "OFF", "0"):
                 yield Problem("source.conn_id", f"`{name}` of the server is `{found}`: {reason}", f"SET GLOBAL {name} = DEFAULT")
         yield from self._kept_problems(connection)
+        yield from self._replica_problems(connection)
 
     def _kept_problems(self, connection: Any) -> Iterator[Problem]:
         seconds = float(self._setting(connection, "binlog_expire_logs_seconds") or 0)
@@ -84,6 +85,16 @@ class BinlogValidation:
             what = f"the server keeps its log for {kept:,.0f} seconds: a pipeline that is paused for longer loses changes"
             action = "SET GLOBAL binlog_expire_logs_seconds = 604800, or longer than the longest pause"
             yield Problem("source.conn_id", what, action)
+
+    def _replica_problems(self, connection: Any) -> Iterator[Problem]:
+        running = rows(connection, "SHOW GLOBAL STATUS LIKE 'Slave%running'")
+        is_replica = any(str(value) not in ("0", "OFF") for _, value in running)
+        names = ("log_slave_updates", "log_replica_updates")
+        if is_replica and "OFF" in [self._setting(connection, name) for name in names]:
+            what = "the server is a replica, and does not log the changes that it gets from its primary"
+            yield Problem(
+                "source.conn_id", what, "Set `log_slave_updates = ON` and restart the server, or connect to the primary"
+            )
 
     def _right_problems(self) -> Iterator[Problem]:
         """Yield the rights that are missing: each is used once."""
@@ -182,10 +193,12 @@ class BinlogValidation:
 
     def _filter_problems(self, connection: Any, databases: Sequence[str]) -> Iterator[Problem]:
         """Yield the databases whose changes are not logged."""
+        import pymysql
+
         try:
             status = rows(connection, self.server.status_statement(connection))
-        except Exception:  # noqa: BLE001 - the missing right is reported by itself
-            return
+        except pymysql.Error:
+            return  # the right is missing, which is reported by itself
         only, ignored = (set(filter(None, str(part or "").split(","))) for part in (status[0][2:4] if status else ("", "")))
         for database in databases:
             if (only and database not in only) or database in ignored:

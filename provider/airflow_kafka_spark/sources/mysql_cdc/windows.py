@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 LOOKED_THROUGH_BYTES = 1 << 20
 """Bytes of a window up to which it is looked through for changes when it is frozen: without any it needs no Spark."""
 
+LAST_EVENT_BYTES = 1 << 10
+"""Bytes that the event at the end of a file has at most; it names the next file."""
+
 UNDESCRIBED = ("uuid", "inet4", "inet6", "vector")
 """Types of MariaDB that the log describes as plain bytes."""
 
@@ -67,6 +70,7 @@ class LogWindows:
             form = self._form(connection)
         if known != start:
             start, _ = self._look(known, start, form)
+        start = self._readable(files, start)
         end = advanced(files, start, self.options.max_binlog_bytes, now)
         size = distance(files, start, end)
         is_exact, has_changes = end == now, size > 0
@@ -102,25 +106,39 @@ class LogWindows:
             raise SourceRejected(self.server.where, found, "Correct it")
         return place
 
+    def _readable(self, files: Sequence[Place], start: Place) -> Place:
+        """Return a place at which the server can begin to send its log: it takes positions of 32 bits.
+
+        The server begins a new file behind a transaction that is so long.
+
+        :raises SourceRejected: there are further transactions behind it in this file.
+        """
+        if start.position < 1 << 32:
+            return start
+        size = next((file.position for file in files if file.file == start.file), start.position)
+        behind = next((file for file in files if file.order > (start.order[0], size)), None)
+        if behind is not None and size - start.position <= LAST_EVENT_BYTES:
+            return Place(behind.file, FIRST)
+        raise SourceRejected(self.server.where, f"it sends no log from {start} on, which is beyond 4 GiB", NEW_PIPELINE)
+
     def _look(self, start: Place, end: Place, form: MysqlEventForm) -> tuple[Place, bool]:
         """Return the first place from ``end`` on at which no transaction is open, and whether a table that is taken has changes
         before it.
 
-        :raises SourceRejected: the log does not reach so far.
+        :raises SourceUnavailable: the server does not send its log so far.
         """
         transactions, has_changes, place = Transactions(), False, start
-        with self.server.session(f"looking through the log from {start} to {end}") as connection:
-            for located in self.server.events(connection, start):
-                event, place = located.event, located.end
-                transactions.enter(event)
-                if event.kind == binlog.TABLE_MAP:
-                    _, database, name = binlog.table_names(event.body)
-                    has_changes = has_changes or form.takes((database, name))
-                elif event.kind in (binlog.QUERY, *binlog.UNREADABLE):
-                    has_changes = has_changes or event.kind != binlog.QUERY or self._concerns(event.body, form)
-                if place.order >= end.order and not transactions.is_open:
-                    return place, has_changes
-        raise SourceRejected(self.server.where, f"its log ends at {place}, before {end}", NEW_PIPELINE)
+        for located in self.server.events_up_to(start, end):
+            event, place = located.event, located.end
+            transactions.enter(event)
+            if event.kind == binlog.TABLE_MAP:
+                _, database, name = binlog.table_names(event.body)
+                has_changes = has_changes or form.takes((database, name))
+            elif event.kind in (binlog.QUERY, *binlog.UNREADABLE):
+                has_changes = has_changes or event.kind != binlog.QUERY or self._concerns(event.body, form)
+            if place.order >= end.order and not transactions.is_open:
+                break
+        return place, has_changes
 
     def _concerns(self, body: bytes, form: MysqlEventForm) -> bool:
         """Return True if a statement may be one that a reader of the window publishes or refuses."""
@@ -143,6 +161,14 @@ class LogWindows:
         found = {"place": str(place), "log": log_of, "bytes_behind": behind}
         gtid = token.get("gtid") or position.get("gtid")
         return {**found, "gtid": gtid} if gtid else found
+
+    def bytes_behind(self, position: Mapping[str, Any]) -> int:
+        """Return the bytes of the log behind a window. See :meth:`RowSource.bytes_behind`."""
+        start = Place.parse(position["place"])
+        known = Place.parse(position.get("begun", position["place"]))
+        with self.server.session("asking how long the log is") as connection:
+            now = self.server.end(connection)
+            return distance(self.server.refuse_other(connection, known, dict(position["log"])), start, now)
 
     def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
         """Return how tasks read these splits."""

@@ -170,6 +170,10 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
         """Return the position behind a window, with what its chunks have seen. See :meth:`RowSource.position_after`."""
         return self._windows().position_after(splits, position, tokens)
 
+    def bytes_behind(self, position: Mapping[str, Any]) -> int | None:
+        """Return the bytes of the log behind a window, as they are now. See :meth:`RowSource.bytes_behind`."""
+        return self._windows().bytes_behind(position)
+
     def completed(self, position: Mapping[str, Any]) -> None:
         """Advance the slot. See :meth:`RowSource.completed`."""
         self._windows().completed(position)

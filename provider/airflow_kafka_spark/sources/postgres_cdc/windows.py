@@ -154,6 +154,15 @@ class LogWindows:
         kept = {name: value for name, value in position.items() if name not in ("snapshot", "finished")}
         return {**kept, **after.to_json()}
 
+    def bytes_behind(self, position: Mapping[str, Any]) -> int:
+        """Return the bytes of the log behind a window. See :meth:`RowSource.bytes_behind`."""
+        if position.get("finished"):
+            return 0
+        start = parse_lsn(position["lsn"])
+        with self.slot.session("asking how long the log is") as connection:
+            self.slot.refuse_other(connection, start, dict(position["log"]))
+            return max(0, _flushed(connection) - start)
+
     def completed(self, position: Mapping[str, Any]) -> None:
         """Advance the slot to the end of a complete window. A failure is only logged: the next window does it."""
         start = parse_lsn(position["lsn"])

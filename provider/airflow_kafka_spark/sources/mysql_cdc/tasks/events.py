@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -317,7 +318,8 @@ def is_change(body: bytes, form: MysqlEventForm) -> bool:
         return False
     if form.tables is None:
         return database == form.database or form.database.casefold() in text.casefold()
-    return any(name.casefold() in text.casefold() for _, name in form.tables)
+    names = "|".join(re.escape(name) for _, name in form.tables)
+    return re.search(rf"(?<![\w$])(?:{names})(?![\w$])", text, re.IGNORECASE) is not None
 
 
 NOT_SUPPORTED = "Such transactions cannot be captured: leave the table out, or begin with a new pipeline behind this place"

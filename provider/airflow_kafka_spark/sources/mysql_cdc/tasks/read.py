@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from airflow_kafka_spark.errors import LogLost, SourceUnavailable
+from airflow_kafka_spark.errors import LogLost
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import EventReader
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
@@ -33,20 +33,16 @@ class BinlogReader(EventReader):
         bounds = self.splits[split]
         start, end = Place.parse(bounds["start"]), Place.parse(bounds["end"])
         writer, place, created = LogEventWriter(self.server, self.form), start, 0
-        with self.server.session(f"reading the log from {start} to {end}") as connection:
-            for located in self.server.events(connection, start):
-                if located.end.file != place.file:
-                    created = 0
-                if located.event.kind == binlog.FORMAT:
-                    created = located.event.seconds
-                    if located.start == start and created != bounds["log"]["created"]:
-                        found = f"its file {start.file} is another one than when the window was planned"
-                        raise LogLost(self.server.where, found, NEW_PIPELINE)
-                yield from writer.write(located)
-                place = located.end
-                if place.order >= end.order and writer.is_between_transactions and created:
-                    self._tokens[split] = {"end": str(place), "created": created, "gtid": writer.gtid}
-                    return
-        raise SourceUnavailable(
-            self.server.where, f"reading the log from {start} to {end}", f"the server sent its log up to {place} only"
-        )
+        for located in self.server.events_up_to(start, end):
+            if located.end.file != place.file:
+                created = 0
+            if located.event.kind == binlog.FORMAT:
+                created = located.event.seconds
+                if located.start == start and created != bounds["log"]["created"]:
+                    found = f"its file {start.file} is another one than when the window was planned"
+                    raise LogLost(self.server.where, found, NEW_PIPELINE)
+            yield from writer.write(located)
+            place = located.end
+            if place.order >= end.order and writer.is_between_transactions and created:
+                self._tokens[split] = {"end": str(place), "created": created, "gtid": writer.gtid}
+                return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from typing import Any, NamedTuple
 from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, MysqlServer
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
-from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogUnreadable, parse_event
+from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogUnreadable, Transactions, parse_event
 
 FIRST = 4
 """The position of the first event of a file."""
+
+SENT_SECONDS = 30.0
+"""Seconds to wait until the server sends its log up to the end that it has told."""
 
 _DUMP, _NON_BLOCKING = 0x12, 1
 _CANNOT_READ = 1236
@@ -147,6 +151,27 @@ class LogServer:
                 place = Place(file, position if not event.log_pos else FIRST)
             yield Located(event, before, place)
 
+    def events_up_to(self, start: Place, end: Place) -> Iterator[Located]:
+        """Yield the events from a place on, at least up to another one.
+
+        The server may tell the end of its log a moment before it sends what lies before it.
+
+        :raises SourceUnavailable: the server does not answer, or does not send so much.
+        :raises LogLost: the server no longer has this part of the log.
+        :raises SourceRejected: an event cannot be read.
+        """
+        doing, place, transactions = f"reading the log from {start} to {end}", start, Transactions()
+        deadline = time.monotonic() + SENT_SECONDS
+        while True:
+            with self.session(doing) as connection:
+                for located in self.events(connection, place):
+                    transactions.enter(located.event)
+                    place = located.end
+                    yield located
+            if transactions.is_open or time.monotonic() > deadline:
+                raise SourceUnavailable(self.where, doing, f"the server sent its log up to {place} only")
+            time.sleep(0.05)
+
     def unreadable(self, place: Place, error: LogUnreadable) -> SourceRejected:
         """Return the error of a part of the log that is not understood."""
         return SourceRejected(self.where, f"the log at {place} cannot be read: {error}", NEW_PIPELINE)
@@ -226,7 +251,8 @@ class LogServer:
 
         :raises LogLost: it is another one of this name.
         """
-        if log.get("created") not in (None, self.created(file)):
+        known = log.get("created")
+        if known is not None and known != self.created(file):
             raise LogLost(
                 self.where,
                 f"its file {file} was begun at another time than the one that was read before: the log was reset, or this is "
