@@ -14,7 +14,7 @@ from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
 from airflow_kafka_spark.road.tasks.account import Tolerance
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin
 from airflow_kafka_spark.road.tasks.write import OTHERS, REFUSED, TAKEN, CapturingWriter, OtherSink, WriteTask
-from airflow_kafka_spark.road.watch import reason_of
+from airflow_kafka_spark.road.watch import is_retryable, reason_of
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
@@ -135,6 +135,7 @@ def test_an_error_of_a_task_is_the_reason_of_its_job_with_its_samples_and_withou
         f"The Spark job of window a#1 failed: {reason} "
     )
     assert reason_of(RuntimeError(said[1])).splitlines()[1:3] == ["  t-0@1: x", "  t-0@2: y"]
+    assert [is_retryable(RuntimeError(text)) for text in (*said, "Connection reset")] == [True, False, True]
     assert (
         reason_of(RuntimeError(SPARK_SAID.format(error="ValueError: of a user's function"))) == "ValueError: of a user's function"
     )

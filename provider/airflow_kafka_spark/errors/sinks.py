@@ -253,15 +253,13 @@ class SparkJobFailed(KafkaSparkError):
 
     :param window: name of the window.
     :param detail: Spark's message.
-    :param by_split: True if splits are committed one by one, so that some of them may be committed; else nothing is.
+    :param by_split: True if splits are committed one by one, so that some of them may be committed; False (default): nothing is.
+    :param retryable: False if a task has raised an error that a retry alone does not end, as a value that the sink refuses;
+        default True.
     """
 
-    retryable = True
-
-    def __init__(self, window: str, detail: str, by_split: bool = False) -> None:
-        self.window, self.detail, self.by_split = window, detail, by_split
-        committed = "Splits that are committed stay, and the task may be retried: it moves the others"
-        super().__init__(
-            f"The Spark job of window {window} failed: {detail}",
-            action=committed if by_split else "Nothing was committed; the task may be retried",
-        )
+    def __init__(self, window: str, detail: str, by_split: bool = False, *, retryable: bool = True) -> None:
+        self.window, self.detail, self.by_split, self.retryable = window, detail, by_split, retryable
+        committed = "Splits that are committed stay" if by_split else "Nothing was committed"
+        retry = "The task may be retried" if retryable else "Mend the cause first: a retry alone fails again"
+        super().__init__(f"The Spark job of window {window} failed: {detail}", action=f"{committed}. {retry}")

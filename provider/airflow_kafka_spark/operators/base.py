@@ -505,7 +505,7 @@ class WindowOperator(VisibleOperator):
             except KafkaSparkError as unknown:
                 self.log.warning("Whether a newer attempt has taken over is not known: %s", unknown)
             if isinstance(error, SparkJobFailed) and self.sink.guarantee.by_split:
-                raise SparkJobFailed(error.window, error.detail, by_split=True) from error
+                raise SparkJobFailed(error.window, error.detail, True, retryable=error.retryable) from error
             raise
 
     def check_results(self, window: Window, results: Sequence[SplitResult]) -> None:

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobFailed
 from airflow_kafka_spark.errors.base import RETRY
 from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED, is_session_ended
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _JDBC_ERROR = re.compile(r"java\.sql\.SQL|PSQLException")
-_OUR_ERROR = re.compile(r"^airflow_kafka_spark\.errors\.\w+\.\w+: (.+(?:\n  \S.*)*)", re.MULTILINE)
-"""The message of an error that one of our own tasks has raised, with the samples below it."""
+_OUR_ERROR = re.compile(r"^airflow_kafka_spark\.errors\.\w+\.(\w+): (.+(?:\n  \S.*)*)", re.MULTILINE)
+"""The class and the message of an error that one of our own tasks has raised, with the samples below it."""
 WORKER_EXITED = "Python worker exited unexpectedly"
 """A text in Spark's stack trace. The message of the error itself may be about a socket."""
 PROGRESS_SECONDS = 10.0
@@ -220,7 +221,13 @@ def collect(results: RDD[str] | DataFrame, window: Window) -> list[str]:
             raise missing from error
         if unfit := explain(str(error)):
             raise ExecutorUnfit(str(window), unfit) from error
-        raise SparkJobFailed(str(window), reason_of(error)) from error
+        raise SparkJobFailed(str(window), reason_of(error), retryable=is_retryable(error)) from error
+
+
+def is_retryable(error: Exception) -> bool:
+    """Return False if one of our own tasks has raised an error that a retry does not end, True in all other cases."""
+    found = _OUR_ERROR.search(str(error))
+    return found is None or bool(getattr(getattr(errors, found[1], None), "retryable", True))
 
 
 def reason_of(error: Exception) -> str:
@@ -232,7 +239,7 @@ def reason_of(error: Exception) -> str:
         return f"{SESSION_ENDED}, while Spark read a split"
     if ours := _OUR_ERROR.search(str(error)):
         # What to do follows in the error of the job.
-        return ours[1].strip().removesuffix(f" {RETRY}.")[:500]
+        return ours[2].strip().removesuffix(f" {RETRY}.")[:500]
     text = re.sub(r"\n== SQL\b.*?\n\s*\^+", "", str(error), flags=re.DOTALL)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.endswith("(most recent call last):")]
     causes = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", "...", "^"))]
