@@ -17,7 +17,7 @@ from airflow_kafka_spark.sinks.base import Shape, SplitWriter
 from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.delta.records import RECORD, Records
 from airflow_kafka_spark.sinks.delta.table import open_table
-from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, Attempt, AttemptWindowWriter, marker_name
+from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, AttemptWindowWriter, TableAttempt, marker_name
 from airflow_kafka_spark.sinks.storage.window_record import TableChange, WindowRecord, commit_metadata, files_of
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Window
@@ -88,7 +88,7 @@ class DeltaWindowWriter(AttemptWindowWriter):
         table: DeltaTable,
     ) -> None:
         self.version = base.after(window.number)
-        super().__init__(Attempt(window, marker_name(window.pipeline, int(self.version)), records.store, records.store))
+        super().__init__(TableAttempt(window, marker_name(window.pipeline, int(self.version)), records.store, records.store))
         self.sink, self.splits, self.shape = sink, splits, shape
         self.records, self.base = records, base
         self.properties = dict(table.metadata().configuration)
@@ -101,12 +101,12 @@ class DeltaWindowWriter(AttemptWindowWriter):
     def split_writer(self) -> SplitWriter:
         if not self.sink.upserts:
             return self._data_writer(None, of_rows=True)
-        from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, StageWriter, staged_schema
+        from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, UpsertStageWriter, staged_schema
 
         schema = staged_schema(self.sink.spec().stored(self.shape.schema))
         key = tuple(self.sink.key)
         filled = tuple(name for name in key if name in self.sink.partition_by)
-        return StageWriter(StageTarget(**self._common(schema, of_rows=True), key=key, filled=filled))
+        return UpsertStageWriter(StageTarget(**self._common(schema, of_rows=True), key=key, filled=filled))
 
     def _data_writer(self, columns: pa.Schema | None, of_rows: bool = False) -> DeltaSplitWriter:
         """Return a writer of data files for rows with these columns; None: those of the window's rows.

@@ -37,8 +37,8 @@ from airflow_kafka_spark.sinks.files.directory import FilesTable, merged_columns
 from airflow_kafka_spark.sinks.storage.attempts import (
     ATTEMPTS,
     BEGUN,
-    Attempt,
     AttemptWindowWriter,
+    TableAttempt,
     list_attempts,
     marker_name,
     sweep_abandoned,
@@ -388,7 +388,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
 
     def __init__(self, sink: FilesSinkOptions, table: ManifestTable, window: Window, shape: Shape, base: Commit) -> None:
         marker, directory = base.marker(window.pipeline), table.data_directory(window)
-        super().__init__(Attempt(window, marker, table.store, table.store, directory))
+        super().__init__(TableAttempt(window, marker, table.store, table.store, directory))
         self.sink, self.table, self.shape, self.base = sink, table, shape, base
         try:
             self.attempt.begin(data=self.attempt.directory)

@@ -27,7 +27,7 @@ from airflow_kafka_spark.sinks.iceberg.snapshots import (
     tag_name,
 )
 from airflow_kafka_spark.sinks.iceberg.table import file_columns, match, open_table, table_columns
-from airflow_kafka_spark.sinks.storage.attempts import Attempt, AttemptWindowWriter, data_directory, marker_name
+from airflow_kafka_spark.sinks.storage.attempts import AttemptWindowWriter, TableAttempt, data_directory, marker_name
 from airflow_kafka_spark.sinks.storage.store import flush
 from airflow_kafka_spark.sinks.storage.window_record import TableChange, files_of
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
@@ -106,7 +106,7 @@ class IcebergWindowWriter(AttemptWindowWriter):
     ) -> None:
         self.snapshot_id = new_snapshot_id()
         self.store, self.data = lake.store(table), lake.data_store(table)
-        super().__init__(Attempt(window, marker_name(window.pipeline, self.snapshot_id), self.store, self.data))
+        super().__init__(TableAttempt(window, marker_name(window.pipeline, self.snapshot_id), self.store, self.data))
         self.sink, self.splits, self.shape = sink, splits, shape
         self.lake, self.base, self.table = lake, base, table
         self.written: list[str] = []
@@ -123,10 +123,10 @@ class IcebergWindowWriter(AttemptWindowWriter):
     def split_writer(self) -> SplitWriter:
         if not self.sink.upserts:
             return self._data_writer(None, of_rows=True)
-        from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, StageWriter, staged_schema
+        from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, UpsertStageWriter, staged_schema
 
         schema = staged_schema(self._row_columns()[0])
-        return StageWriter(StageTarget(**self._common(schema, of_rows=True), key=tuple(self.sink.key)))
+        return UpsertStageWriter(StageTarget(**self._common(schema, of_rows=True), key=tuple(self.sink.key)))
 
     def _data_writer(self, table: Table | None, of_rows: bool = False) -> IcebergSplitWriter:
         """Return a writer of data files for rows with the columns of a table; None: with those of the window's rows.

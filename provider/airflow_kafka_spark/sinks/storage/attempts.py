@@ -84,7 +84,7 @@ class AttemptLock:
             self._fd = -1
 
 
-class Attempt:
+class TableAttempt:
     """One attempt at a window, as it is noted below the table.
 
     :param marker: its name.
@@ -178,7 +178,7 @@ class AttemptWindowWriter(WindowWriter):
     :param attempt: the attempt, not begun yet.
     """
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: TableAttempt) -> None:
         self.attempt, self.window, self.marker = attempt, attempt.window, attempt.marker
         self.committed = False
         self.in_doubt = False

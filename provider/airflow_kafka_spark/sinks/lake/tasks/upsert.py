@@ -58,7 +58,7 @@ def staged_schema(rows: pa.Schema) -> pa.Schema:
     return pa.schema([*(field.with_nullable(True) for field in rows), pa.field(DELETED, pa.bool_())])
 
 
-class StageWriter(StoreSplitWriter[StoreFile]):
+class UpsertStageWriter(StoreSplitWriter[StoreFile]):
     """Writes the rows of one split into a file that is read by the driver and is never a part of the table."""
 
     target: StageTarget
