@@ -71,6 +71,7 @@ class LogWindows:
         if known != start:
             start, _ = self._look(known, start, form)
         start = self._readable(files, start)
+        now = max(now, start, key=lambda place: place.order)  # the log has grown while it was looked through
         end = advanced(files, start, self.options.max_binlog_bytes, now)
         size = distance(files, start, end)
         is_exact, has_changes = end == now, size > 0
