@@ -27,6 +27,13 @@ from tests.support.zygote import Forked
 ROOT = Path(__file__).parents[2]
 
 
+class OutletEvents(defaultdict[Any, SimpleNamespace]):
+    """The events of outlets, by their URI: assets of Airflow 3.0 cannot be keys."""
+
+    def __getitem__(self, outlet: Any) -> SimpleNamespace:
+        return super().__getitem__(getattr(outlet, "uri", outlet))
+
+
 def context(
     run_id: str,
     *,
@@ -49,7 +56,7 @@ def context(
     place = {"dag_id": dag_id, "run_id": run_id, "task_id": task_id, "map_index": map_index}
     ti = SimpleNamespace(**place, max_tries=max_tries, try_number=try_number)
     dag_run = SimpleNamespace(data_interval_start=start, data_interval_end=end, clear_number=clears)
-    return {"ti": ti, "dag_run": dag_run, "outlet_events": defaultdict(SimpleNamespace)}
+    return {"ti": ti, "dag_run": dag_run, "outlet_events": OutletEvents(SimpleNamespace)}
 
 
 @dataclass
