@@ -404,6 +404,21 @@ def test_a_newer_record_of_the_owner_of_a_group_is_refused(attempt, kafka, pipel
             ledger.group_owner()
 
 
+def test_the_owner_of_a_group_and_of_a_source_is_found_after_the_ledger_topic_got_more_partitions(
+    attempt, kafka, hook, pipeline, topic, ledger_topic_name
+):
+    hook.create_topic(ledger_topic_name, 1, 1, {"cleanup.policy": "compact"})
+    with attempt(group_id=f"{pipeline}-group") as ledger:
+        ledger.plan(window(pipeline, topic, 1))
+    kafka.create_partitions(ledger_topic_name, 40)
+    other = Ledger(hook, f"{pipeline}-other", "run2", group_id=f"{pipeline}-group", topic=ledger_topic_name)
+    with other as ledger:
+        assert ledger.topic.partition_of(f"{pipeline}-group") > 0, "the owner's record is elsewhere"
+        assert ledger.group_owner() == pipeline
+        ledger.exclusive = f"{pipeline}-group"
+        assert ledger.source_owner() == pipeline
+
+
 def test_a_ledger_topic_that_is_not_compacted_is_refused(attempt, kafka, unique):
     name = unique("plain")
     kafka.create_topic(name, 1, {"cleanup.policy": "delete"})

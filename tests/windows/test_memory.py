@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -25,12 +26,13 @@ from airflow_kafka_spark.windows.memory import (
     group_record,
     interval_record,
     known_topic_ids,
+    marker_record,
     owner_of_group,
     position_record,
     window_key,
     window_record,
 )
-from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Landed, Marker, OffsetRange, State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import Position
 
 
@@ -98,6 +100,17 @@ def test_a_newer_record_of_any_kind_is_refused_before_its_content_is_read(kind):
     newer = LedgerRecord(key, json.dumps({"v": version, "what": "this release does not know"}).encode())
     with pytest.raises(NewerVersion, match=f"version {version} at offset 1"):
         fold_records("p", log(window_record(entry(1, State.COMPLETE)), newer))
+
+
+@pytest.mark.parametrize("count", [2, 20_000])
+def test_the_marker_of_a_split_fits_into_a_record_whatever_the_number_of_partitions(count):
+    rng = random.Random(3)
+    starts = [rng.randrange(10**10) for _ in range(count)]
+    landed = tuple(Landed("warehouse.public.orders_by_region_and_day" * 3, p, at, at + 9, 10) for p, at in enumerate(starts))
+    marker = Marker(1, 0, landed=landed, bytes=5, routed=landed)
+    record = marker_record("shop.publish", marker)
+    assert len(record.value or b"") < 1_000_000, "the default of `message.max.bytes` of a producer"
+    assert fold_records("shop.publish", [record]).markers == {(1, 0): marker}
 
 
 def test_a_newer_record_of_another_pipeline_refuses_nothing():

@@ -28,7 +28,16 @@ from airflow_kafka_spark.windows.memory import (
     window_key,
     window_record,
 )
-from airflow_kafka_spark.windows.model import Landed, State, TopicPartition, Window, add_landed, merge_landed
+from airflow_kafka_spark.windows.model import (
+    GIVEN_UP,
+    IF_GIVEN_UP,
+    Landed,
+    State,
+    TopicPartition,
+    Window,
+    add_landed,
+    merge_landed,
+)
 from airflow_kafka_spark.windows.offset_specs import MoveTarget, ShiftBy, SpecificOffsets
 from airflow_kafka_spark.windows.plan import Log, Position, is_recreated
 
@@ -221,6 +230,27 @@ def published_by(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ...]
     return merge_landed(part for (window, _), marker in memory.markers.items() if window in numbers for part in marker.landed)
 
 
+def source_behind(given_up: Sequence[WindowEntry], memory: Memory, position: Position) -> Position:
+    """Return the position behind windows that are given up, with what is noted of the splits of a source: those that are
+    published stay so.
+
+    :param memory: the state of the pipeline, read when no task could publish any more.
+    """
+    for entry in given_up:
+        if (plan := entry.window.source) is None:
+            continue
+        markers = (memory.markers.get((entry.window.number, index)) for index in range(len(plan.splits)))
+        results = [marker.result if marker else None for marker in markers]
+        tokens = [
+            dict(result.token) if result else split.get(IF_GIVEN_UP, {})
+            for split, result in zip(plan.splits, results, strict=True)
+        ]
+        if any(tokens):
+            noted = {"splits": [dict(split) for split in plan.splits], "tokens": tokens}
+            position = replace(position, source={**plan.position, GIVEN_UP: noted})
+    return position
+
+
 def write_position_change(
     ledger: ChangeLedger, found: LedgerContent, move: PositionChange, action: Action, request: ChangeRequest
 ) -> None:
@@ -241,13 +271,14 @@ def write_position_change(
     change = Change(move.number, action, request.who, request.why, utc_now(), before, after, given_up, landed=landed)
     # The published records stay in their topics, so a pipeline that follows this one reads and counts them.
     published = add_landed(memory.published or {}, landed) if landed else memory.published
+    position = source_behind(move.given_up, memory, move.position)
     records = [
         *(window_record(entry) for entry in kept_as_complete.values()),
         *(LedgerRecord(window_key(pipeline, number), None) for number in discarded),
         *(LedgerRecord(dead_key(pipeline, number), None) for number in discarded if number in memory.dead),
         *(LedgerRecord(marker_key(pipeline, *split), None) for split in sorted(memory.markers)),
         *(LedgerRecord(change_key(pipeline, n), None) for n in sorted(memory.changes) if n <= move.number - KEEP_CHANGES),
-        position_record(pipeline, replace(move.position, published=published), last_number),
+        position_record(pipeline, replace(position, published=published), last_number),
         *([binding_record(pipeline, memory.binding)] if memory.binding else []),
         change_record(pipeline, change),
     ]

@@ -321,8 +321,12 @@ class Ledger:
         """Return the other pipeline that has planned its first window for a group or a source, with its state; None if there is
         none."""
         topic, key = self.topic, group_key(name)
-        records = topic.newest(topic.partition_of(name), 0, (key,), (key,))
-        record = next((record for record in records if record.key == key), None)
+
+        def there(partition: int) -> LedgerRecord | None:
+            records = topic.newest(partition, 0, (key,), (key,))
+            return next((record for record in records if record.key == key and record.value is not None), None)
+
+        record = topic.find(name, there, lambda found: found is not None)
         try:
             owner = owner_of_group(record) if record is not None else None
         except NewerVersion as error:

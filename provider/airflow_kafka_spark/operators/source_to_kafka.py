@@ -40,6 +40,7 @@ from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import (
+    GIVEN_UP,
     TRANSFORMATION,
     Applied,
     SourcePlan,
@@ -297,7 +298,7 @@ class SourceToKafkaOperator(WindowOperator):
             ledger.exclusive = self.source.exclusive(ledger.bound.origin)
             if ledger.exclusive and (owner := ledger.source_owner()):
                 raise SourceOwned(ledger.pipeline, self.source.uri, owner, self.ledger_topic)
-        frozen = self.source.freeze(ledger.memory.position.source)
+        frozen = self.source.freeze(self._source_position(ledger))
         if len(frozen.splits) > MAX_SPLITS:
             found = f"the window has {len(frozen.splits)} splits, more than {MAX_SPLITS}"
             raise SourceRejected(self.source.uri, found, "Make splits larger, or windows smaller")
@@ -325,6 +326,14 @@ class SourceToKafkaOperator(WindowOperator):
                 {found.topic: found.partitions for found in targets},
             ),
         )
+
+    def _source_position(self, ledger: Ledger) -> Mapping[str, Any] | None:
+        """Return the position of the source. Behind a window that was given up, it has what was noted of the window's splits."""
+        position = ledger.memory.position.source
+        if position is None or GIVEN_UP not in position:
+            return position
+        frozen = {name: value for name, value in position.items() if name != GIVEN_UP}
+        return self.source.position_after(position[GIVEN_UP]["splits"], frozen, position[GIVEN_UP]["tokens"])
 
     def _refuse_lost(self, ledger: Ledger, targets: Sequence[TargetTopic]) -> None:
         """Make sure that the ledger knows every window that the group names, and that a new pipeline is new.

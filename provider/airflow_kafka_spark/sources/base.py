@@ -150,9 +150,12 @@ class RowSource(ABC):
     ) -> Mapping[str, Any]:
         """Return the source's position behind a window whose splits are published; default: the one that was frozen.
 
+        Also called for a window that was given up (``skip``), before the next one is frozen.
+
         :param splits: of the window.
         :param position: of the window's :class:`FrozenWindow`.
-        :param tokens: per split, what its reader has noted (:meth:`SplitReader.token`).
+        :param tokens: per split, what its reader has noted (:meth:`SplitReader.token`). Of a split that was given up unpublished,
+            ``if_given_up`` of its bounds; by default nothing.
         """
         return position
 

@@ -165,20 +165,35 @@ def _source_from_json(value: Mapping[str, Any]) -> SourcePlan:
     )
 
 
+PACKED_PARTS = 1_000
+"""Number of partitions from which on a marker holds the offsets of its records in compressed form."""
+
+
 def marker_to_json(marker: Marker) -> dict[str, Any]:
-    """Return a marker as JSON; ``landed`` is ``[[topic, partition, first, last, records], ...]``."""
+    """Return a marker as JSON; ``landed`` is ``[[topic, partition, first, last, records], ...]``.
+
+    Tasks write the marker with the producer of their records, which compresses nothing by default, and whose records may have
+    1 MB: the offsets of many partitions are packed.
+    """
     places = {"landed": marker.landed, "dead_letters": marker.dead_letters, "routed": marker.routed}
     landed = {name: landed_to_json(parts) for name, parts in places.items()}
     more = {
         **({"result": result_to_json(marker.result)} if marker.result else {}),
-        **{name: parts for name, parts in landed.items() if parts or name == "landed"},
+        **{
+            name: parts if len(parts) < PACKED_PARTS else packed(parts)
+            for name, parts in landed.items()
+            if parts or name == "landed"
+        },
     }
     return {"window": marker.window, "split": marker.split, "bytes": marker.bytes, **more}
 
 
 def marker_from_json(value: Mapping[str, Any]) -> Marker:
+    places = {}
+    for name in ("landed", "dead_letters", "routed"):
+        parts = value.get(name, ())
+        places[name] = landed_from_json(unpacked(parts) if isinstance(parts, str) else parts)
     result = result_from_json(value["result"]) if value.get("result") else None
-    places = {name: landed_from_json(value.get(name, ())) for name in ("landed", "dead_letters", "routed")}
     return Marker(value["window"], value["split"], bytes=value.get("bytes", 0), result=result, **places)
 
 

@@ -97,6 +97,13 @@ class State(str, Enum):
     COMPLETE = "COMPLETE"
 
 
+GIVEN_UP = "given_up"
+"""Key in the position of a source behind a window that was given up: its ``splits``, and per split what is noted of it
+(``tokens``)."""
+IF_GIVEN_UP = "if_given_up"
+"""Key in the description of a split: what is noted of it if its window is given up before it is published."""
+
+
 @dataclass(frozen=True)
 class SourcePlan:
     """The part of a source of rows that a window takes, frozen with the window (source -> Kafka).

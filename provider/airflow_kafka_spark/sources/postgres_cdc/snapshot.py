@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.hooks.postgres import quote
@@ -23,8 +24,10 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import (
     TableShape,
     TableSnapshot,
     caught_up,
+    snapshot_token,
     table_shape,
 )
+from airflow_kafka_spark.windows.model import IF_GIVEN_UP
 
 if TYPE_CHECKING:
     import psycopg
@@ -107,6 +110,11 @@ class Chunks:
             tables.append(table)
         return replace(state, tables=tuple(tables))
 
+    @cached_property
+    def _now(self) -> dict[str, Any]:
+        """What is noted of a chunk that is given up: its rows are left out as they are now, and later changes are published."""
+        return snapshot_token(self.connection)
+
     def _cut(self, table: TableSnapshot, most: int) -> bool:
         """Cut the next chunks of a table, and return False if it is gone."""
         shape = table_shape(self.connection, self.options.publication, table.table)
@@ -136,7 +144,7 @@ class Chunks:
         return [tuple(key) for key in found]
 
     def _add(self, table: TableSnapshot, after: Key | None, upto: Key | None) -> None:
-        of_chunk = {"table": list(table.table), "key": list(table.key)}
+        of_chunk = {"table": list(table.table), "key": list(table.key), IF_GIVEN_UP: self._now}
         ends = {"after": after and list(after), "upto": upto and list(upto)}
         self.splits.append({**of_chunk, **ends, **self.bounds})
 

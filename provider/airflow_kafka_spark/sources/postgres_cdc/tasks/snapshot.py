@@ -513,3 +513,13 @@ def caught_up(tables: Iterable[TableSnapshot]) -> tuple[TableSnapshot, ...]:
 def chunk_token(opened: OpenChunk) -> dict[str, Any]:
     """Return what the source has to know of a chunk that is read."""
     return {"seen": opened.seen, "lsn": format_lsn(opened.lsn)}
+
+
+def snapshot_token(connection: psycopg.Connection[Any]) -> dict[str, Any]:
+    """Return the token of a chunk that would be read now."""
+    seen, lsn, block = rows(
+        connection,
+        f"SELECT {current_snapshot(connection)}, pg_catalog.pg_current_wal_insert_lsn()::text, "
+        "current_setting('wal_block_size')::int",
+    )[0]
+    return {"seen": seen, "lsn": format_lsn(_behind(parse_lsn(lsn), block))}
