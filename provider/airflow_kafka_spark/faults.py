@@ -39,6 +39,7 @@ POINTS = (
 PUBLISHING = (
     "fenced",
     "planned",
+    "publish.fence",  # in a task: a split is not fenced yet
     "publish.begin",  # in a task: a split is fenced and its marker was looked up, its transaction has not begun
     "publish.mid",  # in a task: some records of a split are sent
     "publish.flushed",  # in a task: all records of a split are on the brokers, its marker is not

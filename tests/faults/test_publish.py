@@ -121,6 +121,22 @@ def test_a_zombie_that_wakes_after_the_retry_has_finished_publishes_nothing(orde
 
 
 @pytest.mark.faults
+def test_a_late_task_that_fences_a_split_of_the_newer_attempt_publishes_nothing_and_the_newer_attempt_does(orders):
+    orders.sell(150)
+    zombie = orders.victim("run1", fault="publish.fence:stop", alone=True)
+    zombie.wait_stopped()
+    retry = orders.victim("run1", fault="publish.mid:stop")
+    retry.wait_stopped()
+    zombie.wake()
+    assert zombie.wait() == 1 and "a newer attempt took over" in zombie.tail()
+    retry.wake()
+    assert retry.wait() == 0, retry.tail()
+    assert "A late task of an earlier attempt has stopped a split" in retry.log.read_text()
+    assert (retry.result()["records_written"], retry.result()["attempts"]) == (150, 2)
+    assert orders.check() == 150
+
+
+@pytest.mark.faults
 def test_rows_that_change_between_two_attempts_are_not_published_twice(orders):
     orders.sell(900)
     victim = orders.victim("run1", fault="publish.committed")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import PartitionsChanged, Problem, SparkJobFailed, TopicRecreated
+from airflow_kafka_spark.errors import Fenced, PartitionsChanged, Problem, SparkJobFailed, TopicRecreated
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER, Marker, SplitResult, TargetTopic, Window
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.kafka.tasks.publish import ConsumedOffsets, Publisher
 
 log = logging.getLogger(__name__)
+
+PUBLISH_TRIES = 3
+"""How often an attempt publishes splits that late tasks of earlier attempts have stopped."""
 
 
 def with_connection(sink: KafkaSink, kafka_conn_id: str) -> KafkaSink:
@@ -171,6 +174,7 @@ def publish_splits(
     :param splits: the indexes of all of them, ascending.
     :param publish: publishes the splits with some indexes.
     :return: the markers of all splits, in the order of their indexes.
+    :raises Fenced: a newer attempt has taken over.
     :raises SparkJobFailed: a split has no marker afterwards.
     """
     if ledger.attempts > 1 and splits:
@@ -179,11 +183,22 @@ def publish_splits(
     there = ledger.published()
     if there:
         log.info("%d of %d splits of window %s are published already", len(there), len(splits), window)
-    left = tuple(index for index in splits if index not in there)
-    if left:
-        publish(left)
+    for tries in range(1, PUBLISH_TRIES + 1):
+        left = tuple(index for index in splits if index not in there)
+        if not left:
+            break
+        try:
+            publish(left)
+        except Fenced:
+            # A late task of an attempt that was given up fences a split before it sees that it may not publish it. The splits
+            # are then still this attempt's, unless a newer one has taken over.
+            ledger.verify()
+            if tries == PUBLISH_TRIES:
+                found = f"late tasks of an earlier attempt have stopped its splits {tries} times"
+                raise SparkJobFailed(str(window), found) from None
+            log.warning("A late task of an earlier attempt has stopped a split of window %s. What is left is published now", window)
+        there = ledger.published()
     faults.reached("job.done")
-    there = ledger.published()
     if missing := [index for index in splits if index not in there]:
         raise SparkJobFailed(str(window), f"split {missing[0]} (of {len(missing)}) has no marker in the ledger")
     return [there[index] for index in splits]

@@ -285,6 +285,7 @@ class Publisher:
         :raises KafkaUnavailable: the brokers do not answer; the marker shows whether the split is published.
         """
         events, began = ClientEvents(), time.monotonic()
+        faults.reached("publish.fence")
         try:
             producer = self._fence(split, events)
             if (marker := self.find_marker(split)) is None:
