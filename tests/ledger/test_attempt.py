@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import threading
@@ -15,6 +16,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.errors import Fenced, LedgerUnreadable, WindowTooWide
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
 from airflow_kafka_spark.hooks.kafka.transactions import send_offsets
 from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.ledger.attempt import Ledger
@@ -407,15 +409,17 @@ def test_a_newer_record_of_the_owner_of_a_group_is_refused(attempt, kafka, pipel
 def test_the_owner_of_a_group_and_of_a_source_is_found_after_the_ledger_topic_got_more_partitions(
     attempt, kafka, hook, pipeline, topic, ledger_topic_name
 ):
+    names = (f"{pipeline}-group-{number}" for number in itertools.count())
+    group = next(name for name in names if partition_of(name.encode(), 40) > 0)
     hook.create_topic(ledger_topic_name, 1, 1, {"cleanup.policy": "compact"})
-    with attempt(group_id=f"{pipeline}-group") as ledger:
+    with attempt(group_id=group) as ledger:
         ledger.plan(window(pipeline, topic, 1))
     kafka.create_partitions(ledger_topic_name, 40)
-    other = Ledger(hook, f"{pipeline}-other", "run2", group_id=f"{pipeline}-group", topic=ledger_topic_name)
+    other = Ledger(hook, f"{pipeline}-other", "run2", group_id=group, topic=ledger_topic_name)
     with other as ledger:
-        assert ledger.topic.partition_of(f"{pipeline}-group") > 0, "the owner's record is elsewhere"
+        assert ledger.topic.partition_of(group) > 0, "the owner's record is in partition 0"
         assert ledger.group_owner() == pipeline
-        ledger.exclusive = f"{pipeline}-group"
+        ledger.exclusive = group
         assert ledger.source_owner() == pipeline
 
 
