@@ -255,7 +255,7 @@ COPIES, SPLITS = 3, 8
 
 @pytest.mark.faults
 def test_copies_of_a_split_that_run_side_by_side_publish_it_once(kafka, unique):
-    """All begin at once, and meet again in the middle of their rows: whoever then goes on, one of them publishes."""
+    """All begin at once and meet again in the middle of their rows. One of them publishes, in whatever order they go on."""
 
     def half_by_half(split, middle):
         yield rows(split).slice(0, ROWS // 2)

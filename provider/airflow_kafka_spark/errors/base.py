@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 RETRY = "The task may simply be retried: the window is unchanged"
-"""What to do after an error that passes."""
+"""The advice for an error that a retry ends."""
 
 
 class KafkaSparkError(Exception):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PUBLISH_TRIES = 3
-"""How often an attempt publishes splits that late tasks of earlier attempts have stopped."""
+"""Number of times that an attempt publishes a split, if late tasks of earlier attempts stop it each time."""
 
 
 def with_connection(sink: KafkaSink, kafka_conn_id: str) -> KafkaSink:

@@ -112,7 +112,7 @@ class Chunks:
 
     @cached_property
     def _now(self) -> dict[str, Any]:
-        """What is noted of a chunk that is given up: its rows are left out as they are now, and later changes are published."""
+        """Return the note of a chunk that is given up: its rows are left out as they are now, and later changes are published."""
         return snapshot_token(self.connection)
 
     def _cut(self, table: TableSnapshot, most: int) -> bool:
