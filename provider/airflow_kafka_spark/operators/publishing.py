@@ -197,8 +197,11 @@ def publish_splits(
                 found = f"late tasks of an earlier attempt have stopped its splits {tries} times"
                 raise SparkJobFailed(str(window), found) from None
             log.warning("A late task of an earlier attempt has stopped a split of window %s; publishing what is left", window)
-        there = ledger.published()
+            there = ledger.published()
+        else:
+            break
     faults.reached("job.done")
+    there = ledger.published()
     if missing := [index for index in splits if index not in there]:
         raise SparkJobFailed(str(window), f"split {missing[0]} (of {len(missing)}) has no marker in the ledger")
     return [there[index] for index in splits]
