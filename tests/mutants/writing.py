@@ -136,6 +136,17 @@ _OF_FILES = (
 
 _OF_PUBLISHING = (
     Mutant(
+        name="publish-fenced-by-a-late-task-is-the-end",
+        path="operators/publishing.py",
+        old="            ledger.verify()\n            if tries",
+        new="            raise\n            if tries",
+        breaks="An attempt that still owns its window publishes a split that a late task of an earlier attempt has fenced.",
+        tests=(
+            "tests/faults/test_publish.py"
+            "::test_a_late_task_that_fences_a_split_of_the_newer_attempt_publishes_nothing_and_the_newer_attempt_does",
+        ),
+    ),
+    Mutant(
         name="publish-marker-before-records",
         path="sinks/kafka/tasks/publish.py",
         old="        producer.begin_transaction()\n        sender = ",
