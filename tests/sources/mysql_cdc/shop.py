@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airflow_kafka_spark.formats import Raw
-from airflow_kafka_spark.operators import SourceToKafkaOperator
-from airflow_kafka_spark.sinks import KafkaSink
+from airflow_kafka_spark.formats import Debezium, Json, Raw
+from airflow_kafka_spark.operators import KafkaToSinkOperator, SourceToKafkaOperator
+from airflow_kafka_spark.sinks import KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import MySqlCdcSource
 from airflow_kafka_spark.testing import EmbeddedKafka
 from tests.sources.mysql_cdc.kit import CONN, Binlog
@@ -29,6 +29,21 @@ def capture(source: dict[str, Any], **options: Any) -> SourceToKafkaOperator:
     """The operator that captures changes, built anew in whatever process it runs."""
     sink = KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())
     return SourceToKafkaOperator(task_id="task", source=MySqlCdcSource(CONN, **source), sink=sink, **options)
+
+
+def apply_changes(made: CapturedTable, table: str) -> KafkaToSinkOperator:
+    """Return the operator that applies the changes to a copy of some columns in PostgreSQL."""
+    schema = "id bigint, note string, amount decimal(12,2), at timestamp_ntz, raw binary"
+    return KafkaToSinkOperator(
+        task_id="apply",
+        pipeline=f"{made.name}-apply",
+        ledger_topic=f"ledger-{made.name}",
+        group_id=f"{made.name}-apply",
+        topics=[made.topic],
+        value=Debezium(Json(schema=schema), timestamps="micros"),
+        key=Json(schema="id bigint"),
+        sink=PostgresSink("warehouse", table, mode="upsert", key=["id"], delete_enabled=True),
+    )
 
 
 @dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from airflow_kafka_spark.errors import LogBehind, ValidationError
 from airflow_kafka_spark.operators.visibility.metrics import collect_metrics
 from airflow_kafka_spark.sensors import SourceLogSensor
-from tests.sources.mysql_cdc.shop import CapturedTable, captured
+from tests.sources.mysql_cdc.shop import CapturedTable, apply_changes, captured
+from tests.support.oracle import same_multiset
+from tests.support.runs import context
 from tests.support.waiting import settled
 
 IN_A_TASK = ("publish.flushed", "publish.committed")
@@ -43,6 +46,27 @@ def test_the_events_of_a_table_give_it_again_after_every_drain_whatever_is_kille
                 assert made.compare() > 100
         assert collect_metrics(made.run("end"))["source_bytes_behind"] == 0
         check_sensor(made)
+
+
+@pytest.mark.faults
+@pytest.mark.flaky(reruns=0)
+def test_a_copy_of_a_table_in_postgresql_equals_it_after_every_drain(kafka, shop, postgres, unique, tmp_path):
+    with captured(kafka, shop, unique, tmp_path, 23) as made, postgres.connect(autocommit=True) as connection:
+        copy = made.name.replace("-", "_")
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute(
+            f"CREATE TABLE {copy} (id bigint PRIMARY KEY, note text, amount numeric(12,2), at timestamp, raw bytea)"
+        )
+        os.environ["AIRFLOW_CONN_WAREHOUSE"] = postgres.connection_uri()
+        assert made.run("begin")["records_written"] == 0
+        for number in range(3):
+            made.change(60, truncates=False)
+            made.drain(f"drain{number}")
+            settled(made.topic)
+            apply_changes(made, copy).execute(context(f"apply{number}", task_id="apply"))
+            there = connection.execute(f"SELECT id, note, amount, at, encode(raw, 'hex') FROM {copy}").fetchall()
+            kept = shop.rows("SELECT id, note, amount, at, LOWER(HEX(raw)) FROM kept")
+            assert same_multiset(kept, there) > 10
 
 
 def check_sensor(made: CapturedTable) -> None:
