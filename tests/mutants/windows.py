@@ -232,7 +232,7 @@ _OF_READING = (
         old="m.offset() < end] if last >= end",
         new="m.offset() < end - 1] if last >= end",
         breaks="Every committed record of a range is read.",
-        tests=(f"{_READER}::test_exactly_the_range_is_read_in_offset_order",),
+        tests=(f"{_READER}::test_a_range_with_a_marker_between_its_records_is_read_to_its_end_and_not_beyond",),
     ),
     Mutant(
         name="reading-deleted-records-unnoticed",

@@ -61,6 +61,14 @@ def test_exactly_the_range_is_read_in_offset_order(kafka, config, topic):
     assert offsets == list(range(10, 90))
 
 
+def test_a_range_with_a_marker_between_its_records_is_read_to_its_end_and_not_beyond(kafka, config, topic, unique):
+    """Fewer records than offsets: the client hands out one that lies behind the range."""
+    produce(kafka, topic, [b"%d" % i for i in range(5)], end="commit", unique=unique)
+    produce(kafka, topic, [b"%d" % i for i in range(6, 10)])
+    values, offsets, _ = read(config, topic, 0, 7)
+    assert (values, offsets) == ([b"%d" % i for i in (0, 1, 2, 3, 4, 6)], [0, 1, 2, 3, 4, 6])
+
+
 def test_an_empty_range_asks_nobody(topic):
     assert list(KafkaSplitReader({"bootstrap.servers": "127.0.0.1:1"}, OffsetRange(topic, 0, 5, 5))) == []
 
