@@ -11,6 +11,7 @@ from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sources.kafka.tasks import read as task_reader
 from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
+from tests.support.oracle import wait_stable
 
 
 @pytest.fixture
@@ -43,6 +44,8 @@ def produce(kafka, topic, values, *, end=None, unique=None):
     producer.flush(30)
     if end:
         getattr(producer, f"{end}_transaction")(30)
+        # Brokers answer before the marker is in the log, and what comes next would come before it.
+        assert wait_stable(kafka.connection_extra(), topic)
     return producer
 
 
