@@ -196,7 +196,9 @@ def publish_splits(
             if tries == PUBLISH_TRIES:
                 found = f"late tasks of an earlier attempt have stopped its splits {tries} times"
                 raise SparkJobFailed(str(window), found) from None
-            log.warning("A late task of an earlier attempt has stopped a split of window %s. What is left is published now", window)
+            log.warning(
+                "A late task of an earlier attempt has stopped a split of window %s. What is left is published now", window
+            )
         there = ledger.published()
     faults.reached("job.done")
     if missing := [index for index in splits if index not in there]:
