@@ -672,9 +672,10 @@ def dead_letters_json(windows: Iterable[WindowView]) -> JsonObject:
 
 
 def series_json(windows: Iterable[WindowView], samples: Iterable[tuple[float, int, float | None]]) -> JsonObject:
-    """Return the points of the charts, the oldest first."""
+    """Return the points of the charts, the oldest first; of data intervals in the order of the intervals."""
     complete = [w for w in windows if w.entry.state is State.COMPLETE and w.entry.report]
     newest = sorted(complete, key=lambda w: completed_at(w.entry))[-SERIES:]
+    newest.sort(key=lambda w: w.entry.window.interval or (0, 0))
     lag = [{"at": round(at, 1), "records": records, "seconds": seconds} for at, records, seconds in samples]
     return {"windows": [_point(w) for w in newest], "lag": lag}
 

@@ -100,9 +100,9 @@ function Intervals({ intervals }) {
   const missing = intervals.missing || [];
   return h(
     "div",
-    null,
+    { className: "aks-stack", style: { gap: 6 } },
     h("div", { className: "aks-small aks-muted" }, `Data intervals: ${count(intervals.complete)} of ${count(intervals.total)} complete`),
-    missing.length ? h(Note, { kind: "warn", "data-missing": missing.length }, `Records between complete intervals were not moved: ${missing.slice(0, 5).map(intervalText).join("; ")}${missing.length > 5 ? ` and ${count(missing.length - 5)} more` : ""}. The lag counts from the first of them. Run the DAG for it.`) : null,
+    missing.length ? h(Note, { kind: "warn", "data-missing": missing.length }, `Records between complete intervals were not moved: ${missing.slice(0, 5).map(intervalText).join("; ")}${missing.length > 5 ? ` and ${count(missing.length - 5)} more` : ""}. The lag counts from the first of them. Run the DAG for these times, as by a backfill.`) : null,
   );
 }
 
