@@ -79,7 +79,7 @@ def columns(text: str) -> list[list[str]]:
 def test_show_is_a_table(line, name):
     code, text = line("show", name)
     assert code == 0
-    assert columns(text)[0] == ["Pipeline", f"{name},", "group", f"{name}:", "1", "windows", "complete"]
+    assert columns(text)[0] == ["Pipeline", f"{name},", "group", f"{name}:", "1", "window", "complete"]
     assert columns(text)[-1] == [TOPIC, "0", "4", "4", "0", "10", "6"]
 
 

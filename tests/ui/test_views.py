@@ -21,6 +21,8 @@ from airflow_kafka_spark.ui.airflow_metadata import (
 from airflow_kafka_spark.ui.snapshot import PipelineSummary
 from airflow_kafka_spark.ui.views import ListQuery, PipelineItem, WindowView, endpoint_name, list_page, pipeline_row, windows_csv
 from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.interval import Interval
+from airflow_kafka_spark.windows.lag import Status, Verdict
 from airflow_kafka_spark.windows.memory import Attempt, WindowEntry
 from airflow_kafka_spark.windows.model import OffsetRange, State, Window
 
@@ -79,6 +81,37 @@ def test_a_task_that_fails_before_it_plans_a_window_is_a_failed_pipeline_with_it
         summary().last.window, State.COMPLETE, Attempt(1, "x", "d/run3/t", ""), {"completed_at": "2040-01-01T00:00:00Z"}
     )
     assert row(PipelineSummary("p", last=since), tasks=tasks, failed=failed)["activity"] == "idle"
+
+
+def test_a_run_that_fails_before_it_takes_an_open_window_over_shows_its_own_error():
+    tasks = (PipelineTask("d", "t", LEDGER, "p", ("t",)),)
+    first, later = (
+        TaskError("SinkRejected", "gone", ATTEMPT_BEGAN + 5),
+        TaskError("PlanError", "another place", ATTEMPT_BEGAN + 60),
+    )
+    other = FailedTask(TaskInstanceKey("d", "run3", "t"), "failed", ATTEMPT_BEGAN + 50, ATTEMPT_BEGAN + 61, later)
+    shown = row(summary(state=State.PLANNED), tasks=tasks, error=first, failed=other)["failure"]
+    assert (shown["name"], shown["attempt"], shown["run"]) == ("2", None, "d/run3/t")
+    assert (shown["error"]["class"], shown["url"]) == ("PlanError", other.key.url)
+    # One that began before the window's last attempt was overtaken by it.
+    overtaken = replace(other, started_at=ATTEMPT_BEGAN - 5)
+    shown = row(summary(state=State.PLANNED), tasks=tasks, error=first, failed=overtaken)["failure"]
+    assert (shown["attempt"], shown["error"]["class"]) == (3, "SinkRejected")
+
+
+def test_the_status_of_data_intervals_names_what_was_left_out():
+    hole = Interval.of_ms(1767225600000, 1767229200000)
+    found = summary(has_intervals=True, missing=(hole,))
+    for verdict, reason in (
+        (
+            Verdict(Status.STALL, "it stays"),
+            f"records between complete intervals were not moved: {hole}; the lag counts from there",
+        ),
+        (Verdict(Status.OK), ""),
+    ):
+        item = PipelineItem(LEDGER, "p", found, verdict=verdict)
+        shown = pipeline_row(item, AirflowState({}, {"d": False}), ACCESS, now=0.0)
+        assert (shown["status"], shown["reason"]) == (verdict.status.value, reason)
 
 
 def test_failed_pipelines_come_first_by_status():

@@ -15,6 +15,7 @@ from airflow_kafka_spark.windows.interval import (
     IntervalState,
     contiguous_offsets,
     exclude_other_intervals,
+    missing_between,
     overlapping,
     topic_start,
 )
@@ -129,6 +130,25 @@ class TestContiguous:
             there = {k.interval for k in complete}
             hole = next((ends[n] - sizes[n] for n in range(len(sizes)) if sizes[n] and hour(n) not in there), ends[-1])
             assert before <= reached[T0] == hole
+
+
+class TestMissing:
+    def test_times_between_intervals_whose_records_no_interval_has_are_missing(self):
+        known = [done(0, (0, 5)), done(1, (5, 9)), done(3, (12, 20)), done(7, (21, 30))]
+        assert missing_between(reversed(known)) == (hour(2), hour(4, 3))
+        assert missing_between([]) == missing_between(known[:2]) == ()
+
+    def test_a_time_without_records_is_not_missing(self):
+        assert missing_between([done(0, (0, 5), (0, 2)), done(9, (5, 9), (2, 2))]) == ()
+
+    def test_offsets_of_a_topic_that_was_recreated_are_not_compared(self):
+        first, later = (replace(done(n, (10 * n, 10 * n + 5)), topic_ids={"t": str(n)}) for n in (0, 2))
+        assert missing_between([first, later]) == ()
+        assert missing_between([first, replace(later, topic_ids={"t": "0"})]) == (hour(1),)
+
+    def test_an_interval_within_a_span_leaves_no_hole_behind_it(self):
+        span = replace(done(0, (0, 50)), interval=hour(0, 10), leading=timedelta(hours=1))
+        assert missing_between([span, done(3, (15, 20)), done(10, (50, 55))]) == ()
 
 
 class TestATopicThatJoins:

@@ -58,7 +58,7 @@ def test_intervals_are_the_windows_of_their_pipeline_whatever_their_order(site, 
 
     page = eventually(told)
     assert [window["name"] for window in page["windows"]] == [name_of(1), name_of(0)]
-    assert page["intervals"] == {"total": 2, "complete": 2}
+    assert page["intervals"] == {"total": 2, "complete": 2, "missing": []}
     for number, window in ((1, page["windows"][0]), (0, page["windows"][1])):
         assert [datetime.fromisoformat(at) for at in window["interval"]] == [hour(number), hour(number + 1)]
         assert (window["state"], window["records_read"], window["run_id"]) == ("COMPLETE", 10, hours[number])
@@ -88,3 +88,29 @@ def test_an_interval_is_replayed_from_its_page(site, hours, lake, people):
 
     found = ds.dataset(str(lake / "hours"), format="parquet", partitioning="hive").to_table(columns=["id"])["id"].to_pylist()
     assert sorted(found) == list(range(20))
+
+
+def test_an_interval_that_was_left_out_is_named_and_its_page_has_what_intervals_have(site, hours, people):
+    start, end = hour(3).isoformat(), hour(4).isoformat()
+    site.wait(DAG, site.trigger(DAG, logical_date=start, data_interval_start=start, data_interval_end=end))
+    left_out = [f"{hour(number):%Y-%m-%dT%H:%M:%SZ}" for number in (2, 3)]
+    assert eventually(lambda: _page(site).get("intervals", {}).get("missing")) == [left_out]
+    visit = people("viewer")
+    visit.go(pipeline_url(LEDGER, PIPELINE) + "&view=windows")
+    # A day is not repeated, except at midnight.
+    named = visit.see("[data-missing='1']").inner_text()
+    assert f"{hour(2):%H:%M} – " in named and f"{hour(3):%H:%M}" in named and "were not moved" in named
+    first = visit.page.locator("tr[data-row] td").first.inner_text()
+    assert f"{hour(3):%H:%M} – " in first
+    assert "ui-hours-0 [" in visit.see("tr[data-row]").inner_text()
+    assert visit.page.locator("[data-tab=next]").count() == 0
+    # Latencies of hours have an axis of hours.
+    visit.page.get_by_role("tab", name="Charts").click()
+    assert "(hours)" in visit.see("[data-chart=Latency]").inner_text()
+    visit.page.get_by_role("tab", name="Partitions").click()
+    visit.see("[data-view=partitions] rect[fill*=blue]")
+    assert "Position" not in visit.see("[data-view=partitions] thead").inner_text()
+    visit.page.set_viewport_size({"width": 390, "height": 800})
+    assert visit.fits()
+    visit.page.set_viewport_size({"width": 1280, "height": 800})
+    assert visit.troubles == []

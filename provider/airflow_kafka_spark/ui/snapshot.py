@@ -17,7 +17,7 @@ from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, task_of_run
 from airflow_kafka_spark.ui.lag_monitor import ReadPosition
 from airflow_kafka_spark.windows.cadence import Cadence, CompletedWindow, cadence_of_windows
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.interval import parse_ledger_name
+from airflow_kafka_spark.windows.interval import Interval, missing_between, parse_ledger_name
 from airflow_kafka_spark.windows.lag import Observation
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
@@ -354,6 +354,7 @@ class PipelineSummary:
     :param moved: number of the change that set its position by hand; 0 if its windows led there.
     :param has_source: True if it reads rows of a source instead of topics.
     :param has_intervals: True if it moves data intervals.
+    :param missing: times between its newest data intervals whose records no interval has.
     """
 
     pipeline: str
@@ -370,6 +371,7 @@ class PipelineSummary:
     moved: int = 0
     has_source: bool = False
     has_intervals: bool = False
+    missing: tuple[Interval, ...] = ()
 
     def report(self, name: str, default: Any = None) -> Any:
         """Return a value of the last window's report."""
@@ -433,6 +435,7 @@ def _summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> Pipe
         moved=memory.position.moved,
         has_source=has_source,
         has_intervals=bool(memory.intervals),
+        missing=missing_between(memory.intervals.spans),
     )
 
 

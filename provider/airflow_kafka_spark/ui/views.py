@@ -39,7 +39,8 @@ from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import DeadLetters, dead_letters_at
 from airflow_kafka_spark.windows.instants import iso
-from airflow_kafka_spark.windows.lag import Verdict
+from airflow_kafka_spark.windows.interval import missing_between
+from airflow_kafka_spark.windows.lag import Status, Verdict
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import Landed, State, TopicPartition
 
@@ -180,6 +181,9 @@ def _status(item: PipelineItem) -> tuple[str, str]:
         if summary.report("source_bytes_behind") is not None:
             return "OK", "it reads a database's log: the bytes behind the last window are its lag"
         return "OK", "it reads rows: there is no lag to measure"
+    if item.verdict is not None and item.verdict.status is not Status.OK and summary.missing:
+        hole = summary.missing[0]
+        return item.verdict.status.value, f"records between complete intervals were not moved: {hole}; the lag counts from there"
     if item.verdict is not None:
         return item.verdict.status.value, item.verdict.reason
     if summary.open is not None and (item.measured is None or item.measured.problem == NOT_FETCHED):
@@ -219,28 +223,46 @@ def _activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]:
 
 def _failed_before_its_window(item: PipelineItem, airflow: AirflowState) -> FailedTask | None:
     """Return the last task instance of a pipeline, if it failed before it planned a window: after the last complete one."""
-    last = item.summary.last if item.summary else None
-    found = [failed for task in item.tasks if (failed := airflow.failed.get((task.dag_id, task.task_id)))]
-    newest = max(found, key=lambda failed: failed.ended_at, default=None)
+    last, newest = item.summary.last if item.summary else None, _last_failed(item, airflow)
     return newest if newest and (last is None or newest.ended_at > completed_at(last)) else None
 
 
+def _failed_since(item: PipelineItem, airflow: AirflowState, entry: WindowEntry) -> FailedTask | None:
+    """Return the last task instance of a pipeline, if it is of another run and began after the last attempt at an open window.
+
+    A run of another data interval has another window.
+    """
+    newest = _last_failed(item, airflow)
+    if newest is None or entry.window.interval or newest.key == task_of_run(entry.attempt.run):
+        return None
+    return newest if (newest.started_at or newest.ended_at) > started_at(entry) else None
+
+
+def _last_failed(item: PipelineItem, airflow: AirflowState) -> FailedTask | None:
+    found = [failed for task in item.tasks if (failed := airflow.failed.get((task.dag_id, task.task_id)))]
+    return max(found, key=lambda failed: failed.ended_at, default=None)
+
+
 def _failure(item: PipelineItem, airflow: AirflowState) -> JsonObject | None:
-    """Return the last attempt of a failed pipeline, with its error and the task instance that has the log."""
+    """Return the last attempt of a failed pipeline, with its error and the task instance that has the log.
+
+    A run that failed before it took an open window over, as one with another destination, comes after the window's last attempt.
+    """
     entry = item.summary.open if item.summary else None
-    if entry is not None:
+    later = _failed_since(item, airflow, entry) if entry is not None else None
+    if entry is not None and later is None:
         task, attempt = task_of_run(entry.attempt.run), entry.attempt
         found = airflow.states.get(task) if task else None
         # An error of an earlier attempt at the same task instance does not explain the end of this one.
         error = found.error if found and found.error and found.error.at >= started_at(entry) else None
         facts = {"name": window_name(entry), "number": entry.window.number, "attempt": attempt.number}
         facts |= {"started_at": attempt.started_at, "run": attempt.run, "task_state": found.state if found else None}
-    elif failed := _failed_before_its_window(item, airflow):
+    elif failed := later or _failed_before_its_window(item, airflow):
         task, error = failed.key, failed.error
         if error and failed.started_at and error.at < failed.started_at:
             error = None
         run = "/".join(map(str, task if task.map_index >= 0 else task[:3]))
-        facts = {"name": None, "number": None, "attempt": None}
+        facts = {"name": window_name(entry) if entry else None, "number": entry.window.number if entry else None, "attempt": None}
         facts |= {"started_at": failed.started_at or failed.ended_at, "run": run, "task_state": failed.state}
     else:
         return None
@@ -650,9 +672,10 @@ def dead_letters_json(windows: Iterable[WindowView]) -> JsonObject:
 
 
 def series_json(windows: Iterable[WindowView], samples: Iterable[tuple[float, int, float | None]]) -> JsonObject:
-    """Return the points of the charts, the oldest first."""
+    """Return the points of the charts, the oldest first; of data intervals in the order of the intervals."""
     complete = [w for w in windows if w.entry.state is State.COMPLETE and w.entry.report]
     newest = sorted(complete, key=lambda w: completed_at(w.entry))[-SERIES:]
+    newest.sort(key=lambda w: w.entry.window.interval or (0, 0))
     lag = [{"at": round(at, 1), "records": records, "seconds": seconds} for at, records, seconds in samples]
     return {"windows": [_point(w) for w in newest], "lag": lag}
 
@@ -875,6 +898,8 @@ class UserView:
         airflow = self.airflow({*item.running_tasks, *(w.task for w in shown if w.task)})
         now = time.time()
         total, complete = snapshot.intervals if snapshot else (0, 0)
+        holes = missing_between(memory.intervals.spans) if memory else ()
+        missing = [[iso(hole.start_ms), iso(hole.end_ms)] for hole in holes]
         return {
             "row": pipeline_row(item, airflow, self.access, now),
             "partitions": partitions_json(item.measured, item.summary.read_position.offsets if item.summary else {}),
@@ -883,7 +908,7 @@ class UserView:
             "windows_total": snapshot.windows_total if snapshot else 0,
             "windows_kept": len(windows),
             "changes": [change_json(found) for found in memory.history] if memory else [],
-            "intervals": {"total": total, "complete": complete},
+            "intervals": {"total": total, "complete": complete, "missing": missing},
             "dead_letters": dead_letters_json(windows),
             "series": series_json(windows, samples),
             "configuration": configuration_of(item),

@@ -160,6 +160,26 @@ def overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[Inte
     return sorted(found, key=lambda o: o.interval)
 
 
+def missing_between(known: Iterable[IntervalState]) -> tuple[Interval, ...]:
+    """Return the times between intervals whose records no interval has, the oldest first.
+
+    A time without records is not missing, so that a schedule with holes (working days only) is whole.
+
+    :param known: intervals, and spans of several ones, which count as whole.
+    """
+    found = []
+    before: IntervalState | None = None
+    for after in sorted(known, key=lambda state: state.interval):
+        if before is not None and after.interval.start > before.interval.end:
+            ends = {r.topic_partition: r.end for r in before.ranges_of(after.topic_ids)}
+            if any(r.start > ends.get(r.topic_partition, r.start) for r in after.ranges):
+                found.append(Interval(before.interval.end, after.interval.start))
+        # An interval within a span was moved again: it ends before the span does.
+        if before is None or after.interval.end > before.interval.end:
+            before = after
+    return tuple(found)
+
+
 def topic_start(topic: str, topic_id: str, interval: Interval, known: Iterable[IntervalState]) -> datetime | None:
     """Return the instant from which an interval reads a topic; None to read it from its first record.
 

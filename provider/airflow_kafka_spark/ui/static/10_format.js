@@ -66,8 +66,7 @@ function format(date, options) {
 }
 const timeText = (value) => {
   const date = instant(value);
-  const year = date && date.getFullYear() !== new Date().getFullYear() ? { year: "numeric" } : {};
-  return date ? format(date, { ...year, month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" }) : NONE;
+  return date ? format(date, { ...yearOf(date), ...DAY, hour: "2-digit", minute: "2-digit", second: "2-digit" }) : NONE;
 };
 const clockText = (date, span) =>
   format(date, span > 2 * 86400e3 ? { month: "short", day: "numeric" } : span > 180e3 ? { hour: "2-digit", minute: "2-digit" } : { hour: "2-digit", minute: "2-digit", second: "2-digit" });
@@ -100,12 +99,20 @@ function intervalOf(w) {
   const [, ...parts] = found.map(Number);
   return [0, 6].map((at) => new Date(Date.UTC(parts[at], parts[at + 1] - 1, ...parts.slice(at + 2, at + 6))));
 }
-const minuteText = (date) => format(date, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
+const DAY = { month: "short", day: "numeric" };
+const yearOf = (date) => (date.getFullYear() !== new Date().getFullYear() ? { year: "numeric" } : {});
+const clockOf = (date) => ({ hour: "2-digit", minute: "2-digit", ...(date.getSeconds() ? { second: "2-digit" } : {}) });
+const minuteText = (date) => format(date, { ...yearOf(date), ...DAY, ...clockOf(date) });
+// The bounds of a data interval. Its day is not repeated.
+const boundsText = ([start, end]) => {
+  const day = (date) => format(date, { year: "numeric", ...DAY });
+  return `${minuteText(start)} – ${day(start) === day(end) ? format(end, clockOf(end)) : minuteText(end)}`;
+};
 function windowText(w) {
   const bounds = intervalOf(w);
-  return bounds ? `${minuteText(bounds[0])} – ${minuteText(bounds[1])}` : isInterval(w) ? w.name : `#${w.number}`;
+  return bounds ? boundsText(bounds) : isInterval(w) ? w.name : `#${w.number}`;
 }
 
 const rangeText = (r) => `${r.topic}-${r.partition} [${whole.format(r.start)}, ${whole.format(r.end)})`;
-const intervalText = (interval) => (interval ? `${timeText(interval[0])} – ${timeText(interval[1])}` : "");
+const intervalText = (interval) => (interval ? boundsText(interval.map(instant)) : "");
 const intervalUtc = (interval) => (interval ? `${utcText(interval[0])} – ${utcText(interval[1])}` : "");

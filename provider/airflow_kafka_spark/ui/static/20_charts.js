@@ -16,6 +16,9 @@ function useWidth() {
   return [ref, width];
 }
 
+// The units of an axis of seconds that is too long for them.
+const LONG_UNITS = [[86400, "days"], [3600, "hours"], [60, "minutes"]];
+
 // Round numbers from 0 to at least the largest value.
 function ticks(largest, wanted = 4) {
   if (!(largest > 0)) return [0, 1];
@@ -33,7 +36,8 @@ function Frame({ label, unit, columns, largest, times, series, valueOf, textOf, 
   const [over, setOver] = useState(null);
   const inner = Math.max(0, width - CHART.left - CHART.right);
   const down = CHART.height - CHART.top - CHART.bottom;
-  const marks = ticks(largest);
+  const [size, sizeName] = (unit === "seconds" && LONG_UNITS.find(([each]) => largest >= 2 * each)) || [1, unit];
+  const marks = ticks(largest / size).map((mark) => mark * size);
   const top = marks[marks.length - 1];
   const y = (value) => CHART.top + down * (1 - value / top);
   const span = times ? times[times.length - 1] - times[0] : 0;
@@ -64,7 +68,7 @@ function Frame({ label, unit, columns, largest, times, series, valueOf, textOf, 
     h(
       "figcaption",
       { className: "aks-between", style: { gap: "0 12px" } },
-      h("span", { className: "aks-sub" }, label, h("span", { className: "aks-muted", style: { fontWeight: 400 } }, ` (${unit})`)),
+      h("span", { className: "aks-sub" }, label, h("span", { className: "aks-muted", style: { fontWeight: 400 } }, ` (${sizeName})`)),
       h("span", { className: "aks-small aks-muted" }, shown ? shown.title : ""),
     ),
     h(
@@ -83,7 +87,7 @@ function Frame({ label, unit, columns, largest, times, series, valueOf, textOf, 
           ? h(
               "svg",
               { className: "aks-chart", width, height: CHART.height, role: "img", "aria-label": `${label}, ${unit}: ${plural(columns.length, "point")}, at most ${textOf(largest)}`, onMouseLeave: () => setOver(null) },
-              ...marks.map((mark) => h("g", { key: `y${mark}` }, h("line", { className: "aks-axis", x1: CHART.left, x2: CHART.left + inner, y1: y(mark), y2: y(mark) }), h("text", { x: CHART.left - 6, y: y(mark) + 4, textAnchor: "end" }, unit === "seconds" ? oneDigitOrMore(mark) : short(mark)))),
+              ...marks.map((mark) => h("g", { key: `y${mark}` }, h("line", { className: "aks-axis", x1: CHART.left, x2: CHART.left + inner, y1: y(mark), y2: y(mark) }), h("text", { x: CHART.left - 6, y: y(mark) + 4, textAnchor: "end" }, unit === "seconds" ? oneDigitOrMore(mark / size) : short(mark)))),
               ...labels.map(([at, text, anchor], i) => h("text", { key: `x${i}`, x: at, y: CHART.height - 6, textAnchor: anchor }, text)),
               h("g", { key: "marks" }, draw({ x, y, width: times ? 0 : inner / columns.length, bottom: y(0) })),
               ...columns.map((column, i) =>

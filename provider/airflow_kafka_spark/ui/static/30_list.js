@@ -46,12 +46,19 @@ function LastFailure({ failure }) {
   );
 }
 
+// Who has paused a pipeline, and why; or its DAG.
+function Paused({ row }) {
+  if (row.activity !== "paused") return null;
+  const text = row.pause ? `by ${row.pause.who}: ${row.pause.why}` : "its DAG is paused in Airflow";
+  return h("div", { className: "aks-small aks-muted aks-clamp", title: text }, text);
+}
+
 function LastWindow({ window: last, row }) {
   if (!last) return NONE;
   return h(
     Fragment,
     null,
-    h(Link, { to: linkOf(row, { window: last.name || last.number }), title: `Window ${last.name || last.number}`, className: "aks-clamp" }, windowText(last)),
+    h(Link, { to: linkOf(row, { window: last.name || last.number }), title: `Window ${last.name || last.number}`, className: isInterval(last) ? "aks-name" : "aks-clamp" }, windowText(last)),
     h("div", { className: "aks-small aks-muted" }, h(Ago, { at: last.completed_at })),
     h("div", { className: "aks-small aks-muted", title: plural(last.records_read, "record") }, `${short(last.records_read)} in ${seconds(last.seconds)}`),
   );
@@ -108,7 +115,7 @@ const listColumns = ({ chosen, onChoose }) => [
     key: "status", label: "Status", sort: "status", width: "17%",
     cell: (row) => h(Fragment, null, h(Status, row), row.reason ? h("div", { className: "aks-small aks-muted aks-clamp", title: row.reason }, row.reason) : null),
   },
-  { key: "activity", label: "Activity", sort: "activity", width: "15%", cell: (row) => h(Fragment, null, h(Activity, row), row.running ? h(Running, row) : null, h(LastFailure, row)) },
+  { key: "activity", label: "Activity", sort: "activity", width: "15%", cell: (row) => h(Fragment, null, h(Activity, row), h(Paused, { row }), row.running ? h(Running, row) : null, h(LastFailure, row)) },
   { key: "flow", label: "Flow", width: "20%", wide: true, cell: (row) => h(Flow, { row }) },
   { key: "last", label: "Last window", width: "11%", third: true, sort: "last_window", cell: (row) => h(LastWindow, { window: row.last_window, row }) },
   { key: "lag", label: "Lag", sort: "lag", num: true, third: true, title: "Records in the topics that are not yet moved, and the age of the oldest one", cell: (row) => h(Lag, { row }) },

@@ -26,6 +26,8 @@ function Header({ row, where, onAction }) {
       ),
     ),
     h(FailureNote, row),
+    row.activity === "conflict" ? h(Note, { kind: "warn", "data-conflict": true }, "Only the newest attempt can complete the window. The other one can no longer commit anything, and ends with an error.") : null,
+    row.activity === "paused" && !row.pause ? h("div", { "data-pause": "dag" }, "Its DAG is paused in Airflow, and starts no runs.") : null,
     row.pause ? h("div", { className: "aks-name", "data-pause": true }, `Paused by ${row.pause.who}, `, h(Ago, { at: row.pause.at }), `: ${row.pause.why}`) : null,
     off ? h("div", { className: "aks-small aks-muted", "data-may-edit": "false" }, LOOK_ONLY) : null,
   );
@@ -83,7 +85,8 @@ function NowRunning({ running }) {
     h(
       "div",
       { className: "aks-row aks-small aks-muted", style: { gap: "2px 16px" } },
-      known(running.records_total) ? h("span", null, `${count(running.records_done || 0)} of ${plural(running.records_total, "record")}${known(running.fraction) ? `, ${Math.floor(running.fraction * 100)} %` : ""}`) : h("span", null, "No progress has been reported yet"),
+      known(running.records_total) ? h("span", null, `${known(running.records_done) ? `${count(running.records_done)} of ` : ""}${plural(running.records_total, "record")}${known(running.fraction) ? `, ${Math.floor(running.fraction * 100)} %` : ""}`) : null,
+      known(running.records_done) || known(running.fraction) ? null : h("span", null, "no progress has been reported yet"),
       known(running.remaining_seconds) ? h("span", null, `${seconds(running.remaining_seconds)} left`) : null,
       running.started_at ? h("span", null, "started ", h(Ago, { at: running.started_at })) : null,
       running.step ? h("span", null, `step ${running.step}`) : null,
@@ -94,7 +97,13 @@ function NowRunning({ running }) {
 
 function Intervals({ intervals }) {
   if (!intervals || !intervals.total) return null;
-  return h("div", { className: "aks-small aks-muted" }, `Data intervals: ${count(intervals.complete)} of ${count(intervals.total)} complete`);
+  const missing = intervals.missing || [];
+  return h(
+    "div",
+    { className: "aks-stack", style: { gap: 6 } },
+    h("div", { className: "aks-small aks-muted" }, `Data intervals: ${count(intervals.complete)} of ${count(intervals.total)} complete`),
+    missing.length ? h(Note, { kind: "warn", "data-missing": missing.length }, `Records between complete intervals were not moved: ${missing.slice(0, 5).map(intervalText).join("; ")}${missing.length > 5 ? ` and ${count(missing.length - 5)} more` : ""}. The lag counts from the first of them. Run the DAG for these times, as by a backfill.`) : null,
+  );
 }
 
 function Pipeline({ ledger, pipeline, where, alone }) {
@@ -114,8 +123,8 @@ function Pipeline({ ledger, pipeline, where, alone }) {
   const tabs = [
     { key: "charts", label: "Charts" },
     { key: "windows", label: "Windows", count: data.windows_total },
-    // Only its source knows what comes next.
-    ...(row.reads_rows ? [] : [{ key: "partitions", label: "Partitions", count: data.partitions.length }, { key: "next", label: "Next window" }]),
+    // Only its source, or its DAG's timetable, knows what comes next.
+    ...(row.reads_rows ? [] : [{ key: "partitions", label: "Partitions", count: data.partitions.length }, ...(row.intervals ? [] : [{ key: "next", label: "Next window" }])]),
     { key: "records", label: "Records" },
     { key: "dead", label: "Dead letters", count: data.dead_letters?.total || 0 },
     { key: "changes", label: "Changes", count: data.changes.length },
@@ -124,7 +133,7 @@ function Pipeline({ ledger, pipeline, where, alone }) {
   const views = {
     charts: () => h(Charts, { series: data.series || {}, readsRows: row.reads_rows }),
     windows: () => h(Windows, { ledger, pipeline, data, where, wanted, row, onAction: setAction }),
-    partitions: () => h(Partitions, { partitions: data.partitions, age: data.partitions_age }),
+    partitions: () => h(Partitions, { partitions: data.partitions, age: data.partitions_age, intervals: row.intervals }),
     next: () => h(NextWindow, { ledger, pipeline }),
     records: () => h(Records, { ledger, pipeline, topics: data.topics || [], partitions: data.partitions }),
     dead: () => h(DeadLetters, { ledger, pipeline, summary: data.dead_letters, row, changes: data.changes, onAction: setAction }),

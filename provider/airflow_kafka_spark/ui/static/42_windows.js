@@ -4,7 +4,7 @@ const windowKey = (w) => `${w.name}/${w.number}`;
 const windowId = (w) => (isInterval(w) ? w.name : w.number);
 const isWanted = (w, wanted) => Boolean(wanted) && (String(w.name) === wanted || String(w.number) === wanted);
 
-const outOfInterval = (w) => `${plural(w.records_out_of_interval, "record")} outside of it, by up to ${seconds(w.out_of_interval_seconds)}`;
+const outOfInterval = (w) => `${plural(w.records_out_of_interval, "record")} outside of the interval, by up to ${seconds(w.out_of_interval_seconds)}`;
 
 function Ranges({ ranges }) {
   const all = ranges || [];
@@ -24,8 +24,8 @@ const windowColumns = ({ where, open, onOpen, readsRows, deletes }) => [
     cell: (w) =>
       h(
         "div",
-        { style: { whiteSpace: "nowrap" } },
-        h("button", { type: "button", className: "aks-plain aks-strong", "aria-expanded": open === windowKey(w), onClick: () => onOpen(open === windowKey(w) ? "" : windowKey(w)), title: "All details of this window" }, h("span", { "aria-hidden": true, className: "aks-muted" }, open === windowKey(w) ? "▾ " : "▸ "), isInterval(w) ? "Window" : `#${w.number}`),
+        { style: { whiteSpace: isInterval(w) ? "normal" : "nowrap" } },
+        h("button", { type: "button", className: "aks-plain aks-strong", "aria-expanded": open === windowKey(w), onClick: () => onOpen(open === windowKey(w) ? "" : windowKey(w)), title: w.interval ? `${intervalUtc(w.interval)}\nAll details of this window` : "All details of this window" }, h("span", { "aria-hidden": true, className: "aks-muted" }, open === windowKey(w) ? "▾ " : "▸ "), windowText(w)),
         " ",
         w.state === "COMPLETE" ? null : h(C.Badge, { size: "sm", colorPalette: "running", variant: "subtle" }, w.state),
         w.replay ? h(C.Badge, { size: "sm", colorPalette: "purple", variant: "subtle", title: "Moved again with the same offsets" }, `replay ${w.replay}`) : null,
@@ -33,7 +33,7 @@ const windowColumns = ({ where, open, onOpen, readsRows, deletes }) => [
       ),
   },
   readsRows ? { key: "splits", label: "Splits", num: true, third: true, title: "Parts of the source's rows, each published in a transaction of its own", cell: (w) => count(w.splits) } :
-  { key: "range", label: "Interval or offsets", width: "20%", wide: true, cell: (w) => (w.interval ? h("span", { title: intervalUtc(w.interval), className: "aks-small" }, intervalText(w.interval), w.records_out_of_interval ? h("div", { className: "aks-warning" }, outOfInterval(w)) : null) : h(Ranges, w)) },
+  { key: "range", label: "Offsets", width: "20%", wide: true, cell: (w) => h(Fragment, null, h(Ranges, w), w.records_out_of_interval ? h("div", { className: "aks-small aks-warning" }, outOfInterval(w)) : null) },
   { key: "read", label: "Read", num: true, third: true, cell: (w) => count(w.records_read) },
   { key: "written", label: "Written", num: true, third: true, cell: (w) => count(w.records_written) },
   deletes ? { key: "deleted", label: "Deleted", num: true, third: true, title: "Rows that records without a value have deleted", cell: (w) => count(w.records_deleted) } : null,

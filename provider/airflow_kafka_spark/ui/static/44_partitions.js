@@ -7,7 +7,7 @@ function PartitionBar({ p }) {
   const to = Math.max(...[p.high, p.lso, p.position].filter(known));
   const x = (offset) => (to > from ? ((offset - from) / (to - from)) * width : width);
   const part = (start, end, fill, key) => (known(start) && known(end) && end > start ? h("rect", { key, x: x(start), y: 3, width: Math.max(1.5, x(end) - x(start)), height: 8, fill }) : null);
-  const stands = known(p.position) ? p.position : p.low;
+  const stands = [p.position, p.committed, p.low].find(known);
   const text = [`low ${count(p.low)}`, `position ${count(p.position)}`, `committed ${count(p.committed)}`, `last stable ${count(p.lso)}`, `high ${count(p.high)}`].join("\n");
   return h(
     "div",
@@ -27,7 +27,8 @@ function PartitionBar({ p }) {
   );
 }
 
-function Partitions({ partitions, age }) {
+// Data intervals have no position: their group follows those that are complete without a hole.
+function Partitions({ partitions, age, intervals }) {
   const [sort, setSort] = useState("partition");
   const [offset, setOffset] = useState(0);
   const size = 50;
@@ -55,12 +56,12 @@ function Partitions({ partitions, age }) {
         { key: "partition", label: "Partition", sort: "partition", lead: true, cell: (p) => h("span", { className: "aks-name" }, `${p.topic}-${p.partition}`) },
         { key: "bar", label: "Log", width: "32%", wide: true, cell: (p) => h(PartitionBar, { p }) },
         number("low", "Low", "The first offset of the log"),
-        number("position", "Position", "The next offset to move, from the ledger"),
+        intervals ? null : number("position", "Position", "The next offset to move, from the ledger"),
         number("committed", "Committed", "The committed offset of the group"),
         number("lso", "Last stable", "The last stable offset, up to which committed records can be read"),
         number("high", "High", "The high watermark"),
         { ...number("lag", "Lag", "Records to be moved"), sort: "lag" },
-      ],
+      ].filter(Boolean),
     }),
     h(Pager, { offset, limit: size, total: partitions.length, onOffset: setOffset, what: "partitions" }),
   );
