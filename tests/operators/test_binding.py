@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.errors import (
     BadRecords,
     DestinationChanged,
@@ -484,6 +485,19 @@ def test_another_group_that_a_pipeline_goes_on_with_is_its_own_as_soon_as_a_wind
         dry.run(number, pipeline=f"{dry.name}-other", group_id=f"{dry.name}-2")
     dry.run(number, group_id=f"{dry.name}-2", run_id="second")
     moved_once(dry, 5 if number is None else 3)
+
+
+def test_a_pipeline_of_intervals_that_another_one_overtakes_at_its_new_group_is_refused_until_it_has_another(dry):
+    dry.produce(0, 10, 70, 130)
+    dry.run(0)
+    group, other = f"{dry.name}-2", f"{dry.name}-other"
+    overtaking = dry.attempt(1, pipeline=other, group_id=group)
+    with pytest.raises(GroupOwned, match=f"mirrors pipeline `{other}`"):
+        dry.run(1, group_id=group, between=overtaking)
+    with KafkaHook() as hook:
+        assert read_pipeline(hook, dry.name, f"ledger-{dry.name}").memory.binding.origin.details == {"group": dry.name}
+    moved_once(dry, 3)
+    assert dry.run(1)["records_read"] == 1
 
 
 # --- intervals and replays ------------------------------------------------------------------------------------------------

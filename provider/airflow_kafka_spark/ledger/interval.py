@@ -179,7 +179,7 @@ class IntervalLedger(Ledger):
         self.read()
         self._withdraw_if_overlapping(entry)
         if (owner := self._take(takes)) is not None:
-            self._withdraw()
+            self._withdraw(*self._binding_before())
             raise self.owned(takes, owner)
         return entry
 
@@ -211,9 +211,9 @@ class IntervalLedger(Ledger):
         self._withdraw()
         raise PlannedMeanwhile(self.parent_pipeline, f"Interval {self.interval}", other)
 
-    def _withdraw(self) -> None:
+    def _withdraw(self, *more: LedgerRecord) -> None:
         keys = (window_key(self.pipeline, NUMBER), interval_key(self.parent_pipeline, self.interval))
-        self.withdraw(*(LedgerRecord(key, None) for key in keys))
+        self.withdraw(*(LedgerRecord(key, None) for key in keys), *more)
 
     def companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
         """Return the record of the interval in the pipeline's ledger."""
