@@ -9,14 +9,14 @@ import pytest
 
 from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.pipelines import read_pipeline, show, to_json
-from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, Fenced, PipelineUnknown
+from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, Fenced, GroupOwned, PipelineUnknown
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import Window
 from airflow_kafka_spark.windows.offset_specs import ShiftBy
-from tests.support.control import rebind
+from tests.support.control import rebind, rename
 
 TASK = Writer("dag", "task", deployment="prod")
 
@@ -141,3 +141,78 @@ def test_of_intervals_that_bind_a_pipeline_at_once_only_one_does_and_the_others_
     memory = read_pipeline(piped.hook, piped.name, piped.ledger_topic).memory
     assert memory.binding.destination.place == {"path": str(won)}
     assert [text for text in told if text] == [f"bound to {won}."] * 3
+
+
+def plan_with(piped, pipeline, slot, decided=0, close=True):
+    """Plan the next window of a pipeline that reads a slot, as the operator does; close it if that is wanted."""
+    binding = Binding(TASK, origin=Endpoint({"slot": slot}), decided=decided)
+    with Ledger(piped.hook, pipeline, f"run of {slot}", topic=piped.ledger_topic) as ledger:
+        ledger.exclusive_of = lambda origin: origin.place.get("slot", "")
+        if (entry := ledger.memory.open_entry) is not None:
+            entry = ledger.reopen(entry)
+        else:
+            ledger.bind(lambda whole: binding)
+            ledger.refuse_taken()
+            window = Window(pipeline, ledger.memory.last_used + 1, (), f"run of {slot}", "", binding=binding)
+            entry = ledger.plan(window)
+        if close:
+            ledger.close({}, {})
+    piped.settle()
+    return entry
+
+
+def test_a_slot_that_a_pipeline_has_got_by_a_rebind_is_its_own_and_the_one_that_it_had_is_free(piped):
+    one, two, three = (f"{piped.name}-{n}" for n in (1, 2, 3))
+    plan_with(piped, one, "a")
+    plan_with(piped, one, "b", decided=1)
+    plan_with(piped, two, "a")
+    for _ in range(2):
+        with pytest.raises(GroupOwned, match=f"`b` mirrors pipeline `{one}`"):
+            plan_with(piped, three, "b")
+        with pytest.raises(GroupOwned, match=f"`a` mirrors pipeline `{two}`"):
+            plan_with(piped, one, "a", decided=2)
+    memory = read_pipeline(piped.hook, one, piped.ledger_topic).memory
+    assert (memory.last_number, memory.open_entry, memory.binding.origin.place) == (2, None, {"slot": "b"})
+    assert plan_with(piped, one, "b", decided=2).window.number == 3
+
+
+def test_the_ledger_knows_a_group_of_a_pipeline_that_was_renamed_by_its_new_name(piped):
+    move(piped, 5, 5)
+    rename(piped.hook, piped.name, f"{piped.name}-2", why="the DAG has another name", **piped.place)
+    piped.settle()
+    for pipeline, owner in (("another", f"{piped.name}-2"), (f"{piped.name}-2", None)):
+        with Ledger(piped.hook, pipeline, "x", topic=piped.ledger_topic) as ledger:
+            assert ledger.other_owner(piped.name) == owner
+
+
+def test_of_two_new_pipelines_that_take_a_slot_at_once_the_one_that_records_it_first_keeps_it(piped, monkeypatch):
+    one, two = f"{piped.name}-1", f"{piped.name}-2"
+    take = Ledger._take
+
+    def overtaken(ledger, name):
+        monkeypatch.setattr(Ledger, "_take", take)
+        plan_with(piped, two, "a", close=False)
+        return take(ledger, name)
+
+    monkeypatch.setattr(Ledger, "_take", overtaken)
+    with pytest.raises(GroupOwned, match=f"mirrors pipeline `{two}`"):
+        plan_with(piped, one, "a")
+    with Ledger(piped.hook, one, "x", topic=piped.ledger_topic) as ledger:
+        assert ledger.memory.is_blank and ledger.memory.binding is None, "its window is withdrawn"
+    assert plan_with(piped, two, "a").attempt.number == 2
+    assert plan_with(piped, one, "b").window.number == 1
+
+
+def test_a_pipeline_whose_attempt_was_killed_before_it_recorded_its_slot_does_so_in_the_retry_or_is_refused(piped, monkeypatch):
+    one, two, three = (f"{piped.name}-{n}" for n in (1, 2, 3))
+    with monkeypatch.context() as killed:
+        killed.setattr(Ledger, "_take", lambda ledger, name: None)
+        for name, slot in ((one, "a"), (two, "b")):
+            plan_with(piped, name, slot, close=False)
+    plan_with(piped, one, "a", close=False)
+    plan_with(piped, three, "b")
+    with pytest.raises(GroupOwned, match=f"`a` mirrors pipeline `{one}`"):
+        plan_with(piped, f"{piped.name}-4", "a")
+    with pytest.raises(GroupOwned, match=f"`b` mirrors pipeline `{three}`"):
+        plan_with(piped, two, "b")
+    assert plan_with(piped, one, "a").attempt.number == 3

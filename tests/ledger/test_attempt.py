@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.definition import main
-from airflow_kafka_spark.errors import Fenced, LedgerUnreadable, WindowTooWide
+from airflow_kafka_spark.errors import Fenced, GroupOwned, LedgerUnreadable, WindowTooWide
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
 from airflow_kafka_spark.hooks.kafka.transactions import send_offsets
@@ -403,10 +403,10 @@ def test_a_newer_record_of_the_owner_of_a_group_is_refused(attempt, kafka, pipel
         producer.produce(ledger_topic_name, json.dumps({"v": 99}).encode(), group_key(pipeline), partition)
         producer.flush(30)
         with pytest.raises(LedgerUnreadable, match=f"group `{pipeline}` has a record of version 99"):
-            ledger.group_owner()
+            ledger.other_owner(pipeline)
 
 
-def test_the_owner_of_a_group_and_of_a_source_is_found_after_the_ledger_topic_got_more_partitions(
+def test_the_owner_of_a_group_is_found_after_the_ledger_topic_got_more_partitions(
     attempt, kafka, hook, pipeline, topic, ledger_topic_name
 ):
     names = (f"{pipeline}-group-{number}" for number in itertools.count())
@@ -418,9 +418,9 @@ def test_the_owner_of_a_group_and_of_a_source_is_found_after_the_ledger_topic_go
     other = Ledger(hook, f"{pipeline}-other", "run2", group_id=group, topic=ledger_topic_name)
     with other as ledger:
         assert ledger.topic.partition_of(group) > 0, "the owner's record is in partition 0"
-        assert ledger.group_owner() == pipeline
-        ledger.exclusive = group
-        assert ledger.source_owner() == pipeline
+        assert ledger.other_owner(group) == pipeline
+        with pytest.raises(GroupOwned, match=f"mirrors pipeline `{pipeline}`"):
+            ledger.refuse_taken()
 
 
 def test_a_ledger_topic_that_is_not_compacted_is_refused(attempt, kafka, unique):
@@ -568,7 +568,8 @@ PLANNED = WindowEntry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "
         (LedgerRecord(b'["p","control",3]', b"{}"), ["l.p.control"]),
         (LedgerRecord(b'["p","binding"]', b"{}"), ["l.p.binding"]),
         (LedgerRecord(b'["p","binding"]', None), ["l.p.close"]),
-        (group_record("g", "p", HOUR.ledger_name("p")), [f"l.{HOUR.ledger_name('p')}.plan"]),
+        (group_record("g", "p"), ["l.g.owner"]),
+        (LedgerRecord(group_key("g"), b'{"v":1,"pipeline":"p","by":"p.x"}'), ["l.p.x.plan"]),
         (LedgerRecord(b"not ours", b"{}"), []),
         (LedgerRecord(b"", None), []),
     ],

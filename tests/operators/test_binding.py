@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.errors import (
     BadRecords,
     DestinationChanged,
@@ -33,6 +34,7 @@ from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, other
 from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowEntry
 from airflow_kafka_spark.windows.model import OffsetRange, State, Window
 from tests.support.control import forget, rebind
+from tests.support.dry import Dry
 from tests.support.intervals import Intervals, facts
 from tests.support.oracle import committed_records, same_multiset, wait_stable
 from tests.support.pipelines import COLUMNS, SPARK, files_rows, row_of
@@ -438,6 +440,64 @@ def test_another_task_of_the_same_pipeline_is_refused_mapped_or_not(files):
     # What a task is mapped over may change from run to run.
     assert files.run("run2", facts={"map_index": 1})["records_read"] == 10
     assert files.check() == 40
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dry(kafka, unique, tmp_path):
+    return Dry(kafka, unique, tmp_path)
+
+
+def moved_once(dry, records):
+    assert dry.offsets() == {f"{dry.topic}-0": [*range(records)]}
+
+
+@pytest.mark.parametrize("number", [None, 0], ids=["progress", "intervals"])
+def test_of_two_new_pipelines_that_plan_with_one_group_at_once_one_moves_the_records(dry, number):
+    dry.produce(0, 10, 70)
+    other = dry.attempt(number, pipeline=f"{dry.name}-other")
+    with pytest.raises(GroupOwned, match=f"mirrors pipeline `{dry.name}-other`"):
+        dry.run(number, between=other)
+    moved_once(dry, there := 3 if number is None else 2)
+    assert dry.run(number, group_id=f"{dry.name}-own")["records_read"] == there
+
+
+@pytest.mark.faults
+def test_a_new_pipeline_that_was_killed_before_it_looked_at_its_group_again_is_refused_in_the_retry(dry):
+    dry.produce(0, 10, 70)
+    dry.killed(fault="plan.written", between=dry.attempt(pipeline=f"{dry.name}-other"))
+    for _ in range(2):
+        with pytest.raises(GroupOwned, match=f"mirrors pipeline `{dry.name}-other`"):
+            dry.run()
+    moved_once(dry, 3)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("number", [None, 1], ids=["progress", "intervals"])
+def test_another_group_that_a_pipeline_goes_on_with_is_its_own_as_soon_as_a_window_is_planned(dry, number):
+    dry.produce(0, 10, 70, 130)
+    dry.run(None if number is None else 0)
+    dry.produce(140)
+    dry.killed(number, fault="planned", group_id=f"{dry.name}-2", run_id="second")
+    with pytest.raises(GroupOwned, match=f"mirrors pipeline `{dry.name}`"):
+        dry.run(number, pipeline=f"{dry.name}-other", group_id=f"{dry.name}-2")
+    dry.run(number, group_id=f"{dry.name}-2", run_id="second")
+    moved_once(dry, 5 if number is None else 3)
+
+
+def test_a_pipeline_of_intervals_that_another_one_overtakes_at_its_new_group_is_refused_until_it_has_another(dry):
+    dry.produce(0, 10, 70, 130)
+    dry.run(0)
+    group, other = f"{dry.name}-2", f"{dry.name}-other"
+    overtaking = dry.attempt(1, pipeline=other, group_id=group)
+    with pytest.raises(GroupOwned, match=f"mirrors pipeline `{other}`"):
+        dry.run(1, group_id=group, between=overtaking)
+    with KafkaHook() as hook:
+        assert read_pipeline(hook, dry.name, f"ledger-{dry.name}").memory.binding.origin.details == {"group": dry.name}
+    moved_once(dry, 3)
+    assert dry.run(1)["records_read"] == 1
 
 
 # --- intervals and replays ------------------------------------------------------------------------------------------------

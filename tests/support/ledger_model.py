@@ -495,6 +495,12 @@ class ModelOperator(KafkaToSinkOperator):
     def seen(self, window: Window) -> Iterator[None]:
         yield
 
+    def open_ledger(self, run: Any) -> Any:
+        ledger = super().open_ledger(run)
+        # Who uses a group is decided apart from windows, with a transactional id of its own: no part of this model.
+        ledger.exclusive_of = lambda origin: ""
+        return ledger
+
     def resolve(self) -> tuple[str, ...]:
         return (TOPIC,)
 

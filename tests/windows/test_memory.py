@@ -119,7 +119,7 @@ def test_a_newer_record_of_another_pipeline_refuses_nothing():
 
 
 def test_the_owner_of_a_group_is_read_and_refused_if_a_later_release_wrote_it():
-    record = group_record("g", "p", "p")
+    record = group_record("g", "p")
     assert owner_of_group(record) == "p"
     assert owner_of_group(record._replace(value=None)) is None
     newer = record._replace(value=json.dumps({**json.loads(record.value), "v": VERSION + 1}).encode())

@@ -30,7 +30,8 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
     Guarantee: it applies once. The first run that plans a window afterwards binds the pipeline to its own task, destination and
     source, and all others are refused again. An open window is moved to another destination only if no attempt was running
     (``running=False``). Its records in the old destination stay there, and are moved again. Complete windows are replayed to
-    their old destination.
+    their old destination. The consumer group or the replication slot of that run is the pipeline's own as soon as its window is
+    planned; one that another pipeline uses is refused then.
 
     :param hook: the cluster.
     :param request: the pipeline, the author and the reason.

@@ -119,9 +119,9 @@ class GroupOwned(PlanError):
 
 
 class SourceOwned(PlanError):
-    """Raised when a new pipeline would read a replication slot that another pipeline reads.
+    """Raised when a pipeline would begin to read a replication slot that another pipeline reads.
 
-    Each of them would miss the changes that the other one reads. Nothing was planned.
+    Each of them would miss the changes that the other one reads. Nothing was moved.
 
     :param pipeline: name of this pipeline.
     :param source: the source's URI.

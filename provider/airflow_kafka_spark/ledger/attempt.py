@@ -28,9 +28,11 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import (
     Fenced,
     GroupHasMembers,
+    GroupOwned,
     KafkaRefused,
     KafkaSparkError,
     KafkaUnavailable,
+    PlanError,
     PlannedMeanwhile,
     RightMissing,
     WindowTooWide,
@@ -39,9 +41,9 @@ from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, r
 from airflow_kafka_spark.hooks.kafka.config import identity
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
 from airflow_kafka_spark.ledger.group import offset_metadata, planned_metadata
-from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
+from airflow_kafka_spark.ledger.open_transactions import OWNER, transactional_id_of
 from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerClaim, LedgerTopic, unreadable_version
-from airflow_kafka_spark.windows.binding import Binding
+from airflow_kafka_spark.windows.binding import Binding, Endpoint
 from airflow_kafka_spark.windows.dead_letters import DeadLetters
 from airflow_kafka_spark.windows.interval import find_sharing_intervals
 from airflow_kafka_spark.windows.memory import (
@@ -57,6 +59,7 @@ from airflow_kafka_spark.windows.memory import (
     dead_key,
     group_key,
     group_record,
+    key_prefix,
     landed_of,
     marker_key,
     owner_of_group,
@@ -90,6 +93,8 @@ FENCE_THREADS = 8
 """Maximum number of transactional ids that are fenced concurrently."""
 SPLIT = "split."
 """Prefix of a split's purpose in its transactional id, before the index of the split."""
+TAKE_TRIES = 10
+"""Maximum number of tries to record who uses a group or a slot. A try fails only if another attempt has tried concurrently."""
 KEEP_WINDOWS = 100
 """Default number of windows that the ledger keeps for each pipeline."""
 
@@ -144,9 +149,12 @@ class Ledger:
         self._partition = 0
         self.plan_offsets: Mapping[TopicPartition, int] = {}
         """Offsets of the group to commit with the plan of a source's window. Their metadata name the window."""
-        self.exclusive = ""
-        """Name of what a single pipeline may read of a source, as a replication slot; empty without one. Recorded with the first
-        window of the pipeline."""
+        self.exclusive_of: Callable[[Endpoint], str] = lambda origin: origin.details.get("group", "")
+        """Returns the name of what only one pipeline may use, from a pipeline's origin: its consumer group (default), or a
+        replication slot. Empty: any number of pipelines may use it."""
+        self.owned: Callable[[str, str], PlanError] = partial(GroupOwned, self.parent_pipeline)
+        """Returns the error if another pipeline uses that. Called with its name and the other pipeline."""
+        self._bound_before: Binding | None = None
         self._entry: WindowEntry | None = None
         self._bound: Binding | None = None
         self._events = ClientEvents()
@@ -289,7 +297,7 @@ class Ledger:
 
         :param decide: returns the binding from the state of the whole pipeline; raises an error if another one is in force.
         """
-        self._bound = decide(self.memory)
+        self._bound, self._bound_before = decide(self.memory), self.memory.binding
         return self._bound
 
     @property
@@ -297,29 +305,35 @@ class Ledger:
         """The binding of the window that is being planned; None before :meth:`bind`."""
         return self._bound
 
-    def group_owner(self) -> str | None:
-        """Return another pipeline that has planned its first window for this group and not completed it; None without one.
+    def refuse_taken(self) -> None:
+        """Refuse a group or a slot that the next window would be the first of this pipeline to use, and that another one uses.
 
-        The metadata of the group's offsets name a pipeline only once its first window is complete. New pipelines call this.
+        :raises GroupOwned, SourceOwned: another pipeline uses it.
         """
-        found = self._recorded_owner(self.group_id or "")
-        if found is None:
-            return None
-        owner, there = found
-        intervals = [interval.state for interval in there.intervals.spans]
-        # Once a window is complete, the group's metadata count. A first window that was forgotten or given up leaves this record.
-        is_first = there.last_number == 0 and State.COMPLETE not in intervals
-        return owner if is_first and (there.open_entry is not None or intervals) else None
+        name = self._takes()
+        if name and (owner := self.other_owner(name)) is not None:
+            raise self.owned(name, owner)
 
-    def source_owner(self) -> str | None:
-        """Return another pipeline that reads from :attr:`exclusive`; None without one, or if it was forgotten. New pipelines call
-        this."""
-        found = self._recorded_owner(self.exclusive)
-        return found[0] if found is not None and not found[1].is_blank else None
+    def other_owner(self, name: str) -> str | None:
+        """Return another pipeline that uses a group or a slot; None without one, or if it was forgotten, or if it has another
+        group or slot by now.
 
-    def _recorded_owner(self, name: str) -> tuple[str, Memory] | None:
-        """Return the other pipeline that has planned its first window for a group or a source, with its state; None if there is
-        none."""
+        :param name: of the group or the slot.
+        """
+        owner = self._recorded_owner(name)
+        while owner is not None and owner != self.parent_pipeline:
+            # Its records are committed before the one that names it, but an open transaction before them may hide them.
+            there = self.topic.read_without_waiting(owner, (key_prefix(owner),)).memory
+            if (renamed := there.renamed_to) is not None:
+                owner = renamed.name
+                continue
+            is_gone = there.is_blank and not there.intervals
+            is_elsewhere = there.binding is not None and self.exclusive_of(there.binding.origin) != name
+            return None if is_gone or is_elsewhere else owner
+        return None
+
+    def _recorded_owner(self, name: str) -> str | None:
+        """Return the pipeline that has recorded that it uses a group or a slot; None if there is none."""
         topic, key = self.topic, group_key(name)
 
         def there(partition: int) -> LedgerRecord | None:
@@ -328,12 +342,46 @@ class Ledger:
 
         record = topic.find(name, there, lambda found: found is not None)
         try:
-            owner = owner_of_group(record) if record is not None else None
+            return owner_of_group(record) if record is not None else None
         except NewerVersion as error:
             raise unreadable_version(topic.name, f"group `{name}` has {error}", "records") from None
-        if owner is None or owner == self.parent_pipeline:
-            return None
-        return owner, topic.read_without_waiting(owner).memory
+
+    def _exclusive(self, binding: Binding | None) -> str:
+        return self.exclusive_of(binding.origin) if binding is not None else self.group_id or ""
+
+    def _takes(self) -> str:
+        """Return the group or the slot that the next window is the first of this pipeline to use; empty without one."""
+        name, before = self._exclusive(self._bound), self._bound_before
+        if self.parent_memory.is_blank and not self.parent_memory.intervals:
+            return name
+        return name if before is not None and self._exclusive(before) != name else ""
+
+    def _take(self, name: str) -> str | None:
+        """Record that this pipeline uses a group or a slot, unless another one does.
+
+        Two pipelines that do so at once fence each other: the later one reads what the earlier one has written. Call it after the
+        claim, so that whoever finds the record finds the pipeline's window, too; and before anything is moved.
+
+        :param name: of the group or the slot; empty for none.
+        :return: the other pipeline that uses it; None if this one does now.
+        """
+        for _ in range(TAKE_TRIES if name else 0):
+            producer = self._fence_as(transactional_id_of(self.topic.name, name, OWNER))
+            if (owner := self.other_owner(name)) is not None:
+                return owner
+            try:
+                producer.begin_transaction()
+                record = group_record(name, self.parent_pipeline)
+                produce_all(producer, self.topic.name, self.topic.partition_of(name), [record], TRANSACTION_SECONDS)
+                producer.commit_transaction(TRANSACTION_SECONDS)
+                return None
+            except Exception as error:
+                failure = self.translate(error, f"recording who uses `{name}`")
+                if not isinstance(failure, Fenced):
+                    raise failure from error
+        if name:
+            raise Fenced(self.pipeline, f"recording who uses `{name}`")
+        return None
 
     def plan(self, window: Window) -> WindowEntry:
         """Write the plan of a window. Once this returns, every later attempt reads this plan and no other.
@@ -341,14 +389,20 @@ class Ledger:
         :raises Fenced: a newer attempt has taken over.
         :raises PlannedMeanwhile: a data interval with some of these offsets was planned first; the window is withdrawn.
         :raises WindowTooWide: its COMPLETE record would be too large for the ledger topic; nothing was written.
+        :raises GroupOwned, SourceOwned: another pipeline has begun to use the group or the slot at the same moment; the window is
+            withdrawn.
         """
         self.refuse_too_wide(window)
+        takes = self._takes()
         entry = self._claim(WindowEntry(window, State.PLANNED, self._attempt(1)))
         faults.reached("plan.written")
         if self.beside_intervals or self.memory.intervals:
             # After the claim: intervals that are planned later read this window, and those planned earlier are read here.
             self.read()
             self._withdraw_if_overlapping(entry)
+        if (owner := self._take(takes)) is not None:
+            self._withdraw()
+            raise self.owned(takes, owner)
         return entry
 
     def refuse_too_wide(self, window: Window) -> None:
@@ -376,9 +430,23 @@ class Ledger:
         """Take over a window that an earlier attempt planned and did not complete.
 
         :raises PlannedMeanwhile: as for :meth:`plan`; the earlier attempt died before this check.
+        :raises GroupOwned, SourceOwned: another pipeline uses the group or the slot; the window stays open.
         """
         self._withdraw_if_overlapping(entry)
-        return self._claim(replace(entry, attempt=self._attempt(entry.attempt.number + 1)))
+        name = self._exclusive(entry.window.binding)
+        entry = self._claim(replace(entry, attempt=self._attempt(entry.attempt.number + 1)))
+        # The earlier attempt may have died before it recorded that.
+        is_known = not name or self._has_used(name) or self._recorded_owner(name) == self.parent_pipeline
+        if not is_known and (owner := self._take(name)) is not None:
+            raise self.owned(name, owner)
+        return entry
+
+    def _has_used(self, name: str) -> bool:
+        """Return True if a complete window of this pipeline has used a group or a slot."""
+        whole = self.parent_memory
+        done = [e.window.binding for e in whole.entries.values() if e.state is State.COMPLETE]
+        in_intervals = any(state.state is State.COMPLETE for state in whole.intervals.spans)
+        return in_intervals or any(binding is not None and self._exclusive(binding) == name for binding in done)
 
     def _withdraw_if_overlapping(self, entry: WindowEntry) -> None:
         """Withdraw a window if a data interval that was planned earlier has some of its offsets. None of its records was moved,
@@ -388,16 +456,31 @@ class Ledger:
             return
         before = (state for state in self.memory.intervals.spans if state.offset < entry.first)
         for state, _ in find_sharing_intervals(window.ranges, window.topic_ids, before):
-            self.withdraw(window_key(self.pipeline, window.number))
+            self._withdraw()
             raise PlannedMeanwhile(self.parent_pipeline, f"Window {window.number}", f"interval {state.interval}")
 
-    def withdraw(self, *keys: bytes) -> None:
-        """Remove records of a window that was planned, and of which nothing was moved."""
+    def _withdraw(self) -> None:
+        """Withdraw the claimed or reopened window, and the binding that it was planned with."""
+        entry = self.memory.open_entry
+        assert entry is not None
+        self.withdraw(LedgerRecord(window_key(self.pipeline, entry.window.number), None), *self._binding_before())
+
+    def _binding_before(self) -> list[LedgerRecord]:
+        """Return the record of the binding before the window that is being planned; none if the window has not changed it."""
+        if self._bound is None:
+            return []
+        return [binding_record(self.parent_pipeline, self._bound_before)]
+
+    def withdraw(self, *records: LedgerRecord) -> None:
+        """Remove a window that was planned, and of which nothing was moved.
+
+        :param records: tombstones of its records, and the records that take their place.
+        """
         producer, self._closer = self._closer, None
         assert producer is not None, "one ledger withdraws one window"
         try:
             producer.begin_transaction()
-            self.send(producer, [LedgerRecord(key, None) for key in keys])
+            self.send(producer, records)
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
             # If this attempt has not removed the window, the next one reads it and withdraws it.
@@ -424,10 +507,6 @@ class Ledger:
         try:
             producer.begin_transaction()
             offsets = self.send(producer, [window_record(entry), *self.companion_records(entry)])
-            owned = self.exclusive if entry.window.source else self.group_id
-            if owned and self.parent_memory.is_blank and not self.parent_memory.intervals:
-                owner = group_record(owned, self.parent_pipeline, self.pipeline)
-                produce_all(producer, self.topic.name, self.topic.partition_of(owned), [owner], TRANSACTION_SECONDS)
             if self.group_id and self.plan_offsets:
                 window, position = entry.window, self.memory.position.source
                 planned = partial(planned_metadata, window, position=position)

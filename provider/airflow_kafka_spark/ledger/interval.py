@@ -138,6 +138,7 @@ class IntervalLedger(Ledger):
         Intervals are planned concurrently. If two attempts write a binding at once, the later one fences the earlier one, which
         then reads the binding of the later one.
         """
+        self._bound_before = self._parent.binding
         for _ in range(BIND_TRIES):
             binding = decide(self._parent)
             known = self._parent.binding
@@ -167,14 +168,19 @@ class IntervalLedger(Ledger):
 
         :raises IntervalOverlaps: another interval of this pipeline has some of these instants.
         :raises PlannedMeanwhile: a window or an interval that was planned first has some of these offsets; this one is withdrawn.
+        :raises GroupOwned: another pipeline has begun to use the group at the same moment; the interval is withdrawn.
         """
         self.refuse_overlaps()
         self.refuse_too_wide(window)
+        takes = self._takes()
         entry = self._claim(WindowEntry(window, State.PLANNED, self._attempt(1)))
         faults.reached("plan.written")
         # Others may have been planned concurrently. All are in the log now, and all readers see them in the order of the log.
         self.read()
         self._withdraw_if_overlapping(entry)
+        if (owner := self._take(takes)) is not None:
+            self._withdraw(*self._binding_before())
+            raise self.owned(takes, owner)
         return entry
 
     def _withdraw_if_overlapping(self, entry: WindowEntry) -> None:
@@ -205,8 +211,9 @@ class IntervalLedger(Ledger):
         self._withdraw()
         raise PlannedMeanwhile(self.parent_pipeline, f"Interval {self.interval}", other)
 
-    def _withdraw(self) -> None:
-        self.withdraw(window_key(self.pipeline, NUMBER), interval_key(self.parent_pipeline, self.interval))
+    def _withdraw(self, *more: LedgerRecord) -> None:
+        keys = (window_key(self.pipeline, NUMBER), interval_key(self.parent_pipeline, self.interval))
+        self.withdraw(*(LedgerRecord(key, None) for key in keys), *more)
 
     def companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
         """Return the record of the interval in the pipeline's ledger."""

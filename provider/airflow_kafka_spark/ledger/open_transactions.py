@@ -17,6 +17,8 @@ from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.memory import ARCHIVE, LedgerRecord
 
 END_SECONDS = 30.0
+OWNER = "owner"
+"""The purpose of the transactional id under which pipelines record that they use a group or a slot."""
 OWN_KINDS = {"split": "split.{1}", "dead": "dead", "control": "control", "binding": "binding"}
 """Kinds of records that are written under a transactional id of their own, with the suffix of that id."""
 
@@ -57,7 +59,8 @@ def transactional_id_of(topic: str, pipeline: str, purpose: str) -> str:
 
     All attempts of the pipeline share the id, and no other pipeline uses it: an attempt fences its predecessors and nothing else.
 
-    :param purpose: ``plan``, ``close``, ``control``, ``binding`` or ``split.<index>``.
+    :param pipeline: the pipeline; for ``owner``, the group or the slot that pipelines take.
+    :param purpose: ``plan``, ``close``, ``control``, ``binding``, ``owner`` or ``split.<index>``.
     """
     return f"{topic}.{pipeline}.{purpose}"
 
@@ -71,11 +74,10 @@ def transaction_of_record(record: LedgerRecord, partition: int) -> OpenTransacti
         pipeline, kind, *numbers = json.loads(record.key)
         value: dict[str, Any] | None = json.loads(record.value) if record.value is not None else None
         if pipeline is None and value is not None:
-            # A pipeline writes the owner of its group together with the plan of its first window.
-            planner = str(value["by"])
-            return OpenTransaction(
-                planner, f"its first window for group {numbers[0]}", ((planner, "plan"),), partition, record.offset
-            )
+            # Earlier releases wrote it together with the plan of a pipeline's first window.
+            name, what = str(numbers[0]), f"its first window for group {numbers[0]}"
+            written = ((str(value["by"]), "plan"),) if "by" in value else ((name, OWNER),)
+            return OpenTransaction(str(value["pipeline"]), what, written, partition, record.offset)
         parent, interval = parse_ledger_name(str(pipeline))
         what = f"split {numbers[1]} of window {numbers[0]}" if kind == "split" else " ".join(map(str, [kind, *numbers]))
         return OpenTransaction(

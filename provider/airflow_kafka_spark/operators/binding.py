@@ -228,12 +228,12 @@ def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPa
     """
     from airflow_kafka_spark.ledger.group import ledgers_of, owner_of
 
-    pipeline, whole = ledger.parent_pipeline, ledger.parent_memory
+    pipeline = ledger.parent_pipeline
     owner = owner_of(pipeline, committed)
-    if owner is None and whole.is_blank and not whole.intervals:
-        owner = ledger.group_owner()
     if owner is not None:
         raise GroupOwned(pipeline, group_id, owner)
+    # The metadata of a group name a pipeline only once a window is complete.
+    ledger.refuse_taken()
     for name, there in ledger.topic.in_other_ledgers(pipeline, ledgers_of(pipeline, committed)):
         known, mine = there.binding, ledger.bound
         # The same task with the same destination has got another ledger: it goes on at the group's offsets.

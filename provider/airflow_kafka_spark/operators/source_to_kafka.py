@@ -270,7 +270,7 @@ class SourceToKafkaOperator(WindowOperator):
         from airflow_kafka_spark.ledger.attempt import Ledger
 
         # A group without consumers: the metadata of its offset is the short cut into the ledger.
-        return Ledger(
+        ledger = Ledger(
             self.kafka,
             self.pipeline_name(run),
             run.id,
@@ -279,6 +279,9 @@ class SourceToKafkaOperator(WindowOperator):
             keep_windows=self.ledger_options.keep_windows,
             hint_topics=(self.ledger_topic,),
         )
+        ledger.exclusive_of = self.source.exclusive
+        ledger.owned = lambda name, owner: SourceOwned(ledger.pipeline, self.source.uri, owner, self.ledger_topic)
+        return ledger
 
     # --- 3. plan ---
 
@@ -294,10 +297,7 @@ class SourceToKafkaOperator(WindowOperator):
         self.sink.ensure_topic(self.kafka)
         targets = [target(self.kafka, self.sink)] if self.sink.topic else []
         self._refuse_lost(ledger, targets)
-        if ledger.memory.is_blank and ledger.bound is not None:
-            ledger.exclusive = self.source.exclusive(ledger.bound.origin)
-            if ledger.exclusive and (owner := ledger.source_owner()):
-                raise SourceOwned(ledger.pipeline, self.source.uri, owner, self.ledger_topic)
+        ledger.refuse_taken()
         frozen = self.source.freeze(self._source_position(ledger))
         if len(frozen.splits) > MAX_SPLITS:
             found = f"the window has {len(frozen.splits)} splits, more than {MAX_SPLITS}"

@@ -328,16 +328,15 @@ def position_key(pipeline: str) -> bytes:
     return json_bytes([pipeline, "position"])
 
 
-def binding_record(pipeline: str, binding: Binding) -> LedgerRecord:
-    return LedgerRecord(json_bytes([pipeline, BINDING]), json_bytes({"v": VERSION, "binding": binding_to_json(binding)}))
+def binding_record(pipeline: str, binding: Binding | None) -> LedgerRecord:
+    """Return the record of a pipeline's binding; a tombstone for None."""
+    value = None if binding is None else json_bytes({"v": VERSION, "binding": binding_to_json(binding)})
+    return LedgerRecord(json_bytes([pipeline, BINDING]), value)
 
 
-def group_record(group_id: str, pipeline: str, by: str) -> LedgerRecord:
-    """Return the record of the pipeline that commits offsets for a consumer group.
-
-    :param by: ledger name that the record is written for: that of the pipeline, or of one of its intervals.
-    """
-    return LedgerRecord(group_key(group_id), json_bytes({"v": VERSION, "pipeline": pipeline, "by": by}))
+def group_record(group_id: str, pipeline: str) -> LedgerRecord:
+    """Return the record of the pipeline that uses a consumer group or a replication slot."""
+    return LedgerRecord(group_key(group_id), json_bytes({"v": VERSION, "pipeline": pipeline}))
 
 
 def group_key(group_id: str) -> bytes:

@@ -125,6 +125,8 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
     def exclusive(self, origin: Endpoint) -> str:
         """Return the slot: a second pipeline would not get the changes that the first one has advanced it over."""
         place = origin.place
+        if "slot" not in place:
+            return ""  # of another source, which the pipeline had before
         return f"slot {place.get(SERVER_ID) or place[SERVER]}/{place['database']}/{place['slot']}"
 
     def validate(self) -> list[Problem]:
