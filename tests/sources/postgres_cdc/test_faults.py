@@ -12,7 +12,7 @@ from tests.sources.postgres_cdc.shop import captured
 from tests.support.control import forget, skip
 from tests.support.waiting import settled
 
-IN_A_TASK = ("publish.begin", "publish.mid", "publish.flushed", "publish.marked", "publish.committed")
+IN_A_TASK = ("publish.fence", "publish.begin", "publish.mid", "publish.flushed", "publish.marked", "publish.committed")
 POINTS = ("planned", "publish.flushed", "publish.committed", "job.done", "close.in_transaction", "cdc.advance")
 ON_THE_LOG = ("publish.committed", "close.in_transaction")
 
