@@ -33,7 +33,7 @@ def size_problems(sizes: Mapping[str, tuple[object, int]]) -> Iterator[Problem]:
 
 
 def choice_problems(choices: Mapping[str, tuple[object, Sequence[str]]]) -> Iterator[Problem]:
-    """Yield the options whose value is none of the known ones.
+    """Yield the options that have an unknown value.
 
     :param choices: per option, its value and the known values.
     """

@@ -9,22 +9,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.hooks.connections import look_up
-from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
-from airflow_kafka_spark.sources.cdc.frame import COLUMNS, empty_events, read_events
+from airflow_kafka_spark.sources.base import FrozenWindow
+from airflow_kafka_spark.sources.cdc.source import LogSource
 from airflow_kafka_spark.sources.jdbc.database import bracketed
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.jdbc.mysql import MysqlServer
     from airflow_kafka_spark.sources.mysql_cdc.windows import LogWindows
 
 
 @dataclass(frozen=True)
-class MySqlCdcSource(MySqlCdcOptions, RowSource):
+class MySqlCdcSource(MySqlCdcOptions, LogSource):
     """Reads changes of tables from the binary log of MariaDB or MySQL (change data capture), in bounded windows.
 
     A window is a range of the log, which is read over the protocol of replication. Each change is an event in Debezium's form,
@@ -123,10 +120,6 @@ class MySqlCdcSource(MySqlCdcOptions, RowSource):
             return found
         return [*found, *BinlogValidation(self, LogServer(server)).problems()]
 
-    def columns(self) -> tuple[str, ...]:
-        """Return ``topic``, ``key``, ``value`` and ``timestamp``."""
-        return COLUMNS
-
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Decide the next window's end: the end of the log, or ``max_binlog_bytes`` behind the last window.
 
@@ -137,31 +130,6 @@ class MySqlCdcSource(MySqlCdcOptions, RowSource):
         :raises SourceRejected: the server is another one.
         """
         return self._windows().freeze(position)
-
-    def position_after(
-        self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
-    ) -> Mapping[str, Any]:
-        """Return the position behind a window: where its last transaction ends. See :meth:`RowSource.position_after`."""
-        return self._windows().position_after(splits, position, tokens)
-
-    def bytes_behind(self, position: Mapping[str, Any]) -> int | None:
-        """Return the bytes of the log behind a window, as they are now. See :meth:`RowSource.bytes_behind`."""
-        return self._windows().bytes_behind(position)
-
-    def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
-        """Return the events of these splits, read by Spark's Python workers. See :meth:`RowSource.frame`."""
-        return read_events(spark, splits, self._windows().reader(splits, None)) if splits else empty_events(spark)
-
-    def empty_frame(self, spark: SparkSession) -> DataFrame | None:
-        """Return a DataFrame without rows that has the columns of :meth:`frame`."""
-        return empty_events(spark)
-
-    def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
-        """Return how tasks read these splits. See :meth:`RowSource.reader`.
-
-        :raises SourceUnavailable: the server does not answer.
-        """
-        return self._windows().reader(splits, columns)
 
 
 def _address(server: MysqlServer) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem, SourceRejected
 from airflow_kafka_spark.hooks.connections import look_up
-from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
-from airflow_kafka_spark.sources.cdc.frame import COLUMNS, empty_events, read_events
+from airflow_kafka_spark.sources.base import FrozenWindow
+from airflow_kafka_spark.sources.cdc.source import LogSource
 from airflow_kafka_spark.sources.jdbc.database import bracketed
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.postgres import PostgresServer
-    from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.postgres_cdc.windows import LogWindows
 
 
 @dataclass(frozen=True)
-class PostgresCdcSource(PostgresCdcOptions, RowSource):
+class PostgresCdcSource(PostgresCdcOptions, LogSource):
     """Reads changes of tables from PostgreSQL's log (change data capture), in bounded windows.
 
     A window is a range of the log. Its changes are read by ``pg_logical_slot_peek_binary_changes`` over an ordinary connection,
@@ -131,6 +130,7 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, connection, server, slot, publication, tables and their keys."""
+        from airflow_kafka_spark.sources.jdbc.source import missing_driver
         from airflow_kafka_spark.sources.postgres_cdc.validation import WAITING, CdcServerValidation
 
         found = list(self.option_problems())
@@ -139,15 +139,10 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
         except ConnectionInvalid as error:
             return [*found, Problem("source.conn_id", error.found, error.action), *WAITING]
         except ImportError as error:
-            action = "Install it with `pip install 'airflow-provider-kafka-spark[postgres]'`"
-            return [*found, Problem("source", f"the package `{error.name or error}` is not installed", action)]
+            return [*found, missing_driver(error)]
         if {"source.slot", "source.publication", "source.tables", "source.message_key_columns"} & {p.where for p in found}:
             return found
         return [*found, *CdcServerValidation(self, server).problems()]
-
-    def columns(self) -> tuple[str, ...]:
-        """Return ``topic``, ``key``, ``value`` and ``timestamp``."""
-        return COLUMNS
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Decide the next window's end: the end of the log, or ``max_wal_bytes`` behind the last window.
@@ -166,16 +161,6 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
         """True with a snapshot: the task that reads a chunk notes which transactions it has seen."""
         return self.snapshot != "never"
 
-    def position_after(
-        self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
-    ) -> Mapping[str, Any]:
-        """Return the position behind a window, with what its chunks have seen. See :meth:`RowSource.position_after`."""
-        return self._windows().position_after(splits, position, tokens)
-
-    def bytes_behind(self, position: Mapping[str, Any]) -> int | None:
-        """Return the bytes of the log behind a window, as they are now. See :meth:`RowSource.bytes_behind`."""
-        return self._windows().bytes_behind(position)
-
     def completed(self, position: Mapping[str, Any]) -> None:
         """Advance the slot. See :meth:`RowSource.completed`."""
         self._windows().completed(position)
@@ -188,18 +173,7 @@ class PostgresCdcSource(PostgresCdcOptions, RowSource):
         if any("table" in split or "snapshot" in split for split in splits):
             found = "a window of a snapshot can only be read by tasks"
             raise SourceRejected(self.uri, found, 'Set `read_with="task"`, which tells why they do not read it')
-        return read_events(spark, splits, self._windows().reader(splits, None)) if splits else empty_events(spark)
-
-    def empty_frame(self, spark: SparkSession) -> DataFrame | None:
-        """Return a DataFrame without rows that has the columns of :meth:`frame`."""
-        return empty_events(spark)
-
-    def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
-        """Return how tasks read these splits. See :meth:`RowSource.reader`.
-
-        :raises SourceUnavailable: the server does not answer.
-        """
-        return self._windows().reader(splits, columns)
+        return super().frame(spark, splits)
 
 
 def _address(server: PostgresServer) -> str:

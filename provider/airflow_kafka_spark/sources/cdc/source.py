@@ -1,0 +1,77 @@
+"""What the sources of database logs share: events as rows, and windows that another object reads."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_kafka_spark.sources.base import SplitReader
+
+COLUMNS = ("topic", "key", "value", "timestamp")
+"""The columns of an event."""
+
+SPARK_SCHEMA = "topic string, key binary, value binary, timestamp bigint"
+
+
+class Windows(Protocol):
+    """Windows of the log of a server, as the methods of :class:`RowSource` of the same names describe them."""
+
+    def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow: ...
+
+    def position_after(
+        self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any]: ...
+
+    def bytes_behind(self, position: Mapping[str, Any]) -> int | None: ...
+
+    def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader: ...
+
+
+class LogSource(RowSource):
+    """Base class of the sources that read a database's log."""
+
+    @abstractmethod
+    def _windows(self) -> Windows:
+        """Return the windows of the server that the connection leads to."""
+
+    def columns(self) -> tuple[str, ...]:
+        """Return ``topic``, ``key``, ``value`` and ``timestamp``."""
+        return COLUMNS
+
+    def position_after(
+        self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Return the position behind a window, with what its tasks have noted. See :meth:`RowSource.position_after`."""
+        return self._windows().position_after(splits, position, tokens)
+
+    def bytes_behind(self, position: Mapping[str, Any]) -> int | None:
+        """Return the bytes of the log behind a window, as they are now. See :meth:`RowSource.bytes_behind`."""
+        return self._windows().bytes_behind(position)
+
+    def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
+        """Return the events of these splits, read by Spark's Python workers; partition ``i`` is split ``i``. See
+        :meth:`RowSource.frame`.
+        """
+        from airflow_kafka_spark.sources.cdc.tasks.frame import ReadSplits
+
+        if not splits:
+            return spark.createDataFrame([], SPARK_SCHEMA)
+        numbers = spark.range(0, len(splits), 1, len(splits))
+        return numbers.mapInArrow(cast(Any, ReadSplits(self._windows().reader(splits, None))), SPARK_SCHEMA)
+
+    def empty_frame(self, spark: SparkSession) -> DataFrame | None:
+        """Return a DataFrame without rows that has the columns of :meth:`frame`."""
+        return spark.createDataFrame([], SPARK_SCHEMA)
+
+    def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
+        """Return how tasks read these splits. See :meth:`RowSource.reader`.
+
+        :raises SourceUnavailable: the server does not answer.
+        """
+        return self._windows().reader(splits, columns)
