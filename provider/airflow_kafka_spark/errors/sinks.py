@@ -258,6 +258,8 @@ class SparkJobFailed(KafkaSparkError):
         default True.
     """
 
+    retryable = True
+
     def __init__(self, window: str, detail: str, by_split: bool = False, *, retryable: bool = True) -> None:
         self.window, self.detail, self.by_split, self.retryable = window, detail, by_split, retryable
         committed = "Splits that are committed stay" if by_split else "Nothing was committed"

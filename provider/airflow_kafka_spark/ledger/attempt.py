@@ -360,12 +360,14 @@ class Ledger:
         """Record that this pipeline uses a group or a slot, unless another one does.
 
         Two pipelines that do so at once fence each other: the later one reads what the earlier one has written. Call it after the
-        claim, so that whoever finds the record finds the pipeline's window, too; and before anything is moved.
+        claim, so that a pipeline that finds the record finds the window of this one, too; and before anything is moved.
 
         :param name: of the group or the slot; empty for none.
         :return: the other pipeline that uses it; None if this one does now.
         """
-        for _ in range(TAKE_TRIES if name else 0):
+        if not name:
+            return None
+        for _ in range(TAKE_TRIES):
             producer = self._fence_as(transactional_id_of(self.topic.name, name, OWNER))
             if (owner := self.other_owner(name)) is not None:
                 return owner
@@ -379,9 +381,7 @@ class Ledger:
                 failure = self.translate(error, f"recording who uses `{name}`")
                 if not isinstance(failure, Fenced):
                     raise failure from error
-        if name:
-            raise Fenced(self.pipeline, f"recording who uses `{name}`")
-        return None
+        raise Fenced(self.pipeline, f"recording who uses `{name}`")
 
     def plan(self, window: Window) -> WindowEntry:
         """Write the plan of a window. Once this returns, every later attempt reads this plan and no other.

@@ -224,8 +224,14 @@ def collect(results: RDD[str] | DataFrame, window: Window) -> list[str]:
         raise SparkJobFailed(str(window), reason_of(error), retryable=is_retryable(error)) from error
 
 
+def _is_session_ended(error: Exception) -> bool:
+    return _JDBC_ERROR.search(str(error)) is not None and is_session_ended(str(error))
+
+
 def is_retryable(error: Exception) -> bool:
     """Return False if one of our own tasks has raised an error that a retry does not end, True in all other cases."""
+    if WORKER_EXITED in str(error) or _is_session_ended(error):
+        return True  # the cause that `reason_of` names, whatever else the trace holds
     found = _OUR_ERROR.search(str(error))
     return found is None or bool(getattr(getattr(errors, found[1], None), "retryable", True))
 
@@ -235,7 +241,7 @@ def reason_of(error: Exception) -> str:
     # After it, Spark quotes the position in the user's SQL, with a ruler of carets.
     if WORKER_EXITED in str(error):
         return "a Python worker of Spark was killed or crashed while it worked on a split, perhaps because memory ran out"
-    if _JDBC_ERROR.search(str(error)) and is_session_ended(str(error)):
+    if _is_session_ended(error):
         return f"{SESSION_ENDED}, while Spark read a split"
     if ours := _OUR_ERROR.search(str(error)):
         # What to do follows in the error of the job.
