@@ -1,5 +1,5 @@
-"""``python -m benchmarks [files] [postgres] [kafka] [records] [fan_out] [around] [splits] [memory] [ui] [ledger]
-[small] [scale] [--records N] [--rounds N]``"""
+"""``python -m benchmarks [files] [postgres] [kafka] [between_topics] [records] [shapes] [fan_out] [around] [splits] [memory]
+[ui] [ledger] [small] [scale] [--records N] [--rounds N]``"""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def main() -> None:
             "files",
             "postgres",
             "kafka",
+            "between_topics",
             "records",
+            "shapes",
             "fan_out",
             "around",
             "splits",
@@ -37,14 +39,31 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-bench-") as temporary:
         os.environ.setdefault("AIRFLOW_HOME", str(Path(temporary) / "airflow"))
         os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
-        from benchmarks import around, fan_out, ledger, memory, records, scale, small, splits, to_files, to_kafka, to_postgres, ui
+        from benchmarks import (
+            around,
+            between_topics,
+            fan_out,
+            ledger,
+            memory,
+            records,
+            scale,
+            shapes,
+            small,
+            splits,
+            to_files,
+            to_kafka,
+            to_postgres,
+            ui,
+        )
         from benchmarks.bench import stand
 
         known = {
             "files": to_files,
             "postgres": to_postgres,
             "kafka": to_kafka,
+            "between_topics": between_topics,
             "records": records,
+            "shapes": shapes,
             "fan_out": fan_out,
             "around": around,
             "splits": splits,

@@ -100,6 +100,7 @@ from airflow_kafka_spark.errors.sources import (
     SchemaInvalid,
     SourceRejected,
     SourceUnavailable,
+    SqlFailed,
     TransactionTimedOut,
 )
 
@@ -159,6 +160,7 @@ __all__ = [
     "RowRejected",
     "RowsCutOff",
     "RowsRejected",
+    "SqlFailed",
     "SchemaInvalid",
     "SchemaUnusable",
     "ServerFailed",
