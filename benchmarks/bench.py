@@ -8,6 +8,7 @@ import re
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +38,7 @@ class Stand:
     rounds: int
     directory: Path
     results: list[tuple[str, str, float, float]] = field(default_factory=list)
+    cpu: CpuMeter = field(default_factory=lambda: CpuMeter())
     aside: float = 0.0
     """Seconds spent on preparing and on checking: nobody's time."""
 
@@ -77,9 +79,9 @@ def compare(
     used: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(stand.rounds + 1):
         for name, run in contestants.items():
-            begun, stand.aside, before = time.monotonic(), 0.0, cpu_seconds()
+            begun, stand.aside, before = time.monotonic(), 0.0, stand.cpu.seconds()
             run(turn)
-            seconds, cpu = time.monotonic() - begun - stand.aside, cpu_seconds() - before
+            seconds, cpu = time.monotonic() - begun - stand.aside, stand.cpu.seconds() - before
             if turn:
                 times[name].append(seconds)
                 used[name].append(cpu)
@@ -94,20 +96,39 @@ def compare(
         print(f"| {name} | {records / seconds / 1000:,.0f} | {ratio:.2f} | {core:.2f} |", flush=True)
 
 
-def cpu_seconds() -> float:
-    """Return the CPU seconds that this process, Spark's JVM and its Python workers have used, ended workers included."""
-    import psutil
+class CpuMeter:
+    """Counts the CPU seconds of this process, Spark's JVM and its Python workers.
 
-    spark = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # one that has just ended, or is a zombie
-            spark += [child] if any("SparkSubmit" in word for word in child.cmdline()) else []
-    used = psutil.Process().cpu_times()
-    seconds = used.user + used.system
-    for process in {*spark, *(child for p in spark for child in p.children(recursive=True))}:
-        with suppress(psutil.NoSuchProcess):
-            seconds += sum(process.cpu_times()[:4])
-    return seconds
+    Python workers end with a job, and their parent does not count them. The processes are therefore looked at all the time.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[int, float], float] = {}
+        threading.Thread(target=self._watch, name="cpu", daemon=True).start()
+
+    def seconds(self) -> float:
+        """Return the seconds until now."""
+        self._look()
+        return sum(self._seconds.values())
+
+    def _watch(self) -> None:
+        while True:
+            self._look()
+            time.sleep(0.1)
+
+    def _look(self) -> None:
+        import psutil
+
+        own = psutil.Process()
+        found = {own}
+        for child in own.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # one that has just ended, or is a zombie
+                if any("SparkSubmit" in word for word in child.cmdline()):
+                    found |= {child, *child.children(recursive=True)}
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                self._seconds[process.pid, process.create_time()] = times.user + times.system
 
 
 def produce_at_the_limit(stand: Stand, topic: str) -> None:
