@@ -104,7 +104,7 @@ def test_what_tasks_write_in_arrow_is_byte_for_byte_what_spark_writes(orders, un
         else:
             options |= {"output_key": ("id", "day"), "output_key_format": Json()}
             orders.run(**options, filter=condition, columns=EVERY_KIND)
-        assert ("Spark's SQL changes its records" in caplog.text) == bool(only_spark)
+        assert ("Spark's SQL transforms its records" in caplog.text) == bool(only_spark)
         contents.append(sorted(r.content for r in orders.read(output)))
     assert contents[0] == contents[1] and len(contents[0]) == 200
 

@@ -180,7 +180,7 @@ class TopicJob(PublishJob):
             changed, sorting = self.change.records(session.createDataFrame([], rows), reading, in_tasks=True)
             program = program_of(changed, read.schema)
         except (Unknown, EncodedBySpark) as reason:
-            log.info("Window %s: Spark's SQL changes its records, not each task in Arrow: no %s there", self.window, reason)
+            log.info("Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there", self.window, reason)
             # One row a task: which split it shall read.
             numbers = session.range(0, self.split_count, 1, self.split_count)
             changed, sorting = self.change.records(numbers.mapInArrow(cast(Any, read), rows), reading, in_tasks=False)
