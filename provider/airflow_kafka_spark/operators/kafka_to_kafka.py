@@ -41,7 +41,7 @@ from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, check_readable, whole_splits
-from airflow_kafka_spark.windows.report import Report, sum_up_relayed
+from airflow_kafka_spark.windows.report import Report, sum_up_kafka_to_kafka
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
@@ -355,13 +355,15 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
         def publish(left: tuple[int, ...]) -> None:
             self._refuse_unmarked(window, ledger, [splits[index].range for index in left])
-            self._relay(window, ledger, tuple(splits[index] for index in left))
+            self._publish_splits(window, ledger, tuple(splits[index] for index in left))
 
         markers = publish_splits(ledger, window, list(splits), publish)
         self.check(window)
         ranges = {index: split.range for index, split in splits.items()}
         dead = merge_landed(part for marker in markers for part in marker.dead_letters)
-        report = sum_up_relayed(window, markers, ranges, flushed=now_ms(), upstream=self.read_options.counts, dead_letters=dead)
+        report = sum_up_kafka_to_kafka(
+            window, markers, ranges, flushed=now_ms(), upstream=self.read_options.counts, dead_letters=dead
+        )
         if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
             self.errors.accept(window, [marker.result for marker in markers if marker.result])
         self.check_followed(window, report.records_read)
@@ -383,7 +385,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
                 to, known = f"committed:{self.group_id}", ledger.memory.last_number
                 raise LedgerBehind(ledger.pipeline, self.group_id, named[tp], known, self.ledger_topic, to)
 
-    def _relay(self, window: Window, ledger: Ledger, left: tuple[Split, ...]) -> None:
+    def _publish_splits(self, window: Window, ledger: Ledger, left: tuple[Split, ...]) -> None:
         from airflow_kafka_spark.road.publish import TopicJob
         from airflow_kafka_spark.road.tasks.account import Tolerance
 

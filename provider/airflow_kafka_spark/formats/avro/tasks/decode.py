@@ -73,7 +73,7 @@ from airflow_kafka_spark.formats.tasks.batch_decoder import (
     NeedsRowWise,
     refuse_nulls,
 )
-from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.text_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import arrow_schema
 
 _FEW_VALUES, _CHUNK_VALUES = 32, 20_480
