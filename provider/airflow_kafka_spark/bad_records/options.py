@@ -36,7 +36,7 @@ class ErrorOptions:
     :param tolerance: ``none`` (default): a bad record fails the window, and nothing of it is committed; ``all``: the other
         records are committed.
     :param topic: with ``all``, the topic that bad records go to (``errors_deadletterqueue_topic_name``); default None.
-    :param replication_factor: of the topic if it is created; default -1, the brokers' default.
+    :param replication_factor: number of replicas of the topic if it is created; default -1, the brokers' default.
     :param context_headers: True (default): dead letters carry headers with their origin and their error.
     :param skip: with ``all`` and without a topic: bad records are only counted, and lost; default False.
     :param most: maximum of bad records of a window (``max_errors``): a number, or a share of its records below 1; None (default):

@@ -33,6 +33,7 @@ from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, Re
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.windows.binding import Endpoint
+from airflow_kafka_spark.windows.latency import UpstreamCounts
 from airflow_kafka_spark.windows.model import (
     KEY_CONVERTER,
     TRANSFORMATION,
@@ -88,7 +89,7 @@ class FromKafkaOperator(WindowOperator):
     starting_offsets = option[Written]("read_options")
     ending_offsets = option[Written]("read_options")
     max_records = option[int | str | None]("read_options")
-    upstream_counts = option[Mapping[Any, int] | str | None]("read_options")
+    upstream_counts = option[UpstreamCounts | str | None]("read_options")
     follows = option[str | None]("follow_options")
     value = option[Format]("record_options")
     key = option[Format | None]("record_options")

@@ -37,6 +37,7 @@ from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources.kafka.topics import compacted_topics
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.instants import now_ms
+from airflow_kafka_spark.windows.latency import UpstreamCounts
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
@@ -62,89 +63,102 @@ if TYPE_CHECKING:
 class KafkaToSinkOperator(FromKafkaOperator):
     """Move the next window of one or several topics into a sink, exactly once.
 
-    The window reaches from where the pipeline stands to the last stable offsets found now (``read_committed``), per partition;
-    partitions that appear later are read from their first record. Records are decoded, and written by Spark's tasks; the sink
-    takes the window whole; then, in one Kafka transaction, the ledger says COMPLETE and the group's offsets move (KIP-98).
+    A window begins at the position of the pipeline and ends at the last stable offsets (``read_committed``) that are found when
+    it is planned, per partition. A partition that appears later is read from its first record. Spark's tasks decode the records
+    and write them; the sink makes the window visible as a whole; then one Kafka transaction marks the window as COMPLETE in the
+    ledger and moves the group's offsets (KIP-98).
 
-    Columns: those of ``value``, then those of ``key`` (a column that both have is read from the key), then ``metadata_columns``.
+    Columns: those of ``value``, then those of ``key`` (a column of both is read from the key), then ``metadata_columns``.
 
-    Guarantee: windows of a pipeline are frozen before any work, applied in order, each once, and the consumer group's offsets
-    move only after the sink has flushed, whatever is killed, retried, cleared or paused on the way.
+    Guarantee: the offsets of a window are written to the ledger before any work. The windows of a pipeline are applied in order,
+    each once, and the consumer group's offsets move only after the sink has committed, also if attempts are killed, retried,
+    cleared or paused.
 
-    :param sink: where the window goes.
-    :param value: how values are decoded.
-    :param key: how keys are decoded; None (default) leaves them.
-    :param metadata_columns: what else of a record becomes a column: names among ``key``, ``value`` (raw bytes), ``topic``,
+    :param sink: destination of the window: a sink of :mod:`airflow_kafka_spark.sinks`, or one of your own.
+    :param value: format of the values.
+    :param key: format of the keys; None (default) reads no keys.
+    :param metadata_columns: further parts of a record that become columns: names among ``key``, ``value`` (raw bytes), ``topic``,
         ``partition``, ``offset``, ``timestamp``, ``timestampType``, ``headers``; as a list, or as a mapping name -> column.
         Default none.
-    :param behavior_on_null_values: what a record without a value means: ``delete`` (default where the sink deletes), ``write``
-        (default for formats that have null values), ``ignore`` (counted), or ``fail`` (default otherwise).
+    :param behavior_on_null_values: treatment of a record without a value (a tombstone): ``delete`` deletes the row of its key
+        (default if the sink deletes rows); ``write`` writes a row of nulls (default for formats that decode a null); ``ignore``
+        only counts it; ``fail`` fails the window (default otherwise).
 
-    :param topics: a topic, or several, also as a list separated by commas; or give ``topics_pattern``. Default None. Templated.
-    :param topics_pattern: a regular expression that whole topic names match. Topics that appear later are read from their first
-        record. Default None. Templated.
-    :param group_id: the consumer group whose offsets mirror the position. No other consumer may use it. Templated.
-    :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
-        that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,
-        ``"none"`` (committed offsets, or it refuses), a time, or an offset per partition; see
-        :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
+    :param topics: topic to read, or several, as a list or as text separated by commas. Either this or ``topics_pattern`` is
+        required. Default None. Templated.
+    :param topics_pattern: regular expression of the topics to read, which has to match the whole name. A topic that appears later
+        is read from its first record. Default None. Templated.
+    :param group_id: consumer group to which the pipeline commits its position. No other consumer may use it. Templated.
+    :param starting_offsets: where the first window begins. It counts only if neither the ledger nor the sink knows the pipeline,
+        and its group holds no offsets that the pipeline has committed: ``CommittedOffsets(fallback="earliest")`` (default),
+        ``"earliest"``, ``"latest"``, ``"none"`` (committed offsets; without any, the task fails), a time, or an offset per
+        partition; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
     :param ending_offsets: where a window ends at the latest: ``"latest"`` (default; the last stable offsets), a time, an offset
-        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`.
+        per partition, or the committed offsets of another group; see
+        :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`. Templated.
+    :param max_records: maximum number of offsets in a window, shared among the partitions; None (default) is no maximum.
         Templated.
-    :param max_records: at most so many offsets per window, shared among the partitions; None (default) is everything there is.
-        Templated.
-    :param data_loss: ``fail`` (default) where records were deleted before they were read; ``skip``: a gap in ledger and report.
-    :param read_with: ``task`` (default by ``auto``): Spark's tasks read their ranges with confluent-kafka; ``spark``: Spark's own
-        Kafka source reads, for executors without confluent-kafka. The result is the same.
-    :param split_records: offsets per Spark task, about; at least 1, default what suits the sink. With ``read_with="spark"`` it is
-        one task a partition instead.
-    :param read_timeout: seconds without any progress after which a task gives the broker up; default 300.
+    :param data_loss: treatment of records that were deleted before they were read: ``fail`` (default) fails the task; ``skip``
+        goes on behind them, and records the gap in ledger and report.
+    :param read_with: component that reads the topics: ``task`` (used by ``auto``, the default), Spark's tasks with
+        confluent-kafka; or ``spark``, Spark's own Kafka source, for executors without confluent-kafka. Both read the same
+        records.
+    :param split_records: approximate number of offsets that one Spark task reads, at least 1; default: a number that suits the
+        sink. With ``read_with="spark"``, one task reads a whole partition instead.
+    :param read_timeout: seconds without any progress after which a task stops waiting for the brokers, and fails; default 300.
 
-    :param window: ``progress`` (default): from where the pipeline stands to what there is now; or ``interval``: the records of
-        the DAG run's data interval, ``[start, end)`` by broker timestamp, in any order and side by side.
-    :param grace: seconds (or a timedelta) after the end of an interval at which it is decided though no later record has come;
-        default 60. The task waits for it.
-    :param on_missing_interval: what a run without a data interval does: ``fail`` (default), or ``progress``: move what is new.
-    :param on_rerun: what clearing a task means whose window is complete: ``replay`` moves the same offsets again, and the sink
-        replaces that window's rows (default for intervals); ``skip`` does nothing (default otherwise).
-    :param max_out_of_interval: how many records of a data interval may have timestamps outside of it (late records, wrong clocks)
-        before the window fails, with nothing committed. None (default): any number; the report counts them.
-    :param follows: another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger topic: the
-        window ends with what that pipeline has published completely, and its count of records has to be the same. A window that
-        begins elsewhere than where one of its windows ended (the pipeline was moved by hand, or is new) is not compared where the
-        count cannot be known. None (default) follows no pipeline. Templated.
-    :param on_mismatch: ``fail`` (default) or ``warn`` where the counts differ: another producer writes to the topic, or records
-        are gone.
-    :param upstream_counts: how many records were written, counted upstream, by instant (ISO 8601, or milliseconds since the
-        epoch): the report then holds over- and under-consumption per time bucket. Nothing fails because of it. Default None.
-        Templated.
+    :param window: range of a window: ``progress`` (default) is everything behind the position of the pipeline; ``interval`` is
+        the DAG run's data interval, ``[start, end)``, between the offsets that Kafka has for both instants. Windows of intervals
+        are moved in any order and concurrently.
+    :param grace: seconds (or a timedelta) to wait after the end of an interval for a record from after it. The end is decided
+        without one then. Default 60.
+    :param on_missing_interval: behavior of a run without a data interval: ``fail`` (default), or ``progress``: it moves
+        everything behind the position.
+    :param on_rerun: behavior of a cleared task whose window is complete: ``replay`` moves the same offsets again, and the sink
+        replaces the rows of this window (default for intervals); ``skip`` does nothing (default otherwise).
+    :param max_out_of_interval: maximum number of records in a data interval with timestamps outside of it (late records, wrong
+        clocks). If there are more, the window fails, and nothing is committed. None (default): no maximum; the report has their
+        number.
+    :param follows: name of another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger
+        topic. A window then ends with the records that this pipeline has published completely, and has to contain as many
+        records. The numbers are not compared if the window begins in the middle of a window of that pipeline, because this
+        pipeline is new or was moved by hand. None (default) follows no pipeline. Templated.
+    :param on_mismatch: ``fail`` (default) or ``warn`` if the numbers of records differ, because another producer writes to the
+        topic, or because records are gone.
+    :param upstream_counts: numbers of records that were written, as counted upstream, by instant (ISO 8601, or milliseconds since
+        the epoch). The report then contains the missing and the surplus records of each period. A difference fails nothing.
+        Default None. Templated.
 
-    :param transforms: changes of records between format and sink, in order: Kafka Connect's single message transforms
+    :param transforms: changes of the records between format and sink, in order: Kafka Connect's single message transforms
         (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame; default none. The sink's columns are
-        those that come out of them. Spark computes them, in the same job. Records that a ``Filter(to=...)`` takes out go to its
-        topic, each exactly once, in the transaction of the dead letters; or to its sink, which commits the window as a whole,
-        just before this operator's own does, and costs a Spark job of its own.
-    :param errors_tolerance: ``none`` (default): a bad record, one that cannot be decoded, fails the window, and nothing of it is
-        committed; ``all``: the other records are.
-    :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad records go to, byte for byte as they are, each
-        exactly once: one Kafka transaction sends a window's dead letters before the sink commits the rest, and the ledger
-        remembers in it which they were. Created with one partition when it is missing. Default None. Templated.
-    :param errors_deadletterqueue_topic_replication_factor: of a topic that is created; default -1, the brokers' default.
-    :param errors_deadletterqueue_context_headers_enable: dead letters carry Connect's headers ``__connect.errors.topic``,
-        ``.partition``, ``.offset``, ``.connector.name`` (the pipeline), ``.stage``, ``.exception.message`` and so on (KIP-298);
-        default True.
-    :param errors_skip: with ``all`` and without a topic: bad records are left out for good, and only counted; default False.
-    :param max_errors: how many records of a window may be bad: a number, or a share of its records below 1 (``0.01``); with more
-        the window fails, and no dead letter is sent. None (default): any.
+        the columns of the result. The transforms run in the same Spark job. A record that a ``Filter(to=...)`` takes out goes to
+        the topic that it names, exactly once, in the transaction of the dead letters; or to the sink that it names, which is
+        written by the same Spark job and commits the window as a whole, just before this operator's own sink.
+    :param errors_tolerance: treatment of bad records: those that cannot be decoded or transformed, or that the sink refuses.
+        ``none`` (default): a bad record fails the window, and nothing of it is committed. ``all``: the other records are
+        committed.
+    :param errors_deadletterqueue_topic_name: with ``all``, the topic to which bad records are sent, byte for byte, each exactly
+        once: in one Kafka transaction for the window, before the sink commits the other records. Its ledger record names the sent
+        records. The topic is created with one partition if it is missing. Default None. Templated.
+    :param errors_deadletterqueue_topic_replication_factor: number of replicas of a dead letter topic that is created; default -1,
+        the brokers' default.
+    :param errors_deadletterqueue_context_headers_enable: True (default) adds Connect's headers (KIP-298) to dead letters:
+        ``__connect.errors.topic``, ``.partition``, ``.offset``, ``.connector.name`` (the pipeline), ``.stage``,
+        ``.exception.message`` and others.
+    :param errors_skip: with ``all`` and without a dead letter topic: True leaves bad records out for good, and only counts them;
+        default False.
+    :param max_errors: maximum number of bad records in a window, or their maximum share (a number below 1, as ``0.01``). If there
+        are more, the window fails, and no dead letter is sent. None (default): no maximum.
 
-    :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
-        share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and
-        refuses another one. A mapped task has to be given one per index. Templated.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``. Templated.
-    :param spark_conn_id: connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
-    :param spark_conf: Spark settings that win over the connection's; default none.
-    :param ledger_topic: the compacted topic that holds the ledgers, created on first use; default ``airflow-windows``. Templated.
-    :param keep_windows: complete windows that the ledger remembers, at least 1; default 100. Older ones are removed.
+    :param pipeline: name of the pipeline in the ledger and in the sink; default ``<dag_id>.<task_id>``. Each task, and each
+        Airflow deployment, needs names of its own. The ledger remembers which task moves a pipeline and where its windows go, and
+        refuses another task. A mapped task needs a name per index. Templated.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``. Templated.
+    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conf: Spark settings, which override those of the connection; default none.
+    :param ledger_topic: compacted topic that contains the ledgers; it is created if it is missing. Default ``airflow-windows``.
+        Templated.
+    :param keep_windows: number of complete windows that the ledger keeps, at least 1; default 100. Older ones are removed.
     :param kwargs: arguments of Airflow's ``BaseOperator``. ``max_active_tis_per_dag`` is 1 by default, and unlimited with
         ``window="interval"``.
     """
@@ -166,7 +180,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         group_id: str,
         starting_offsets: Written = CommittedOffsets(),  # noqa: B008 - a frozen value
         ending_offsets: Written = "latest",
-        max_records: int | None = None,
+        max_records: int | str | None = None,
         data_loss: DataLossPolicy = "fail",
         read_with: ReadWith = "auto",
         split_records: int | None = None,
@@ -178,7 +192,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         max_out_of_interval: int | None = None,
         follows: str | None = None,
         on_mismatch: Literal["fail", "warn"] = "fail",
-        upstream_counts: Mapping[Any, int] | str | None = None,
+        upstream_counts: UpstreamCounts | str | None = None,
         transforms: Sequence[TransformLike] = (),
         errors_tolerance: Literal["none", "all"] = "none",
         errors_deadletterqueue_topic_name: str | None = None,

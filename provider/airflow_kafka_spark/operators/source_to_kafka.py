@@ -68,49 +68,55 @@ RECORD_OPTIONS = frozenset(
 
 
 class SourceToKafkaOperator(WindowOperator):
-    """Publish the next window of a table or of files to Kafka, exactly once.
+    """Publish the next window of rows of a table, of files or of a database's log to Kafka, exactly once.
 
-    The source's end is frozen and cut into splits, both written to the ledger before any work. Spark reads one split per task,
-    and each task publishes its split in one Kafka transaction together with a marker (KIP-98); a split whose marker is there is
-    never published again. When all are, the ledger says COMPLETE and holds counts, and the first and last offset per partition.
+    The source determines the end of the window and divides it into splits. Both are written to the ledger before any work. Spark
+    reads one split per task. Each task publishes its split in one Kafka transaction together with a marker (KIP-98); a split that
+    has a marker is never published again. When all splits are published, the ledger says COMPLETE, and contains the counts and
+    the first and last offset per partition.
 
-    Guarantee: a ``read_committed`` reader sees each row of a window exactly once, whatever is killed, retried, run twice at once
-    or paused on the way, as far as the source keeps its rows (see there); where bad rows are tolerated, it or the dead letter
-    topic, never both. It may see some splits of a window before the others.
+    Guarantee: a ``read_committed`` reader sees each row of a window exactly once, also if attempts are killed, retried, paused or
+    run twice at once, as far as the source keeps its rows (see the source). If bad rows are tolerated, each row is either in the
+    topic or in the dead letter topic. Some splits of a window may be visible before the others.
 
-    :param source: where rows come from.
-    :param sink: the topic that they go to, and how a row becomes a record.
-    :param transforms: changes of the records that rows are, in order: Kafka Connect's single message transforms
-        (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame; default none. What comes to the first
-        is what the sink makes of a row; what comes out of the last is written by the sink's ``value`` and ``key_format``, a key
-        without the latter by its type. A record whose topic they change goes there: such topics have to exist, and to keep their
-        partitions while a window is open. What a ``Filter(to=...)`` takes out goes to that topic in JSON, as the source gave it,
-        in the transaction of its split's other records.
-    :param read_with: ``task``: Spark's tasks read and encode their splits by themselves, which is fastest; ``spark``: the JVM
-        does, for executors without the driver that this takes, and always where there are ``transforms``; ``auto`` (default):
-        ``task`` where it is certain to make the same records, byte for byte, else ``spark``.
+    :param source: source of the rows: a source of :mod:`airflow_kafka_spark.sources`, or one of your own.
+    :param sink: topic to which the rows are published, and the conversion of a row to a record.
+    :param transforms: changes of the records, in order: Kafka Connect's single message transforms
+        (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame; default none. The first one gets the
+        record that the sink makes of a row. The result of the last one is written by the sink's ``value`` and ``key_format``;
+        without ``key_format``, a key is written according to its type. A record whose topic they change goes to that topic, which
+        has to exist and to keep its number of partitions while a window is open. A record that a ``Filter(to=...)`` takes out
+        goes to the topic that it names, in JSON as the source gave it, in the transaction of its split's other records.
+    :param read_with: component that reads and encodes the splits: ``task``, Spark's tasks themselves, which is fastest;
+        ``spark``, the JVM, for executors without the Python driver of the source, and always with ``transforms``; ``auto``
+        (default): ``task`` if both give the same bytes, else ``spark``.
 
-    :param errors_tolerance: ``none`` (default): a bad row, one that cannot be transformed, or does not fit the schema of
-        the sink's ``value`` or ``key_format`` (Avro, Protobuf, JsonSchema), keeps its split from being published, and fails the
-        window; ``all``: the other rows are published.
-    :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad rows go to as JSON, each exactly once: in the
-        transaction of its split's records. Created with one partition, before anything is published, when it is missing.
-        Default None. Templated.
-    :param errors_deadletterqueue_topic_replication_factor: of a topic that is created; default -1, the brokers' default.
-    :param errors_deadletterqueue_context_headers_enable: dead letters carry Connect's headers (KIP-298); default True.
-    :param errors_skip: with ``all`` and without a topic: bad rows are left out for good, and only counted; default False.
-    :param max_errors: how many rows of a window may be bad: a number, or a share of its rows below 1 (``0.01``); with more
-        nothing of the window is published, and no dead letter is sent. To know that, the window is read twice. None (default):
-        any.
+    :param errors_tolerance: treatment of bad rows: those that cannot be transformed, or that do not fit the schema of the sink's
+        ``value`` or ``key_format`` (Avro, Protobuf, JsonSchema). ``none`` (default): a bad row keeps its split from being
+        published, and fails the window. ``all``: the other rows are published.
+    :param errors_deadletterqueue_topic_name: with ``all``, the topic to which bad rows are sent as JSON, each exactly once: in
+        the transaction of its split's records. The topic is created with one partition if it is missing, before anything is
+        published. Default None. Templated.
+    :param errors_deadletterqueue_topic_replication_factor: number of replicas of a dead letter topic that is created; default -1,
+        the brokers' default.
+    :param errors_deadletterqueue_context_headers_enable: True (default) adds Connect's headers (KIP-298) to dead letters:
+        ``__connect.errors.topic``, ``.partition``, ``.offset``, ``.connector.name`` (the pipeline), ``.stage``,
+        ``.exception.message`` and others.
+    :param errors_skip: with ``all`` and without a dead letter topic: True leaves bad rows out for good, and only counts them;
+        default False.
+    :param max_errors: maximum number of bad rows in a window, or their maximum share (a number below 1, as ``0.01``). If there
+        are more, nothing of the window is published, and no dead letter is sent. With a maximum, the window is read twice. None
+        (default): no maximum.
 
-    :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
-        share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and
-        refuses another one. A mapped task has to be given one per index. Templated.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``. Templated.
-    :param spark_conn_id: connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
-    :param spark_conf: Spark settings that win over the connection's; default none.
-    :param ledger_topic: the compacted topic that holds the ledgers, created on first use; default ``airflow-windows``. Templated.
-    :param keep_windows: complete windows that the ledger remembers, at least 1; default 100. Older ones are removed.
+    :param pipeline: name of the pipeline in the ledger and in the sink; default ``<dag_id>.<task_id>``. Each task, and each
+        Airflow deployment, needs names of its own. The ledger remembers which task moves a pipeline and where its windows go, and
+        refuses another task. A mapped task needs a name per index. Templated.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``. Templated.
+    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conf: Spark settings, which override those of the connection; default none.
+    :param ledger_topic: compacted topic that contains the ledgers; it is created if it is missing. Default ``airflow-windows``.
+        Templated.
+    :param keep_windows: number of complete windows that the ledger keeps, at least 1; default 100. Older ones are removed.
     :param kwargs: arguments of Airflow's ``BaseOperator``. ``max_active_tis_per_dag`` is 1 by default.
     """
 

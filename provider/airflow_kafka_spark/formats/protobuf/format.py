@@ -42,8 +42,8 @@ class Protobuf(RegistryFormat):
         which a schema is derived. With ``registry`` it is only the schema to write; records are read with the registry's
         schemas. Default empty.
     :param message: the name of the message, with or without its package; default the first of the file.
-    :param recursive_fields_max_depth: Spark's option: None (default) refuses messages that contain themselves, 1 leaves such
-        fields out, 2 has them once, and so on.
+    :param recursive_fields_max_depth: the number of levels to which a message that contains itself is read, as in Spark: 1 leaves
+        such fields out, 2 reads them once, and so on. None (default) refuses such messages.
     :param nanoseconds: digits beyond the microsecond: ``fail`` (default) makes the record bad, ``cut`` leaves them out.
     """
 
