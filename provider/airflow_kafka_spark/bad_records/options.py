@@ -17,6 +17,7 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, first_bad_records
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ class ErrorOptions:
 
     def problems(self) -> list[Problem]:
         """Return what is wrong with these options, without asking a server."""
-        if self.tolerance not in ("none", "all"):
-            return [Problem("errors_tolerance", f"`{self.tolerance}` is not one of none, all")]
+        if unknown := choice_problems("errors_tolerance", self.tolerance, ("none", "all")):
+            return unknown
         if not self.tolerates:
             given = {"errors_deadletterqueue_topic_name": self.topic, "errors_skip": self.skip or None, "max_errors": self.most}
             found = "no bad record is tolerated (`errors_tolerance` is `none`)"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.errors.arguments import with_sound_arguments
+from airflow_kafka_spark.errors.arguments import choice_problems, with_sound_arguments
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.visibility.links import Links, WindowLink, of_pipeline
 from airflow_kafka_spark.windows.offset_specs import ShiftBy, Written, parse_start, parse_stop, parse_target
@@ -272,8 +272,8 @@ class PipelineOffsetsOperator(BaseOperator):
         return parse_target(self.to) if shift is None else ShiftBy(shift)
 
     def _problems(self) -> list[Problem]:
-        if self.action not in ACTIONS:
-            return [Problem("action", f"`{self.action}` is not one of {', '.join(ACTIONS)}")]
+        if unknown := choice_problems("action", self.action, ACTIONS):
+            return unknown
         sound, wrong = with_sound_arguments(self)
         known = {problem.where for problem in wrong}
         return [*wrong, *(problem for problem in sound._value_problems() if problem.where not in known)]

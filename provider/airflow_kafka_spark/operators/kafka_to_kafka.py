@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import ErrorOptions, target_problems
 from airflow_kafka_spark.errors import LedgerBehind, Problem, Unchecked
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.formats.internal_columns import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE
@@ -322,8 +323,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     def null_value_problems(self) -> list[Problem]:
         behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"
-        if behavior not in (None, "fail", "ignore", "write"):
-            return [Problem(where, f"`{behavior}` is not one of fail, ignore, write")]
+        if behavior is not None and (unknown := choice_problems(where, behavior, ("fail", "ignore", "write"))):
+            return unknown
         if behavior == "write" and self._key_needs_value:
             found = "a record without a value has no columns to make the sink's `key` of"
             return [Problem(where, found, 'Use "ignore" or "fail", or make the new key of the columns of `key` alone')]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyOutOfInterval, Unchecked
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.operators.base import analysis_problems, asset_uris, first_cause
 from airflow_kafka_spark.operators.binding import Run
@@ -349,8 +350,8 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def null_value_problems(self) -> list[Problem]:
         behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"
-        if behavior not in (None, "fail", "ignore", "write", "delete"):
-            return [Problem(where, f"`{behavior}` is not one of fail, ignore, write, delete")]
+        if behavior is not None and (unknown := choice_problems(where, behavior, ("fail", "ignore", "write", "delete"))):
+            return unknown
         if behavior == "delete" and not self.sink.takes_tombstones:
             return [Problem(where, "this sink does not delete", "Set `delete_enabled=True` on the sink")]
         if self.null_values == "delete" and self.key is None:

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.formats.internal_columns import METADATA
 from airflow_kafka_spark.sources.kafka.topics import Subscription
@@ -166,8 +167,8 @@ class ReadOptions:
         return [*self.subscription.validate(), *self._option_problems(), *self._range_problems(), *self._count_problems()]
 
     def _option_problems(self) -> Iterator[Problem]:
-        yield from _choice_problems("data_loss", self.data_loss, ("fail", "skip"))
-        yield from _choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
+        yield from choice_problems("data_loss", self.data_loss, ("fail", "skip"))
+        yield from choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
         if not isinstance(self.group_id, str) or not self.group_id.strip():
             yield Problem("group_id", f"`{self.group_id}` is not the name of a consumer group")
         yield from _count_problems({"max_records": self.record_limit, "split_records": self.split_records})
@@ -214,7 +215,7 @@ class FollowOptions:
 
     def problems(self, read: ReadOptions) -> list[Problem]:
         """Return the problems of these options, and of other options that exclude them."""
-        problems = list(_choice_problems("on_mismatch", self.on_mismatch, ("fail", "warn")))
+        problems = choice_problems("on_mismatch", self.on_mismatch, ("fail", "warn"))
         if self.follows and read.max_records is not None:
             problems.append(Problem("max_records", "a window that follows another pipeline is as large as what that published"))
         if self.follows and read.has_end:
@@ -251,9 +252,9 @@ class WindowOptions:
     def problems(self, read: ReadOptions, follow: FollowOptions) -> list[Problem]:
         """Return the problems of these options, and of other options that exclude them."""
         problems: list[Problem] = [
-            *_choice_problems("window", self.window, ("progress", "interval")),
-            *_choice_problems("on_rerun", self.on_rerun, (None, "skip", "replay")),
-            *_choice_problems("on_missing_interval", self.on_missing_interval, ("fail", "progress")),
+            *choice_problems("window", self.window, ("progress", "interval")),
+            *choice_problems("on_rerun", self.on_rerun, (None, "skip", "replay")),
+            *choice_problems("on_missing_interval", self.on_missing_interval, ("fail", "progress")),
         ]
         if not self.grace_seconds >= 0:
             problems.append(Problem("grace", f"it is {self.grace!r}; expected seconds or a timedelta, not negative"))
@@ -320,11 +321,6 @@ class RecordOptions:
                 problems.append(Problem("metadata_columns", f"column `{column}` is there already", action))
             taken.add(column)
         return problems
-
-
-def _choice_problems(where: str, value: object, known: Sequence[str | None]) -> Iterator[Problem]:
-    if value not in known:
-        yield Problem(where, f"`{value}` is not one of {', '.join(map(str, known))}")
 
 
 def _count_problems(numbers: Mapping[str, object]) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ from airflow_kafka_spark.errors import (
     SourceRejected,
     Unchecked,
 )
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.operators.base import WindowOperator, analysis_problems, asset_uris, first_cause
 from airflow_kafka_spark.operators.binding import Run, is_same_flow
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
@@ -171,8 +172,7 @@ class SourceToKafkaOperator(WindowOperator):
     def find_problems(self, run: Run) -> list[Problem]:
         wrong_sink, of_source = sink_problems(self.sink, self.kafka_conn_id), self._source_problems()
         problems = [*self.pipeline_problems(run), *of_source, *wrong_sink]
-        if self.read_with not in ("auto", "task", "spark"):
-            problems.append(Problem("read_with", f"`{self.read_with}` is not one of auto, task, spark"))
+        problems += choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
         problems += self._reading_problems()
         of_spark, changes = self.spark_problems(), self._transform_problems()
         if wrong_sink:

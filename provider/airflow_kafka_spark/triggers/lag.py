@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_kafka_spark.errors import ConsumerUnhealthy, KafkaSparkError, Problem
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.ledger.lag import LagMeter
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.triggers.base import (
@@ -22,7 +23,6 @@ from airflow_kafka_spark.triggers.base import (
     KafkaTrigger,
     Polling,
     ProbeResult,
-    choice_problems,
     connect,
     in_thread,
     parse_count,

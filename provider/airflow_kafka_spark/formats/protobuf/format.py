@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from airflow_kafka_spark.errors import Problem, ProtobufNotInstalled, SchemaUnusable
+from airflow_kafka_spark.errors import PackageMissing, Problem, SchemaUnusable
 from airflow_kafka_spark.formats.base import Decoder
 from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, mismatches, name_mismatches
 from airflow_kafka_spark.formats.types import Column, SparkSchema, Struct, columns_of
@@ -161,7 +161,7 @@ class Protobuf(RegistryFormat):
         if not problems:
             try:
                 _check_packages()
-            except ProtobufNotInstalled as e:
+            except PackageMissing as e:
                 return [Problem(where, e.found, e.action)]
         return problems
 
@@ -206,7 +206,7 @@ def _check_packages() -> None:
         except ModuleNotFoundError:
             found = None
         if found is None:
-            raise ProtobufNotInstalled(package)
+            raise PackageMissing("Protobuf", package, "protobuf")
 
 
 @lru_cache(maxsize=32)
