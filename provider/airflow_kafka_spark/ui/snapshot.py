@@ -379,7 +379,7 @@ class PipelineSummary:
         return report.get(name, default)
 
 
-def window_name(entry: WindowEntry) -> str:
+def entry_name(entry: WindowEntry) -> str:
     """Return the name of a window: that of its data interval, else its number."""
     _, interval = parse_ledger_name(entry.window.pipeline)
     return interval or str(entry.window.number)
