@@ -54,7 +54,9 @@ from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, firs
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
 if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
     from airflow.sdk import Asset
+    from jinja2 import Environment
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
@@ -72,6 +74,7 @@ class Cancellable(Protocol):
 
 
 J = TypeVar("J", bound=Cancellable)
+T = TypeVar("T")
 
 PLAN_TRIES = 5
 """Maximum number of times that an attempt plans if other windows of the pipeline take the same offsets at the same moment."""
@@ -616,7 +619,7 @@ class WindowOperator(VisibleOperator):
             problems.append(Problem("pipeline", what, action))
         return problems
 
-    def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
+    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
         """Render the operator's templates, and those of its sink, source and formats, which are frozen."""
         super().render_template_fields(context, jinja_env)
         env = jinja_env or self.get_template_env()
@@ -634,7 +637,7 @@ class WindowOperator(VisibleOperator):
         """Return the sinks that rows go to, the operator's own first."""
         return (self.sink,)
 
-    def render(self, spec: Any, context: Any, env: Any) -> Any:
+    def render(self, spec: T, context: Context, env: Environment) -> T:
         """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
         templated = getattr(spec, "template_fields", ())
         if not (is_dataclass(spec) and not isinstance(spec, type) and templated):

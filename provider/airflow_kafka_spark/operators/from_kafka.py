@@ -255,14 +255,13 @@ class FromKafkaOperator(WindowOperator):
             except ValueError:
                 continue
             if isinstance(bound, SpecificOffsets) or bound == CommittedOffsets(getattr(bound, "group_id", None), "none"):
-                found[where] = partial(self._bound_problems, where, bound, run)
+                found[where] = partial(self._bound_problems, where, run)
         return found
 
-    def _bound_problems(self, where: str, bound: Any, run: Run) -> Iterator[Problem]:
+    def _bound_problems(self, where: str, run: Run) -> Iterator[Problem]:
         """Return why a start or an end does not fit the topics, if the next window of the pipeline depends on it.
 
         :param where: ``starting_offsets`` or ``ending_offsets``.
-        :param bound: its parsed value.
         """
         from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
 
@@ -274,9 +273,9 @@ class FromKafkaOperator(WindowOperator):
         log = read_log(self.kafka, self.resolve())
         try:
             if where == "ending_offsets":
-                resolve_stop(self.kafka, bound, log)
+                resolve_stop(self.kafka, parse_stop(self.ending_offsets), log)
             else:
-                resolve_start(self.kafka, bound, log, self.group_id)
+                resolve_start(self.kafka, parse_start(self.starting_offsets), log, self.group_id)
         except PlanError as error:
             try:
                 is_needed = self._plans_with(where, run, log)

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     import pyarrow as pa
+    from airflow.providers.common.compat.sdk import Context
+    from jinja2 import Environment
 
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.ledger.attempt import Ledger
@@ -517,7 +519,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
             self.log.debug("No columns for OpenLineage: %s", error)
             return None
 
-    def render_template_fields(self, context: object, jinja_env: object = None) -> None:
+    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
         """Render the operator's templates, and those of the sinks that transforms send records to."""
         super().render_template_fields(context, jinja_env)
         env, made = jinja_env or self.get_template_env(), list(self.transforms) if self._routed_sinks else []

@@ -172,7 +172,7 @@ async def _json_body(request: Request) -> object:
 
 
 @router.post("/actions/{action}")
-def act(view: UserViewDep, user: GetUserDep, body: Annotated[Any, Depends(_json_body)], action: str) -> PlainJSONResponse:
+def act(view: UserViewDep, user: GetUserDep, body: Annotated[object, Depends(_json_body)], action: str) -> PlainJSONResponse:
     """Change a pipeline, or describe what the change would do."""
     order = parse_request(action, body)
     item, watch = view.find(order.ledger, order.pipeline)

@@ -749,7 +749,7 @@ def windows_csv(windows: Iterable[WindowView]) -> str:
     return out.getvalue()
 
 
-def _csv_row(w: WindowView, steps: Iterable[str]) -> list[Any]:
+def _csv_row(w: WindowView, steps: Iterable[str]) -> list[object]:
     window, report = w.entry.window, w.report
     latency, timings = report.get("latency") or {}, report.get("timings") or {}
     interval = [iso(instant) for instant in window.interval] if window.interval else ["", ""]
@@ -766,7 +766,7 @@ def _csv_row(w: WindowView, steps: Iterable[str]) -> list[Any]:
     ]
 
 
-def _csv_cell(value: Any) -> Any:
+def _csv_cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 

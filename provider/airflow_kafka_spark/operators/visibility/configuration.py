@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -105,7 +105,7 @@ def _parameters(operator: type) -> dict[str, Any]:
     return found
 
 
-def _is_default(option: Any, value: Any) -> bool:
+def _is_default(option: Field[Any], value: object) -> bool:
     if option.default is not MISSING:
         return _same(value, option.default)
     return option.default_factory is not MISSING and _same(value, option.default_factory())
