@@ -386,8 +386,8 @@ class WindowOperator(VisibleOperator):
         window = unfinished.window
         if not window.replay or not (problems := self.replay_problems() or self.window_replay_problems(window)):
             return
-        found = f"window {window} is being moved once more"
-        give_up = f"To give that up, and leave its rows as they are: `airflow kafka-spark skip {window.pipeline}`"
+        found = f"a replay of window {window} is open"
+        give_up = f"To give the replay up, and leave the rows as they are: `airflow kafka-spark skip {window.pipeline}`"
         action = "No other interval waits for it: its rows stay as they are" if window.interval else give_up
         raise ValidationError([*problems, Problem("on_rerun", found, action)])
 
@@ -395,7 +395,7 @@ class WindowOperator(VisibleOperator):
         """Return why the sink cannot replace the rows of a window that it has committed."""
         if isinstance(self.sink, Sink):
             return self.sink.replay_problems()
-        return [Problem("sink", "what is published to Kafka cannot be replaced")]
+        return [Problem("sink", "records that are published to Kafka cannot be replaced")]
 
     def window_replay_problems(self, replay: Window) -> list[Problem]:
         """Return why the sink cannot replace the rows of one window, although it can replace rows.

@@ -163,8 +163,8 @@ class PipelineOffsetsOperator(BaseOperator):
     def execute(self, context: Mapping[str, Any]) -> Any:
         """Run the command, and return its result as plain JSON values.
 
-        :raises ValidationError: arguments that cannot be; nothing was asked or changed.
-        :raises KafkaSparkError: it was refused, or Kafka did not answer; nothing was changed.
+        :raises ValidationError: arguments are invalid; nothing was asked or changed.
+        :raises KafkaSparkError: the command was refused, or Kafka did not answer; nothing was changed.
         """
         from airflow_kafka_spark.control.pipelines import to_json
 
@@ -283,7 +283,7 @@ class PipelineOffsetsOperator(BaseOperator):
         if not self.pipeline.strip():
             problems.append(Problem("pipeline", f"`{self.pipeline}` is not the name of a pipeline"))
         if self.action in CHANGES and not self.why.strip():
-            problems.append(Problem("why", "the change has no reason", "Say why"))
+            problems.append(Problem("why", "the change has no reason", "Give a reason"))
         if self.action == "reset" and (self.to is None) == (self.shift_by in (None, "")):
             problems.append(Problem("to", "give either `to` or `shift_by`"))
         elif self.action == "reset":
@@ -316,7 +316,7 @@ def _tried(where: str, parse: Callable[[], object]) -> list[Problem]:
 
 
 def _whole(value: int | str | None) -> int | None:
-    """Return a number; a template renders to text."""
+    """Return a whole number, also from the text of a template."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):

@@ -192,7 +192,7 @@ class FromKafkaOperator(WindowOperator):
 
         found = chain_problems(self.transforms, capturing=self.routes_to_sinks)
         if self.read_options.read_with == "spark":
-            found.append(Problem("read_with", "on the way to transforms tasks read by themselves", "Leave it out"))
+            found.append(Problem("read_with", "with `transforms`, Spark's tasks read the topics themselves", "Leave it out"))
         return found
 
     def error_problems(self) -> list[Problem]:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.transforms.chain import TransformLike
 
 MAX_RECORDS = 10_000_000
-"""A window's offsets by default: a partition's share of them is one transaction, and has to end within its timeout."""
+"""The default of a window's offsets. A partition's share of them is one transaction, which has to end within its timeout."""
 
 OWN_COLUMNS = "__kafka_"
 
@@ -220,7 +220,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
                 read_timeout=read_timeout,
                 upstream_counts=upstream_counts,
             ),
-            # Records that are published cannot be replaced: no window is an interval, and none is moved twice.
+            # Published records cannot be replaced, so there are no windows of intervals, and no replays.
             window_options=WindowOptions(),
             follow_options=FollowOptions(follows, on_mismatch),
             transforms=transforms,
@@ -261,15 +261,15 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return problems + analysis_problems("transforms", self._fitting_problems, first_cause([*flow, *of_spark]), problems)
 
     def _fitting_problems(self) -> list[Problem]:
-        """Return nothing.
+        """Return an empty list.
 
-        :raises ValidationError: a transform does not fit, or what comes out cannot be written.
+        :raises ValidationError: a transform does not fit its input, or its result cannot be written.
         """
         self._chain.check(self.spark)
         return []
 
     def _column_sink_problems(self) -> list[Problem]:
-        """Return options of the sink that say which column of a row is what of a record: here a record has that already."""
+        """Return a problem for each option of the sink that makes a record of the columns of a row. Here, records are read."""
         sink = self.sink
         given = {
             "topic_column": sink.topic_column,
@@ -278,7 +278,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             "partition": sink.partition,
             "timestamp": sink.timestamp,
         }
-        found, action = "between topics a record has that already", "Leave it out, or use `transforms`"
+        found, action = "a record that is read has this part already", "Leave it out, or use `transforms`"
         return [Problem(f"sink.{name}", found, action) for name, value in given.items() if value is not None]
 
     def _change_problems(self) -> list[Problem]:
@@ -289,7 +289,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             problems.append(Problem("columns", "they are empty", "Name a column and its expression, or leave them out"))
         if self.columns is None and self.sink.value is not None and isinstance(self.value, Raw):
             found = "values are read as bytes, which cannot be written in another format"
-            problems.append(Problem("sink.value", found, "Say by the operator's `value` what they are, or leave it out"))
+            problems.append(Problem("sink.value", found, "Give the operator's `value` their format, or leave it out"))
         for name in (*(self.columns or ()), *self._record_columns()):
             if name.startswith(OWN_COLUMNS):
                 problems.append(Problem("columns", f"`{name}` begins with `{OWN_COLUMNS}`", "Name it otherwise"))
@@ -308,16 +308,14 @@ class KafkaToKafkaOperator(FromKafkaOperator):
                 "InsertField, or Sql, which sees `record.offset` and the like",
             ),
         }
-        found = "there are `transforms`, too"
-        return [
-            Problem(name, found, f"Use {other}, among those") for name, (given, other) in instead.items() if given is not None
-        ]
+        found = "it cannot be used together with `transforms`"
+        used = {name: other for name, (given, other) in instead.items() if given is not None}
+        return [Problem(name, found, f"Use {other} among the transforms") for name, other in used.items()]
 
     def _target_problems(self) -> list[Problem]:
         if not self.subscription.validate() and self.subscription.matches(str(self.sink.topic)):
-            return [
-                Problem("sink.topic", f"`{self.sink.topic}` is read, too: its records would go round", "Write to another topic")
-            ]
+            found = f"`{self.sink.topic}` is read, too: its records would be read again"
+            return [Problem("sink.topic", found, "Write to another topic")]
         mixed = target_problems(self.sink.topic, self.errors, self.routes())
         return [*mixed, *self.sink.server_problems(self.kafka)]
 
@@ -337,14 +335,14 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return replace(super().plan(ledger, run), target=target(self.kafka, self.sink))
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
-        """Return None: a topic records no windows. The group's committed offsets do, since they moved with the records."""
+        """Return None: a topic has no record of windows. The group's committed offsets show them, since they moved with the
+        records."""
         return None
 
     def check(self, window: Window) -> None:
-        """Make sure that the partitions that are not published yet can be read, and that the target is the same.
+        """Make sure that the partitions that are not published yet can be read, and that the target has not changed.
 
-        Records of partitions that are published may be gone by now. The group stands behind them, since its offset moved with
-        the output.
+        Records of published partitions may be deleted by now. The group's offset is behind them, since it moved with the output.
         """
         assert window.target is not None
         committed = self.kafka.committed(self.group_id, window.ends, stable=False)
@@ -402,7 +400,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         from airflow_kafka_spark.road.tasks.account import Tolerance
 
         letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, self.error_classes())
-        # Only markers remember dead letters: a split without a marker has sent none.
+        # Dead letters are recorded in markers only: a split without a marker has sent none.
         tolerance = Tolerance(keep=letters is not None) if self.errors.tolerates else None
         job = TopicJob(
             spark=self.spark,
@@ -426,7 +424,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return super().error_classes() | writer_classes(self.sink, OUTPUT)
 
     def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> ConsumedOffsets:
-        """Return the offset that the group commits with each partition; none where it is further ahead already."""
+        """Return the offset that the group commits with each partition; none for a partition whose committed offset is higher."""
         from airflow_kafka_spark.ledger.group import offset_metadata
         from airflow_kafka_spark.sinks.kafka.tasks.publish import ConsumedOffsets
 
@@ -438,7 +436,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             {index: (tp, ends[tp], offset_metadata(window, tp.topic, hint)) for index, tp in places.items() if tp in ends},
         )
 
-    # --- what the parts are made of ---
+    # --- for the steps ---
 
     @property
     def null_values(self) -> NullValues:
@@ -454,7 +452,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     @property
     def _written(self) -> Mapping[str, str] | None:
-        """The columns of the new values: ``columns``, or all columns of the old ones in another format; None if values stay."""
+        """The columns of the new values: ``columns``, or all columns of the old values in another format; None if values stay
+        unchanged."""
         if self.columns is not None or self.sink.value is None or self.transforms:
             return self.columns
         return {name: backticked(name) for name in self.formats[0].arrow_schema().names}
@@ -494,7 +493,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return [*value.arrow_schema().names, *of_key, *(column for _, column in self.record_options.metadata)]
 
     def layout(self) -> RowLayout:
-        """Return how records become rows: the columns that SQL sees, and those that are carried past it."""
+        """Return how records become rows: the columns for SQL, and those that are carried past it."""
         from airflow_kafka_spark.road.tasks.layout import RowLayout
 
         rewrites = self._written is not None
@@ -510,7 +509,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         written = [self.sink.value_writer] if rewrites else []
         written += [self.sink.key_writer] if self.sink.key_columns else []
         if any(format.encodes_in_tasks for format in written):
-            # Records that cannot be written are found behind the SQL, where the record as it was read is needed.
+            # Records that cannot be written are found after the SQL, where the original record is needed.
             kept = ("key", "value", "headers", "timestamp") if self.errors.topic else ()
             carried += (("offset", OFFSET), *((name, ORIGINAL[name]) for name in kept))
         if copies:

@@ -261,7 +261,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return [*problems, *self._row_problems(run, first_cause([*flow, *changes, *of_spark]), problems)]
 
     def _row_problems(self, run: Run, cause: str, others: Sequence[Problem]) -> list[Problem]:
-        """Return what the sinks say of the rows that they will get. With transforms only Spark knows what these look like.
+        """Return the problems that the sinks find in their rows. With transforms, only Spark knows the columns of these.
 
         :param cause: the argument whose problem keeps their columns from being known; "" if none does.
         :param others: all problems that were found so far.
@@ -291,12 +291,12 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return found if isinstance(self.sink, Sink) else [*found, Problem("sink", f"`{self.sink!r}` is no Sink")]
 
     def _sink_problems(self) -> list[Problem]:
-        """Return what the sink cannot do of what the options ask for."""
+        """Return the options that this sink does not support."""
         if not isinstance(self.sink, Sink):
             return []
         problems = []
         if self.read_options.split_records and self.sink.whole_partitions:
-            found = "this sink upserts split by split: each partition has to be one"
+            found = "this sink upserts split by split: each partition has to be one split"
             problems.append(Problem("split_records", found, 'Leave it out, or use `atomic="window"`'))
         if self.window_options.problems(self.read_options, self.follow_options):
             return problems
@@ -310,7 +310,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
     def _election_problems(self) -> list[Problem]:
         """Return topics whose log may be truncated while Spark's source reads it and splits are committed.
 
-        Only tasks that read by themselves compare the leader epoch of each record. Spark's source hands over records without it.
+        Tasks that read a topic themselves compare the leader epoch of each record. Spark's source does not return it.
         """
         by_split = isinstance(self.sink, Sink) and self.sink.guarantee.by_split
         if self.read_options.read_with != "spark" or not by_split:
@@ -327,7 +327,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return [Problem("read_with", found, action)]
 
     def _routed_sink_problems(self) -> list[Problem]:
-        """Return what is wrong with the sinks that transforms send records to."""
+        """Return the problems of the sinks that transforms send records to."""
         if not isinstance(self.sink, Sink):
             return []
         problems = routed_sink_problems(self._routed_sinks, self.sink, unordered=self.window_options.by_interval)
@@ -390,14 +390,14 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
         known = ledger.memory.dead.get(window.number)
-        # If the sink had taken the window before, this attempt has not counted what went elsewhere; the ledger has.
+        # If the sink had the window before, this attempt has not counted the records for topics and other sinks. The ledger has.
         if known and known.routes and not report.routed:
             report = replace(with_routed(report, sum(part.records for part in known.routes)), routed=known.routes)
         if known and (captured := known.captures(window.replay)) and not report.captured:
             report = replace(with_routed(report, sum(part.records for part in captured)), captured=captured)
         return super().close(ledger, window, report)
 
-    # --- the parts that a move is made of ---
+    # --- the parts of a move ---
 
     def job(
         self,
@@ -437,14 +437,14 @@ class KafkaToSinkOperator(FromKafkaOperator):
         )
 
     def routed_sinks_and_shapes(self, pipeline: str) -> list[tuple[RoutedSink, Shape]]:
-        """Return the sinks that transforms send records to, each with the rows that it gets.
+        """Return the sinks that transforms send records to, with their rows.
 
         :param pipeline: the pipeline's name.
         """
         return [(routed, self._shape_of(routed, routed.pipeline(pipeline))) for routed in self._routed_sinks]
 
     def dead_letters(self, pipeline: str) -> DeadLetterTopic | None:
-        """Return where bad records go; None where they do not go anywhere."""
+        """Return the dead letter topic; None without one."""
         sinks = dict.fromkeys(f"{type(sink).__module__}.{type(sink).__name__}" for sink in self.sinks)
         classes = {**self.error_classes(), TASK_PUT: ", ".join(sinks)}
         return self.errors.dead_letters(self.kafka, pipeline, classes)
@@ -466,7 +466,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         from airflow_kafka_spark.sinks.base import Shape
 
         schema = self._schema(without_routed_sinks(self._transforms), self.null_values)
-        # If other sinks take parts of the window, what this one refuses has to be known before they commit.
+        # If other sinks take parts of the window, the rows that this sink refuses have to be known before they commit.
         asked = self.errors.tolerates or bool(self._routed_sinks)
         return Shape(pipeline, schema, has_tombstones=self.null_values == "delete", tolerates=asked)
 
@@ -479,11 +479,11 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return Shape(pipeline, schema, has_tombstones=routed.null_values == "delete", tolerates=True)
 
     def _schema(self, transforms: tuple[Transform, ...], null_values: NullValues) -> pa.Schema:
-        """Return the columns behind transforms."""
+        """Return the columns of the result of transforms."""
         return self._chain(transforms, null_values).plan(self.spark).schema if self.transforms else self.layout().schema
 
     def _chain(self, transforms: tuple[Transform, ...], null_values: NullValues) -> SinkChain:
-        """Return the plan of some transforms, made once for the same ones: Spark takes a moment to analyze them."""
+        """Return the plan of some transforms. Equal transforms are planned once, because Spark takes time to analyze them."""
         from airflow_kafka_spark.road.chain import SinkChain
 
         made = SinkChain(*self.formats, transforms, self.record_options.metadata, null_values)
@@ -512,7 +512,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return (self.sink, *(routed.sink for routed in self._routed_sinks))
 
     def written_schema(self) -> pa.Schema | None:
-        # The columns were found out when the window was validated, so no server is asked for them.
+        # The columns are known since the validation, so no server is asked for them.
         try:
             return self.shape(self.run_now).schema if self.run_now is not None else None
         except Exception as error:
@@ -532,18 +532,18 @@ class KafkaToSinkOperator(FromKafkaOperator):
 class SinkMove:
     """One attempt at moving a window into its sink, and into the sinks that transforms send records to.
 
-    :meth:`run` takes the steps in their order. Until :meth:`_commit` no reader of a sink sees anything of the window.
+    :meth:`run` takes the steps in their order. No reader of a sink sees anything of the window before the sinks commit.
 
-    :param operator: makes the Spark jobs and checks what they return.
-    :param splits: what single tasks read on the way to the operator's own sink.
-    :param shape: the rows that this sink gets.
-    :param letters: where bad records go; None where they do not go anywhere.
-    :param tolerance: what tasks do with bad records; None where those fail the window.
-    :param known: what earlier attempts at the window have sent elsewhere.
-    :param results: the accounts of the splits on the way to the operator's own sink.
-    :param removed: records that were committed by an earlier attempt and have left their topic since.
-    :param refused: the accounts of what other sinks refuse.
-    :param sent: where dead letters and routed records have landed.
+    :param operator: makes the Spark jobs and checks their results.
+    :param splits: the splits of the window, one for each Spark task.
+    :param shape: the rows of the operator's own sink.
+    :param letters: the dead letter topic; None without one.
+    :param tolerance: how tasks handle bad records; None if they fail the window.
+    :param known: the records that earlier attempts at the window have sent to topics and other sinks.
+    :param results: the accounts of the splits for the operator's own sink.
+    :param removed: number of records that an earlier attempt has committed, and that are no longer in their topic.
+    :param refused: the accounts of the records that other sinks refuse.
+    :param sent: the dead letters and routed records, with their offsets in their topics.
     """
 
     operator: KafkaToSinkOperator
@@ -561,9 +561,9 @@ class SinkMove:
 
     @classmethod
     def of(cls, operator: KafkaToSinkOperator, window: Window, ledger: Ledger) -> SinkMove:
-        """Look what earlier attempts have done, and make sure that this one may go on with it.
+        """Read the results of earlier attempts, and make sure that this attempt may continue.
 
-        :raises ValidationError: records that were sent elsewhere would be sent, or written, once more.
+        :raises ValidationError: records that were sent to a topic or another sink would be sent or written once more.
         :raises Fenced: a newer attempt has taken over.
         """
         from airflow_kafka_spark.bad_records.dead_letters import known_dead_letters
@@ -571,7 +571,7 @@ class SinkMove:
 
         splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
         letters = operator.dead_letters(ledger.parent_pipeline)
-        # A cheap check for an attempt that has slept since the plan. The broker and the sink would refuse it anyway.
+        # A cheap check for an attempt that was suspended after the plan. The broker and the sink would refuse it anyway.
         ledger.verify()
         known, tolerance = known_dead_letters(ledger), None
         if operator.errors.tolerates:
@@ -581,7 +581,7 @@ class SinkMove:
         return cls(operator, window, ledger, splits, shape, letters, tolerance, known)
 
     def run(self) -> Report:
-        """Take all steps, and return the account of the window."""
+        """Take all steps, and return the report of the window."""
         with ExitStack() as opened:
             writer = opened.enter_context(self.operator.sink.begin(self.window, self.splits, self.shape))
             others = self._begin_other_sinks(opened)
@@ -589,7 +589,7 @@ class SinkMove:
             faults.reached("job.done")
             self._check(others)
             self._sort_out_refused(writer, others)
-            # Before any sink commits: where every other record goes has to be decided and remembered by then.
+            # Before any sink commits: by then, the destination of every other record has to be final and recorded.
             self._send_elsewhere(others)
             # The operator's own sink commits last: if it has the window, all other sinks have their parts.
             others.commit()
@@ -604,7 +604,7 @@ class SinkMove:
         return others
 
     def _fill_sinks(self, writer: WindowWriter, others: RoutedSinks) -> None:
-        """Write all rows to where no reader sees them; last the splits that commit by themselves."""
+        """Write all rows where no reader sees them; then the splits that the sink has deferred."""
         from airflow_kafka_spark.bad_records.dead_letters import replace_results
 
         make = partial(self.operator.job, self.window, shape=self.shape, tolerance=self.tolerance, left_out=others.left_out)
@@ -613,7 +613,7 @@ class SinkMove:
             with self.operator.running(make(self.splits, others=others.outputs())) as job:
                 results = job.run(writer.split_writer())
         if others.parts and self.tolerance is None:
-            # Writing of a split with a bad record was given up in all sinks, so it has no account of theirs.
+            # A split with a bad record was aborted in all sinks, so it has no account of theirs.
             self.operator.check_results(self.window, results)
         self.results = others.keep(results)
         # Only a sink that commits splits by themselves defers some. Then there are no other sinks.
@@ -635,12 +635,12 @@ class SinkMove:
         others.check(window, self.results)
         self._refuse_out_of_interval()
         operator.check_followed(window, sum(result.records for result in self.results))
-        # Now that everything is read: a topic that was recreated meanwhile would have given other records.
+        # After everything is read: a topic that was recreated meanwhile would have returned other records.
         operator.check(window)
         self.ledger.verify()
 
     def _refuse_out_of_interval(self) -> None:
-        """Make sure that not too many records have timestamps outside of the window's data interval.
+        """Check the number of records with timestamps outside of the window's data interval.
 
         :raises TooManyOutOfInterval: there are more than ``max_out_of_interval``.
         """
@@ -651,8 +651,8 @@ class SinkMove:
             raise TooManyOutOfInterval(str(self.window), count, records, limit, farthest / 1000)
 
     def _count_as_committed(self) -> None:
-        """Count splits that an earlier attempt has committed by themselves as that attempt did: their topic may hold fewer of
-        their records by now, since it is compacted, or since retention has deleted some and ``data_loss`` is ``skip``.
+        """Count splits that an earlier attempt has committed separately as that attempt did. Their topic may contain fewer of
+        their records by now: it is compacted, or retention has deleted some and ``data_loss`` is ``skip``.
 
         Nothing else is corrected. A split that was committed had no bad and no routed records, and as many rows as were read: one
         that has such records now, or more rows than before, is decoded or transformed differently, which
@@ -681,7 +681,7 @@ class SinkMove:
         ]
 
     def _sort_out_refused(self, writer: WindowWriter, others: RoutedSinks) -> None:
-        """Ask the sinks which rows they refuse. Those are bad records, too.
+        """Count the rows that the sinks refuse as bad records.
 
         :raises SinkRejected: there are some, and bad records are not tolerated.
         :raises TooManyBadRecords: there are more than ``max_errors``.
@@ -699,14 +699,14 @@ class SinkMove:
             operator.errors.accept(self.window, [*self.results, *self.refused], by_split=by_split)
 
     def _send_elsewhere(self, others: RoutedSinks) -> None:
-        """Send dead letters and routed records in one transaction, in which the ledger remembers which they were."""
+        """Send dead letters and routed records in one transaction, in which the ledger records their offsets."""
         from airflow_kafka_spark.bad_records.dead_letters import SideOutputs
 
         aside = SideOutputs(self.operator.kafka, self.ledger.parent_pipeline, self.letters)
         self.sent = aside.send([*self.results, *self.refused], self.ledger, others.decided)
 
     def _report(self, applied: Applied, others: RoutedSinks) -> Report:
-        """Return the account of the window."""
+        """Return the report of the window."""
         report = sum_up(
             self.window,
             self.results,

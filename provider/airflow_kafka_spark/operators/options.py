@@ -217,9 +217,10 @@ class FollowOptions:
         """Return the problems of these options, and of other options that exclude them."""
         problems = choice_problems("on_mismatch", self.on_mismatch, ("fail", "warn"))
         if self.follows and read.max_records is not None:
-            problems.append(Problem("max_records", "a window that follows another pipeline is as large as what that published"))
+            found = "a window that follows another pipeline is as large as the windows of that pipeline"
+            problems.append(Problem("max_records", found, "Leave it out, or `follows`"))
         if self.follows and read.has_end:
-            found = "a window that follows another pipeline ends where that has published to"
+            found = "a window that follows another pipeline ends with the records that it has published"
             problems.append(Problem("ending_offsets", found, "Leave it out, or `follows`"))
         return problems
 
@@ -262,14 +263,15 @@ class WindowOptions:
         if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
             problems.append(Problem("max_out_of_interval", f"`{most!r}` is not a number of records, at least 0"))
         elif most is not None and not self.by_interval:
-            found = "a window that is no data interval has no records outside of it"
+            found = "only a window of a data interval can have records outside of it"
             problems.append(Problem("max_out_of_interval", found, 'Leave it out, or use `window="interval"`'))
         if self.by_interval:
             given = (("max_records", read.max_records), ("follows", follow.follows))
-            found, action = "an interval is as large as it is", 'Leave it out, or use `window="progress"`'
+            found = "a window of a data interval contains all records of the interval"
+            action = 'Leave it out, or use `window="progress"`'
             problems += [Problem(where, found, action) for where, value in given if value]
             if read.has_end:
-                problems.append(Problem("ending_offsets", "a window of a data interval ends with that", "Leave it out"))
+                problems.append(Problem("ending_offsets", "a window of a data interval ends with the interval", "Leave it out"))
         return problems
 
 
@@ -297,10 +299,10 @@ class RecordOptions:
     def type_problems(self) -> list[Problem]:
         """Return a problem for each format that is not a :class:`Format`."""
         problems: list[Problem] = (
-            [Problem("value", f"`{self.value!r}` is no Format")] if not isinstance(self.value, Format) else []
+            [Problem("value", f"`{self.value!r}` is not a Format")] if not isinstance(self.value, Format) else []
         )
         if not isinstance(self.key, (Format, type(None))):
-            problems.append(Problem("key", f"`{self.key!r}` is no Format"))
+            problems.append(Problem("key", f"`{self.key!r}` is not a Format"))
         return problems
 
     def column_problems(self, value: Format, key: Format | None) -> list[Problem]:
@@ -318,7 +320,7 @@ class RecordOptions:
         for name, column in self.metadata:
             if column in taken:
                 action = f'Name it otherwise: {{"{name}": "kafka_{name}"}}'
-                problems.append(Problem("metadata_columns", f"column `{column}` is there already", action))
+                problems.append(Problem("metadata_columns", f"column `{column}` exists already", action))
             taken.add(column)
         return problems
 

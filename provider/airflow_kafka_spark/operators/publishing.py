@@ -40,11 +40,11 @@ def with_connection(sink: KafkaSink, kafka_conn_id: str) -> KafkaSink:
 def sink_problems(sink: KafkaSink, kafka_conn_id: str) -> list[Problem]:
     """Return the problems of a sink of another kind, or of another cluster."""
     if not isinstance(sink, KafkaSink):
-        return [Problem("sink", f"`{sink!r}` is no KafkaSink")]
+        return [Problem("sink", f"`{sink!r}` is not a KafkaSink")]
     if sink.value is not None and not isinstance(sink.value, Format):
-        return [Problem("sink.value", f"`{sink.value!r}` is no Format")]
+        return [Problem("sink.value", f"`{sink.value!r}` is not a Format")]
     if sink.key_format is not None and not isinstance(sink.key_format, Format):
-        return [Problem("sink.key_format", f"`{sink.key_format!r}` is no Format")]
+        return [Problem("sink.key_format", f"`{sink.key_format!r}` is not a Format")]
     if sink.conn_id not in (None, kafka_conn_id):
         found = f"it is `{sink.conn_id}`, and the operator's `kafka_conn_id` is `{kafka_conn_id}`: exactly-once needs one cluster"
         return [Problem("sink.conn_id", found, "Leave it out")]

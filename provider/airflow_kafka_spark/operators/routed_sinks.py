@@ -137,7 +137,7 @@ def routed_sink_problems(sinks: Sequence[RoutedSink], own: Sink, *, unordered: b
     """
     problems, taken = [], {own.asset_uri: "the operator's own sink"}
     if sinks and own.guarantee is not Guarantee.EXACTLY_ONCE:
-        found = f"{own.asset_uri} shows a window in pieces ({own.guarantee.value}), before another sink has its part of it"
+        found = f"{own.asset_uri} shows parts of a window ({own.guarantee.value}) before another sink has committed its part"
         problems.append(Problem("sink", found, 'Use `atomic="window"`, or leave `to` out'))
     for routed in sinks:
         sink, place = routed.sink, routed.sink.asset_uri
@@ -146,7 +146,7 @@ def routed_sink_problems(sinks: Sequence[RoutedSink], own: Sink, *, unordered: b
             problems.append(Problem(routed.where, f"{place} is {taken[place]}, too", action))
         taken[place] = f"that of {routed.where.removesuffix('.to')}"
         if sink.guarantee is not Guarantee.EXACTLY_ONCE:
-            found = f"{place} shows a window in pieces ({sink.guarantee.value}), before it is decided what goes there"
+            found = f"{place} shows parts of a window ({sink.guarantee.value}) before its records are final"
             problems.append(Problem(routed.where, found, 'Use `atomic="window"`'))
         if unordered:
             problems += routed.prefixed(sink.unordered_problems())
@@ -238,15 +238,15 @@ class RoutedPart:
         # If the ledger was lost, only the numbers can be compared.
         is_other = digest != known.digest if known else records != there
         if is_other:
-            found = (
-                f"an earlier attempt at window {self.window} has brought {there:,} records to {self.uri}, and by the transforms "
-            )
-            found += f"as they are now {records:,} are for it, not the same ones"
+            written = f"an earlier attempt at window {self.window} has written {there:,} records to {self.uri}"
+            found = f"{written}, and the transforms as they are now select {records:,} others for it"
             action = "Set the transforms and formats back until this window is complete"
             if records < there and (topics := compacted({r.topic for r in self.window.ranges})):
                 names = ", ".join(sorted(topics))
-                action += f". If they are what they were, compaction of {names} has removed records since, and which ones of the "
-                action += f"others are there is not known. {self._giving_up}"
+                action += (
+                    f". If they have not changed, compaction of {names} has removed records since, and it is not known which"
+                )
+                action += f" of the others were written. {self._giving_up}"
             raise ValidationError([Problem(self.routed.where, found, action)])
         return there
 
@@ -256,7 +256,7 @@ class RoutedPart:
         if self.window.interval:
             return "No other interval waits for this one"
         command = f"airflow kafka-spark skip {self.pipeline} --not-running --why ..."
-        return f"To leave there what is there, and give up the rest of the window: `{command}`"
+        return f"To keep the rows that were written, and give up the rest of the window: `{command}`"
 
     def commit(self) -> None:
         """Make this part visible in its sink, in one step.
@@ -364,7 +364,7 @@ def refuse_rejected(found: Sequence[BadRecord], sink: str, window: str, *, toler
     :raises SinkRejected: the sink refuses records.
     """
     if found and not tolerated:
-        raise SinkRejected(sink, window, f"it does not take {len(found):,} of the rows", samples=found[:SHOWN])
+        raise SinkRejected(sink, window, f"it refuses {len(found):,} of the rows", samples=found[:SHOWN])
 
 
 def refuse_removed_sinks(sinks: Sequence[RoutedSink], known: DeadLetters | None, window: Window) -> None:
@@ -376,7 +376,7 @@ def refuse_removed_sinks(sinks: Sequence[RoutedSink], known: DeadLetters | None,
     gone = [found for found in known.captures(window.replay) if found.name not in names] if known else []
     if gone:
         listed = ", ".join(found.sink for found in gone)
-        what = f"an earlier attempt at window {window} was about to bring records to {listed} by a Filter with `to`, or has"
+        what = f"an earlier attempt at window {window} has sent records to {listed} by a Filter with `to`, or was about to"
         raise ValidationError([Problem("transforms", what, "Keep such a Filter until this window is complete")])
 
 

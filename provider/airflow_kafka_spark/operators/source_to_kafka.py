@@ -189,7 +189,7 @@ class SourceToKafkaOperator(WindowOperator):
             *of_spark,
         ]
         if self.transforms and problems:
-            # Without any problems Spark is asked when there is something to read.
+            # Without a problem, Spark is asked when there are rows to read.
             of_records = [problem for problem in of_options if problem.where in RECORD_OPTIONS]
             cause = first_cause([*of_source, *of_records, *changes, *of_spark])
             check = partial(self._fitting_problems, first_cause(problems))
@@ -202,10 +202,10 @@ class SourceToKafkaOperator(WindowOperator):
         return self.source.validate()
 
     def _reading_problems(self) -> Iterator[Problem]:
-        """Yield why Spark would have to read a source that only tasks can read."""
+        """Yield the options with which the JVM would have to read a source that only tasks can read."""
         if not isinstance(self.source, RowSource) or not self.source.needs_tasks:
             return
-        found = "only tasks can read this source, because they note what they have read"
+        found = "only Spark's tasks can read this source, because they record the position up to which they have read"
         if self.transforms:
             action = "Transform the topics' records in a KafkaToKafkaOperator, or do without a snapshot"
             yield Problem("transforms", found, action)
@@ -213,7 +213,7 @@ class SourceToKafkaOperator(WindowOperator):
             yield Problem("read_with", found, 'Use "auto"')
 
     def _known_columns(self, of_source: Sequence[Problem]) -> tuple[str, ...] | None:
-        """Return the columns of the source; None if only Spark can find them, or if the source's own problems hide them.
+        """Return the columns of the source; None if only Spark can find them, or if the source has problems.
 
         :param of_source: the problems of the source.
         """
@@ -227,10 +227,10 @@ class SourceToKafkaOperator(WindowOperator):
             return None
 
     def _fitting_problems(self, cause: str) -> list[Problem]:
-        """Return nothing; or that the transforms wait, if their columns are known only once there is something to read.
+        """Return an empty list; an ``Unchecked`` if the columns of the source are not known before there are rows.
 
-        :param cause: the argument whose problem keeps the source from being read.
-        :raises ValidationError: a transform does not fit, or what comes out cannot be written.
+        :param cause: the argument whose problem prevents reading the source.
+        :raises ValidationError: a transform does not fit its input, or its result cannot be written.
         """
         from airflow_kafka_spark.road.publish import reading
 
@@ -243,14 +243,14 @@ class SourceToKafkaOperator(WindowOperator):
         return []
 
     def _transform_problems(self) -> list[Problem]:
-        """Return what is wrong with the transforms' options, without Spark."""
+        """Return the problems of the transforms' options, without Spark."""
         if not self.transforms:
             return []
         from airflow_kafka_spark.transforms import InsertField, TimestampRouter, chain_problems
 
         found = chain_problems(self.transforms)
         if self.read_with == "task":
-            found.append(Problem("read_with", "Spark reads for transforms, not each task by itself", 'Use "auto"'))
+            found.append(Problem("read_with", "with `transforms`, the JVM reads the source", 'Use "auto"'))
         for index, transform in enumerate(() if found else self.transforms):
             if isinstance(transform, InsertField) and transform.offset_field:
                 what = "a row has no offset before it is written"
@@ -334,7 +334,8 @@ class SourceToKafkaOperator(WindowOperator):
         )
 
     def _source_position(self, ledger: Ledger) -> Mapping[str, Any] | None:
-        """Return the position of the source. Behind a window that was given up, it has what was noted of the window's splits."""
+        """Return the position of the source. After a window that was given up, it contains the notes of the window's published
+        splits."""
         position = ledger.memory.position.source
         if position is None or GIVEN_UP not in position:
             return position
@@ -342,16 +343,16 @@ class SourceToKafkaOperator(WindowOperator):
         return self.source.position_after(position[GIVEN_UP]["splits"], frozen, position[GIVEN_UP]["tokens"])
 
     def _refuse_lost(self, ledger: Ledger, targets: Sequence[TargetTopic]) -> None:
-        """Make sure that the ledger knows every window that the group names, and that a new pipeline is new.
+        """Make sure that the ledger has every window that the group names, and that a new pipeline has published nothing.
 
-        :raises LedgerBehind: it does not: the window's rows would be published again.
+        :raises LedgerBehind: it lacks a window, whose rows would be published again.
         :raises PipelineInOtherLedger: the pipeline has published to these topics with another ledger topic.
         """
         from airflow_kafka_spark.ledger.group import source_window_of
 
         memory, group, ids = ledger.memory, self.own_group, {found.topic: found.topic_id for found in targets}
         of_ledger = [TopicPartition(self.ledger_topic, number) for number in ledger.topic.partitions]
-        # Only a ledger that was lost as a whole needs the other places. With a column of topics, any topic may be one.
+        # Only a ledger that was lost as a whole needs the other partitions. With a column of topics, they may be in any topic.
         names = ids or (self.kafka.list_topics() if memory.is_blank else ())
         places = [TopicPartition(name, 0) for name in names if name != self.ledger_topic]
         committed = self.kafka.committed(group, [*of_ledger, *places])
@@ -373,10 +374,10 @@ class SourceToKafkaOperator(WindowOperator):
         raise error
 
     def _refuse_other_ledger(self, ledger: Ledger, places: Sequence[TopicPartition], ids: Mapping[str, str]) -> None:
-        """Make sure that no pipeline of this name publishes the same rows to the same topic with another ledger topic: this one
+        """Make sure that no pipeline of this name publishes these rows to this topic with another ledger topic. This pipeline
         would publish all of them again.
 
-        :param places: the places of topics at which a group may name the last window.
+        :param places: the partitions at which a group may name the last window.
         :param ids: the ids of the topics that are published to, if they are known.
         :raises PipelineInOtherLedger: there is one, or there was one whose ledger topic is gone.
         """
@@ -407,8 +408,8 @@ class SourceToKafkaOperator(WindowOperator):
         """Return the places in the topics that are published to, at which the group says which window was planned and published
         last.
 
-        The ledger topic may be lost, and the group's offset of it with it. Topics that the user may not read are left out:
-        brokers take offsets only of topics that a user may read.
+        The ledger topic may be lost, together with the group's offset in it. Topics that the user may not read are left out,
+        because brokers refuse offsets of such topics.
 
         :param published: partitions that have records of the pipeline; a few of their topics are used if the sink has none.
         """
@@ -418,10 +419,10 @@ class SourceToKafkaOperator(WindowOperator):
         return {place: found.lso for place, found in self.kafka.offsets(places).items()} if places else {}
 
     def _check_transforms(self, bounds: Sequence[Mapping[str, Any]]) -> None:
-        """Make sure, before the window is written down, that the transforms fit the rows. No rows are read for it.
+        """Make sure that the transforms fit the rows, before the window is written to the ledger. Reads no rows.
 
         :param bounds: the bounds of some splits.
-        :raises ValidationError: they do not, or the records that come out cannot be written.
+        :raises ValidationError: they do not fit, or the resulting records cannot be written.
         """
         from airflow_kafka_spark.road.publish import reading
 

@@ -1,7 +1,7 @@
 """The configuration of an operator as JSON, for the pages: its arguments without secrets, its connections and its guarantee.
 
-Airflow stores it with the serialized DAG. So it has to be the same each time that a DAG file is parsed: otherwise Airflow would
-make a new version of the DAG each time.
+Airflow stores it with the serialized DAG. It must not change between two parses of one DAG file, because Airflow would create a
+new version of the DAG each time.
 """
 
 from __future__ import annotations
