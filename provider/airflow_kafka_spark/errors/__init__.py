@@ -14,11 +14,10 @@ from airflow_kafka_spark.errors.control import (
     WindowOpen,
 )
 from airflow_kafka_spark.errors.formats import (
-    AvroNotInstalled,
     AvroSchemaInvalid,
-    ProtobufNotInstalled,
     RegistryRefused,
     RegistryUnavailable,
+    SchemaInvalid,
     SchemaUnusable,
 )
 from airflow_kafka_spark.errors.kafka import (
@@ -68,11 +67,11 @@ from airflow_kafka_spark.errors.setup import (
     JarsUnavailable,
     JavaMissing,
     KafkaUnavailable,
+    PackageMissing,
     Problem,
     ServerFailed,
     ServerInvalid,
     SparkUnavailable,
-    TestingUnavailable,
     Unchecked,
     ValidationError,
 )
@@ -97,7 +96,6 @@ from airflow_kafka_spark.errors.sources import (
     RowRejected,
     RowsCutOff,
     RowsRejected,
-    SchemaInvalid,
     SourceRejected,
     SourceUnavailable,
     SqlFailed,
@@ -106,7 +104,6 @@ from airflow_kafka_spark.errors.sources import (
 
 __all__ = [
     "AttemptAtWork",
-    "AvroNotInstalled",
     "AvroSchemaInvalid",
     "BadRecords",
     "BeginningDeleted",
@@ -142,6 +139,7 @@ __all__ = [
     "LogTruncated",
     "NotYetStable",
     "OffsetsWentBack",
+    "PackageMissing",
     "PartitionsChanged",
     "PartitionsVanished",
     "PipelineInOtherLedger",
@@ -151,7 +149,6 @@ __all__ = [
     "PlanError",
     "PlannedMeanwhile",
     "Problem",
-    "ProtobufNotInstalled",
     "RegistryRefused",
     "RegistryUnavailable",
     "ReplayRefused",
@@ -174,7 +171,6 @@ __all__ = [
     "SourceUnavailable",
     "SparkJobFailed",
     "SparkUnavailable",
-    "TestingUnavailable",
     "TimestampsInFuture",
     "TooManyBadRecords",
     "TooManyDeadLetters",

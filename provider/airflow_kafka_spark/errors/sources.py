@@ -163,22 +163,3 @@ class PartitionsChanged(PlanError):
             expected=f"{planned}, as when the window was planned",
             action="Set `allow_new_partitions=True` on the sink to go on: keys may then move to other partitions than before",
         )
-
-
-class SchemaInvalid(KafkaSparkError):
-    """Raised when the schema of a format cannot be parsed.
-
-    :param schema: text of the schema.
-    :param position: position of the error in the text, in characters from 0.
-    :param found: what was found there.
-    :param expected: what was expected there.
-    """
-
-    def __init__(self, schema: str, position: int, found: str, expected: str) -> None:
-        self.schema = schema
-        self.position = position
-        before = schema[max(0, position - 30) : position]
-        where = f"at character {position + 1}, after `{before}`" if before else "at its beginning"
-        super().__init__(
-            f"The schema has {found} {where}", expected=expected, action="Correct it; the types are those of Spark's DDL"
-        )

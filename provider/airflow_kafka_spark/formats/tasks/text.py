@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Encoder, Kind
-from airflow_kafka_spark.formats.text import CsvDialect
+from airflow_kafka_spark.formats.text_values import CsvDialect
 
 _DAY = 86_400_000_000
 _FIRST, _LAST = -719_162, 2_932_896
