@@ -54,7 +54,7 @@ from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, firs
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
 if TYPE_CHECKING:
-    from airflow.sdk import Asset
+    from airflow.sdk import Asset, BaseOperator
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
@@ -636,11 +636,16 @@ class WindowOperator(VisibleOperator):
 
     def render(self, spec: Any, context: Any, env: Any) -> Any:
         """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
-        templated = getattr(spec, "template_fields", ())
-        if not (is_dataclass(spec) and not isinstance(spec, type) and templated):
-            return spec
-        known = {f.name for f in fields(spec)}
-        return replace(spec, **{f: self.render_template(getattr(spec, f), context, env) for f in templated if f in known})
+        return rendered(self, spec, context, env)
+
+
+def rendered(operator: BaseOperator, spec: Any, context: Any, env: Any) -> Any:
+    """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
+    templated = getattr(spec, "template_fields", ())
+    if not (is_dataclass(spec) and not isinstance(spec, type) and templated):
+        return spec
+    known = {f.name for f in fields(spec)}
+    return replace(spec, **{f: operator.render_template(getattr(spec, f), context, env) for f in templated if f in known})
 
 
 def asset_uris(spec: object, kind: type[Sink] | type[RowSource]) -> list[str]:
