@@ -66,7 +66,7 @@ _POSTGRES_FAMILIES: dict[str, Family] = {
     "jsonb": "json",
 }
 # The functions that write the bits of a value: a timestamp's are microseconds, a date's are days, both since 2000-01-01.
-_SINGLE = "encode(float4send(CAST({c} AS real) + 0), 'hex')"
+_SINGLE = "encode(float4send(CAST({c} AS real) + CAST(0 AS real)), 'hex')"
 _DOUBLE = "encode(float8send(CAST({c} AS double precision) + 0), 'hex')"
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceColumn, SourceDatabase, SplitKey
 from airflow_kafka_spark.sources.jdbc.windows import SplitOrder
+from airflow_kafka_spark.verification.buckets import Buckets, BucketSums, add_sums
 from airflow_kafka_spark.verification.canonical_sql import CanonicalSql
-from airflow_kafka_spark.verification.forms import Form, Row, of_value, row_checksum
+from airflow_kafka_spark.verification.forms import Form, Row, Sums, of_value, row_checksum
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,6 @@ class Chunk:
         return cls(None if after is None else tuple(after), None if upto is None else tuple(upto), value["nulls"])
 
 
-class Sums(NamedTuple):
-    """The number of rows, and the sum of their checksums."""
-
-    rows: int
-    checksum: int
-
-
 @dataclass(frozen=True)
 class DatabaseSide:
     """A table, and how its rows are compared.
@@ -55,6 +49,7 @@ class DatabaseSide:
     :param key: the number of columns of the key.
     :param where: a condition for the rows that are compared; empty for all.
     :param sql: the database's expressions.
+    :param piece_rows: rows of the pieces in which it is read by buckets.
     """
 
     database: SourceDatabase
@@ -64,6 +59,7 @@ class DatabaseSide:
     key: int
     where: str
     sql: CanonicalSql
+    piece_rows: int = 100_000
 
     @property
     def name(self) -> str:
@@ -108,28 +104,88 @@ class DatabaseSide:
         return Sums(rows, total)
 
     def rows(self, session: DatabaseSession, chunk: Chunk) -> Iterator[Row]:
-        """Yield the rows of a chunk, each with its values in their forms."""
+        """Return the rows of a chunk, each with its values in their forms."""
+        return self._read(session, self.rows_of(session, chunk))
+
+    def _read(self, session: DatabaseSession, rows: str) -> Iterator[Row]:
         raw = [(n, self.forms[n]) for n, (known, _) in enumerate(self._expressions(session)) if known is None]
-        for found in session.stream(self._rows_statement(session, chunk)):
+        for found in session.stream(self._rows_statement(session, rows)):
             row = [value.decode() if isinstance(value, bytes) else value for value in found]
             for n, form in raw:
                 row[n] = of_value(form, row[n])
             yield tuple(row)
+
+    # --- by buckets ---
+
+    def expected_rows(self) -> int:
+        """See :class:`~airflow_kafka_spark.verification.buckets.BucketSide`, also for the next ones."""
+        with self.session("asking for the number of rows") as session:
+            return self.estimated_rows(session)
+
+    def pieces(self) -> Iterator[Chunk]:
+        after: SplitKey | None = None
+        while self.is_indexed:
+            with self.session("cutting a piece") as session:
+                end = self.end_of(session, Chunk(after), self.piece_rows)
+            if end is None:
+                break
+            yield Chunk(after, end)
+            after = end
+        yield Chunk(after)
+        if self.has_nulls():
+            yield Chunk(nulls=True)
+
+    def bucket_sums(self, piece: Chunk, buckets: Buckets) -> BucketSums:
+        with self.session("adding up a piece") as session:
+            if self._knows_forms(session):
+                return self._bucket_sums(session, piece, buckets)
+            total: BucketSums = {}
+            for row in self.rows(session, piece):
+                number = buckets.of(row_checksum(row[: self.key], self.forms[: self.key]))
+                if number is not None:
+                    add_sums(total, number, Sums(1, row_checksum(row, self.forms)))
+            return total
+
+    def _bucket_sums(self, session: DatabaseSession, piece: Chunk, buckets: Buckets) -> BucketSums:
+        key, checksum = self._checksum(session, self.key), self._checksum(session, len(self.forms))
+        each = f"SELECT {key} % {buckets.count} AS bucket, {checksum} AS checksum FROM {self._rows_in(session, piece, buckets)}"
+        found = session.rows(f"SELECT bucket, count(*), sum(checksum) FROM ({each}) AS rows_of_buckets GROUP BY bucket")
+        return {int(number): Sums(int(rows), int(total)) for number, rows, total in found}
+
+    def bucket_rows(self, piece: Chunk, buckets: Buckets) -> list[Row]:
+        key = self.forms[: self.key]
+        with self.session("reading rows of some buckets") as session:
+            found = self._read(session, self._rows_in(session, piece, buckets))
+            return [row for row in found if buckets.of(row_checksum(row[: self.key], key)) is not None]
+
+    def _rows_in(self, session: DatabaseSession, piece: Chunk, buckets: Buckets) -> str:
+        """Return what stands behind FROM for the rows of some buckets; for more, if the database does not know the key's form."""
+        known = all(known is not None for known, _ in self._expressions(session)[: self.key])
+        if buckets.chosen is None or not known:
+            return self.rows_of(session, piece)
+        numbers = ", ".join(map(str, sorted(buckets.chosen)))
+        return self.rows_of(session, piece, f"{self._checksum(session, self.key)} % {buckets.parents} IN ({numbers})")
+
+    # --- statements ---
 
     def explain(self, session: DatabaseSession) -> None:
         """Let the server plan the statements for a chunk, without running them.
 
         :raises SourceRejected: the condition is wrong, or a right is missing.
         """
-        session.rows(f"EXPLAIN {self._rows_statement(session, Chunk())}")
+        session.rows(f"EXPLAIN {self._rows_statement(session, self.rows_of(session, Chunk()))}")
 
     def _sums_statement(self, session: DatabaseSession, chunk: Chunk) -> str:
-        values = [(form, str(known)) for form, (known, _) in zip(self.forms, self._expressions(session), strict=True)]
-        return f"SELECT count(*), coalesce(sum({self.sql.checksum(values)}), 0) FROM {self.rows_of(session, chunk)}"
+        checksum = self._checksum(session, len(self.forms))
+        return f"SELECT count(*), coalesce(sum({checksum}), 0) FROM {self.rows_of(session, chunk)}"
 
-    def _rows_statement(self, session: DatabaseSession, chunk: Chunk) -> str:
-        selected = ", ".join(known or plain for known, plain in self._expressions(session))
-        return f"SELECT {selected} FROM {self.rows_of(session, chunk)}"
+    def _checksum(self, session: DatabaseSession, columns: int) -> str:
+        """Return the expression for the checksum of the first columns, whose forms the database knows."""
+        known = [(form, str(value)) for form, (value, _) in zip(self.forms, self._expressions(session), strict=True)]
+        return self.sql.checksum(known[:columns])
+
+    def _rows_statement(self, session: DatabaseSession, rows: str) -> str:
+        return f"SELECT {', '.join(known or plain for known, plain in self._expressions(session))} FROM {rows}"
 
     def _knows_forms(self, session: DatabaseSession) -> bool:
         return all(known is not None for known, _ in self._expressions(session))
@@ -145,10 +201,13 @@ class DatabaseSide:
     def _order(self, session: DatabaseSession) -> SplitOrder:
         return SplitOrder.of(session, self.relation, [column.name for column in self.columns[: self.key]])
 
-    def rows_of(self, session: DatabaseSession, chunk: Chunk) -> str:
-        """Return what stands behind FROM for the rows of a chunk."""
+    def rows_of(self, session: DatabaseSession, chunk: Chunk, *further: str) -> str:
+        """Return what stands behind FROM for the rows of a chunk.
+
+        :param further: further conditions.
+        """
         order = self._order(session)
-        conditions = [f"{self.where}\n"] if self.where else []
+        conditions = [*([f"{self.where}\n"] if self.where else []), *further]
         if chunk.nulls:
             conditions.append(order.any_null() or "1 = 0")
         else:

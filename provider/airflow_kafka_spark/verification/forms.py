@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Family = Literal[
     "integer", "boolean", "decimal", "single", "double", "text", "padded", "uuid", "binary", "zoned", "local", "date", "time",
@@ -52,6 +52,13 @@ class Comparable:
     name: str
     family: Family
     type: str
+
+
+class Sums(NamedTuple):
+    """The number of rows, and the sum of their checksums."""
+
+    rows: int
+    checksum: int
 
 
 _WHOLE: frozenset[Family] = frozenset({"integer", "boolean"})

@@ -144,10 +144,10 @@ class _Planning:
             pairs.append((column, counterpart, form))
         if problems:
             return None, problems
-        forms = tuple(form for _, _, form in pairs)
+        forms, size = tuple(form for _, _, form in pairs), self.options.chunk_rows
         columns, counterparts = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
-        source = DatabaseSide(databases[0], ours, columns, forms, len(key), self.options.where, source_sql)
-        sink = DatabaseSide(databases[1], theirs, counterparts, forms, len(key), self.options.sink_where, sink_sql)
+        source = DatabaseSide(databases[0], ours, columns, forms, len(key), self.options.where, source_sql, size)
+        sink = DatabaseSide(databases[1], theirs, counterparts, forms, len(key), self.options.sink_where, sink_sql, size)
         return VerificationPlan(source, sink, self._by_ranges(source, sink)), []
 
     def _by_ranges(self, source: DatabaseSide, sink: DatabaseSide) -> bool:

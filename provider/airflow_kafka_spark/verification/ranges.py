@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_kafka_spark.verification.database_side import Chunk, DatabaseSide, Sums
+from airflow_kafka_spark.verification.database_side import Chunk, DatabaseSide
+from airflow_kafka_spark.verification.forms import Sums
 from airflow_kafka_spark.verification.report import Findings
 from airflow_kafka_spark.verification.work import ProgressLog, Work
 

@@ -100,6 +100,8 @@ class VerificationReport:
     :param settled_chunks: those of them that were equal when they were compared again.
     :param counts: the number of rows by kind of difference.
     :param differences: the first of them.
+    :param uncounted_chunks: those that differ and whose rows were not read, because there are too many: their rows are not in
+        ``counts``.
     :param seconds: the duration.
     """
 
@@ -114,18 +116,22 @@ class VerificationReport:
     settled_chunks: int
     counts: dict[DifferenceKind, int]
     differences: Sequence[Difference]
+    uncounted_chunks: int
     seconds: float
 
     @property
     def is_equal(self) -> bool:
         """True if no row differs."""
-        return not any(self.counts.values())
+        return not any(self.counts.values()) and not self.uncounted_chunks
 
     @property
     def summary(self) -> str:
         """The numbers of rows that differ, as a clause."""
         said = {"missing": "missing in the sink", "extra": "only in the sink", "different": "different", "doubled": "doubled"}
-        return ", ".join(f"{count:,} {said[kind]}" for kind in KINDS if (count := self.counts.get(kind, 0))) or "equal"
+        found = [f"{count:,} {said[kind]}" for kind in KINDS if (count := self.counts.get(kind, 0))]
+        if self.uncounted_chunks:
+            found.append(f"more in {self.uncounted_chunks:,} chunks")
+        return ", ".join(found) or "equal"
 
     def to_json(self) -> dict[str, Any]:
         """Return the value for XCom."""
@@ -142,5 +148,6 @@ class VerificationReport:
             "settled_chunks": self.settled_chunks,
             **{kind: self.counts.get(kind, 0) for kind in KINDS},
             "differences": [difference.to_json() for difference in self.differences],
+            "uncounted_chunks": self.uncounted_chunks,
             "seconds": round(self.seconds, 3),
         }

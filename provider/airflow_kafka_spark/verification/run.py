@@ -6,9 +6,11 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from airflow_kafka_spark.verification.buckets import BucketComparison
 from airflow_kafka_spark.verification.options import VerificationOptions
 from airflow_kafka_spark.verification.plan import VerificationPlan
 from airflow_kafka_spark.verification.ranges import RangeComparison, ScanState
@@ -16,6 +18,8 @@ from airflow_kafka_spark.verification.report import Findings, VerificationReport
 from airflow_kafka_spark.verification.work import Work
 
 log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=Sized)
 
 STATE_KEY = "kafka_spark.verification"
 """The key of the state in Airflow's store."""
@@ -88,34 +92,73 @@ def verify(plan: VerificationPlan, options: VerificationOptions, work: Work, sto
     :raises SourceRejected: a server refuses a statement.
     """
     began = time.monotonic()
+    names = tuple(column.name for column in plan.source.columns)
+    findings = Findings(names, plan.source.forms, plan.source.key, options.max_keys)
+    if plan.ranges:
+        counts = _by_ranges(plan, options, work, store, findings)
+    else:
+        counts = _by_buckets(plan, options, work, findings)
+    return VerificationReport(
+        source=options.source.uri,
+        sink=options.sink.uri,
+        method="ranges" if plan.ranges else "buckets",
+        columns=names,
+        source_rows=counts.source_rows,
+        sink_rows=counts.sink_rows,
+        chunks=counts.chunks,
+        differing_chunks=counts.differing,
+        settled_chunks=counts.settled,
+        counts=dict(findings.counts),
+        differences=tuple(findings.kept),
+        uncounted_chunks=counts.uncounted,
+        seconds=time.monotonic() - began,
+    )
+
+
+@dataclass(frozen=True)
+class ChunkCounts:
+    """The counts of a report that do not depend on the method."""
+
+    source_rows: int
+    sink_rows: int
+    chunks: int
+    differing: int
+    settled: int
+    uncounted: int = 0
+
+
+def _by_ranges(
+    plan: VerificationPlan, options: VerificationOptions, work: Work, store: StateStore | None, findings: Findings
+) -> ChunkCounts:
     comparison = RangeComparison(plan.source, plan.sink, work, options.chunk_rows)
     saved = SavedState(store, _fingerprint(plan, options))
     state = saved.load()
     comparison.scan(state, saved.save)
-    differing = state.differing
-    for number in range(options.rechecks if differing else 0):
-        log.info("Recheck %d: %d chunks differ, compared again in %g s", number + 1, len(differing), options.recheck_delay)
-        work.wait(options.recheck_delay)
-        if not (differing := comparison.differing(differing)):
-            break
-    names = tuple(column.name for column in plan.source.columns)
-    findings = Findings(names, plan.source.forms, plan.source.key, options.max_keys)
-    comparison.name_differences(differing, findings)
+    left = _rechecked(options, work, state.differing, comparison.differing)
+    comparison.name_differences(left, findings)
     saved.forget()
-    return VerificationReport(
-        source=options.source.uri,
-        sink=options.sink.uri,
-        method="ranges",
-        columns=names,
-        source_rows=state.source_rows,
-        sink_rows=state.sink_rows,
-        chunks=state.chunks,
-        differing_chunks=len(state.differing),
-        settled_chunks=len(state.differing) - len(differing),
-        counts=dict(findings.counts),
-        differences=tuple(findings.kept),
-        seconds=time.monotonic() - began,
-    )
+    settled = len(state.differing) - len(left)
+    return ChunkCounts(state.source_rows, state.sink_rows, state.chunks, len(state.differing), settled)
+
+
+def _by_buckets(plan: VerificationPlan, options: VerificationOptions, work: Work, findings: Findings) -> ChunkCounts:
+    comparison = BucketComparison(plan.source, plan.sink, work)
+    found = comparison.scan()
+    left = _rechecked(options, work, found.differing, lambda some: comparison.differing(found.buckets, some))
+    uncounted = comparison.name_differences(found.buckets, left, findings)
+    differing, settled = len(found.differing), len(found.differing) - len(left)
+    return ChunkCounts(found.source_rows, found.sink_rows, found.buckets.count, differing, settled, uncounted)
+
+
+def _rechecked(options: VerificationOptions, work: Work, chunks: C, differing: Callable[[C], C]) -> C:
+    """Return those of the chunks that differ each time that they are compared again."""
+    for number in range(options.rechecks):
+        if not chunks:
+            break
+        log.info("Recheck %d: %d chunks differ, compared again in %g s", number + 1, len(chunks), options.recheck_delay)
+        work.wait(options.recheck_delay)
+        chunks = differing(chunks)
+    return chunks
 
 
 def _fingerprint(plan: VerificationPlan, options: VerificationOptions) -> str:
