@@ -37,7 +37,8 @@ def maria(mariadb: EmbeddedMariaDB) -> Iterator[Any]:
     """A session of MariaDB, in an empty database."""
     connection = mariadb.connect()
     with connection.cursor() as cursor:
-        for statement in ("DROP DATABASE shop", "CREATE DATABASE shop CHARACTER SET utf8mb4", "USE shop", "SET time_zone = '+00:00'"):
+        for statement in ("DROP DATABASE shop", "CREATE DATABASE shop CHARACTER SET utf8mb4", "USE shop"):
             cursor.execute(statement)
+        cursor.execute("SET time_zone = '+00:00'")
         yield cursor
     connection.close()

@@ -10,8 +10,10 @@ from tests.sinks.postgres.kit import Place
 from tests.verification.conftest import MARIA
 from tests.verification.test_verify import named, verify
 
+Types = Sequence[tuple[str, str, Sequence[tuple[str, str]], str]]
+
 # Type in the source, type in the sink, SQL of values that are equal there, and of another value in the sink.
-POSTGRES: Sequence[tuple[str, str, Sequence[tuple[str, str]], str]] = [
+POSTGRES: Types = [
     ("smallint", "bigint", [("-7", "-7")], "8"),
     ("boolean", "boolean", [("true", "true"), ("false", "false")], "NULL"),
     ("boolean", "integer", [("true", "1"), ("false", "0")], "2"),
@@ -19,12 +21,12 @@ POSTGRES: Sequence[tuple[str, str, Sequence[tuple[str, str]], str]] = [
     ("numeric", "text", [("1.50", "'1.50'"), ("'NaN'", "'NaN'")], "'1.51'"),
     ("integer", "numeric(10,2)", [("100", "100"), ("0", "0")], "100.01"),
     ("real", "double precision", [("0.1", "0.1"), ("3e38", "3e38"), ("'NaN'", "'NaN'")], "0.2"),
-    ("double precision", "double precision", [("0.1", "0.1"), ("'-Infinity'", "'-Infinity'"), ("0", "'-0'")], "0.1000000000000001"),
+    ("float8", "double precision", [("0.1", "0.1"), ("'-Infinity'", "'-Infinity'"), ("0", "'-0'")], "0.10000000000000002"),
     ("text", "varchar(20)", [("''", "''"), ("'a|b'", "'a|b'"), ("'é𝄞'", "'é𝄞'"), ("'x '", "'x '")], "'x'"),
     ("char(4)", "text", [("'ab'", "'ab  '")], "'abc'"),
     ("bytea", "bytea", [("'\\x00ff'", "'\\x00ff'"), ("''", "''")], "'\\x00'"),
     ("uuid", "text", [("'6f9619ff-8b86-d011-b42d-00c04fc964ff'", "'6F9619FF-8B86-D011-B42D-00C04FC964FF'")], "''"),
-    ("json", "jsonb", [("'{\"b\": 1, \"a\":  2}'", "'{\"a\": 2, \"b\": 1}'")], "'{}'"),
+    ("json", "jsonb", [('\'{"b": 1, "a":  2}\'', '\'{"a": 2, "b": 1}\'')], "'{}'"),
     ("jsonb", "text", [("'{\"a\":1}'", "'{\"a\": 1}'")], "'{}'"),
     (
         "timestamptz",
@@ -42,7 +44,7 @@ POSTGRES: Sequence[tuple[str, str, Sequence[tuple[str, str]], str]] = [
     ("money", "text", [("12.34::numeric::money", "'$12.34'")], "''"),
 ]
 
-MARIADB: Sequence[tuple[str, str, Sequence[tuple[str, str]], str]] = [
+MARIADB: Types = [
     ("tinyint", "smallint", [("-128", "-128")], "0"),
     ("tinyint(1)", "boolean", [("1", "true"), ("0", "false")], "NULL"),
     ("bigint unsigned", "numeric(20,0)", [("18446744073709551615", "18446744073709551615")], "1"),
@@ -64,19 +66,24 @@ MARIADB: Sequence[tuple[str, str, Sequence[tuple[str, str]], str]] = [
     ("date", "date", [("'0001-01-01'", "'0001-01-01'"), ("'9999-12-31'", "'9999-12-31'")], "'1999-12-31'"),
     ("datetime(6)", "timestamp", [("'1999-12-31 23:59:59.999999'", "'1999-12-31 23:59:59.999999'")], "'2000-01-01'"),
     ("datetime", "timestamp", [("'0001-01-01 00:00:00'", "'0001-01-01'")], "'0001-01-01 00:00:00.000001'"),
-    ("timestamp(6) NULL", "timestamptz", [("'2026-03-29 02:30:00.123456'", "'2026-03-29 02:30:00.123456+00'")], "'2026-03-29 02:30+00'"),
+    (
+        "timestamp(6) NULL",
+        "timestamptz",
+        [("'2026-03-29 02:30:00.123456'", "'2026-03-29 02:30:00.123456+00'")],
+        "'2026-03-29 02:30+00'",
+    ),
     ("time(3)", "text", [("'-838:59:59.120'", "'-838:59:59.12'"), ("'10:00:00'", "'10:00:00.000'")], "'10:00:01'"),
     ("year", "integer", [("2026", "2026")], "26"),
     ("uuid", "uuid", [("'6f9619ff-8b86-d011-b42d-00c04fc964ff'", "'6f9619ff-8b86-d011-b42d-00c04fc964ff'")], "NULL"),
     ("inet6", "text", [("'::1'", "'::1'")], "'::2'"),
-]  # fmt: skip
+]
 
 
-def depth(types: Sequence[tuple[str, str, Sequence[tuple[str, str]], str]]) -> int:
+def depth(types: Types) -> int:
     return max(len(values) for _, _, values, _ in types)
 
 
-def rows_of(types: Sequence[tuple[str, str, Sequence[tuple[str, str]], str]], side: int) -> list[str]:
+def rows_of(types: Types, side: int) -> list[str]:
     """The rows as SQL, the last one NULL throughout."""
     return [
         ", ".join([str(n), *(values[n][side] if n < len(values) else "NULL" for _, _, values, _ in types)])
@@ -84,18 +91,18 @@ def rows_of(types: Sequence[tuple[str, str, Sequence[tuple[str, str]], str]], si
     ]
 
 
-def columns_of(types: Sequence[tuple[str, str, Sequence[tuple[str, str]], str]], side: int) -> str:
+def columns_of(types: Types, side: int) -> str:
     return "id int PRIMARY KEY, " + ", ".join(f"c{n} {kinds[side]}" for n, kinds in enumerate(types))
 
 
-def make_sink(place: Place, types: Sequence[tuple[str, str, Sequence[tuple[str, str]], str]]) -> None:
+def make_sink(place: Place, types: Types) -> None:
     place.connection.execute("SET TimeZone = 'UTC'")
     place.connection.execute(f"CREATE TABLE t ({columns_of(types, 1)})".encode())
     for row in rows_of(types, 1):
         place.connection.execute(f"INSERT INTO t VALUES ({row})".encode())
 
 
-def check(place: Place, source: JdbcSource, types: Sequence[tuple[str, str, Sequence[tuple[str, str]], str]]) -> None:
+def check(place: Place, source: JdbcSource, types: Types) -> None:
     """Both tables are equal; a value that is changed, or NULL, is found in each column."""
     found = verify(place, source=source, on_difference="warn")
     assert named(found) == [] and found["sink_rows"] == depth(types) + 1

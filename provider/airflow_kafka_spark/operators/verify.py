@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.common.compat.sdk import BaseOperator
 
-from airflow_kafka_spark.errors import Problem, SinkDiffers, ValidationError
+from airflow_kafka_spark.errors import SinkDiffers, ValidationError
 from airflow_kafka_spark.errors.arguments import names_of, type_problems, with_sound_arguments
 from airflow_kafka_spark.operators.base import rendered
 from airflow_kafka_spark.operators.visibility.links import Links, TableLink, table_page
@@ -55,7 +55,7 @@ class VerifyOperator(BaseOperator):
 
     :param source: the table that is right: its connection, ``table`` or ``query``, ``key`` (default: its primary key) and
         ``include_columns``; the other options mean nothing here.
-    :param sink: the table that is compared with it: a ``PostgresSink``, as the pipeline has it, or a ``JdbcSource`` that reads it.
+    :param sink: the table that is compared with it: a ``PostgresSink`` as the pipeline has it, or a ``JdbcSource`` that reads it.
         Columns that only the sink has are not compared.
     :param columns: source column -> sink column, where the names differ; default none.
     :param exclude_columns: columns of the source that are not compared; default none.

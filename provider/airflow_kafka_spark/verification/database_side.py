@@ -217,6 +217,4 @@ class DatabaseSide:
         return self.relation.sql + (f" WHERE {' AND '.join(f'({c})' for c in conditions)}" if conditions else "")
 
     def _native(self, order: SplitOrder, key: Sequence[str]) -> list[str]:
-        return [
-            self.sql.key_from_neutral(self.sql.family(column), text) for column, text in zip(order.columns, key, strict=True)
-        ]
+        return [self.sql.key_from_neutral(self.sql.family(column), text) for column, text in zip(order.columns, key, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sinks import PostgresSink
@@ -14,6 +15,7 @@ from airflow_kafka_spark.verification.canonical_sql import CanonicalSql, MysqlCa
 from airflow_kafka_spark.verification.database_side import DatabaseSide
 from airflow_kafka_spark.verification.forms import RANGE_FORMS, Comparable, Form, form_of
 from airflow_kafka_spark.verification.options import VerificationOptions
+
 
 @dataclass(frozen=True)
 class VerificationPlan:

@@ -65,9 +65,7 @@ class ScanState:
         """Return what :meth:`to_json` has written."""
         differing = [Chunk.from_json(chunk) for chunk in value["differing"]]
         after = value["after"]
-        return cls(
-            None if after is None else tuple(after), value["source_rows"], value["sink_rows"], value["chunks"], differing
-        )
+        return cls(None if after is None else tuple(after), value["source_rows"], value["sink_rows"], value["chunks"], differing)
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,8 @@ class RangeComparison:
                 saved(state)
 
     def _chunks(self, state: ScanState) -> Iterator[Chunk]:
-        if self.source.has_nulls() or self.sink.has_nulls():
-            if state.after is None:
-                yield Chunk(nulls=True)
+        if (self.source.has_nulls() or self.sink.has_nulls()) and state.after is None:
+            yield Chunk(nulls=True)
         yield from self._cut(Chunk(state.after), self.source, self.chunk_rows)
 
     def _cut(self, chunk: Chunk, side: DatabaseSide, size: int) -> Iterator[Chunk]:

@@ -94,10 +94,7 @@ def verify(plan: VerificationPlan, options: VerificationOptions, work: Work, sto
     began = time.monotonic()
     names = tuple(column.name for column in plan.source.columns)
     findings = Findings(names, plan.source.forms, plan.source.key, options.max_keys)
-    if plan.ranges:
-        counts = _by_ranges(plan, options, work, store, findings)
-    else:
-        counts = _by_buckets(plan, options, work, findings)
+    counts = _by_ranges(plan, options, work, store, findings) if plan.ranges else _by_buckets(plan, options, work, findings)
     return VerificationReport(
         source=options.source.uri,
         sink=options.sink.uri,

@@ -1,4 +1,4 @@
-"""The work of a verification: statements side by side up to a limit, repeated where a server does not answer; and its progress."""
+"""The work of a verification: statements side by side, repeated where a server does not answer; and its progress."""
 
 from __future__ import annotations
 

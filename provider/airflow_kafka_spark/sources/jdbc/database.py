@@ -171,8 +171,7 @@ class DatabaseSession(ABC):
 
     @abstractmethod
     def text_order(self, relation: Relation, column: SourceColumn) -> str:
-        """Return a name of the order of a text column: two columns of one name, in any databases, have their values in one order.
-        """
+        """Return a name of the order of a text column; columns with the same name, in any databases, are in the same order."""
 
     @abstractmethod
     def now(self) -> datetime:

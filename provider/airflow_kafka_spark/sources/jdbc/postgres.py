@@ -162,8 +162,9 @@ class PostgresSession(DatabaseSession):
         if not relation.writers:
             return f"unknown, of {self.server.where}"
         ((name, database),) = self.rows(_COLLATION.format(oid=relation.writers[0], column=literal(column.name)))
+        collation = name or database
         # Other collations depend on the libraries of the server's machine.
-        return "bytes" if (name or database) in ("C", "POSIX") else f"{name or database}, of {self.identity() or self.server.where}"
+        return "bytes" if collation in ("C", "POSIX") else f"{collation}, of {self.identity() or self.server.where}"
 
     def now(self) -> datetime:
         found: datetime = self.rows("SELECT clock_timestamp()")[0][0]
