@@ -1,5 +1,5 @@
 """``python -m benchmarks [files] [postgres] [kafka] [records] [fan_out] [around] [splits] [memory] [ui] [ledger]
-[small] [scale] [--records N] [--rounds N]``"""
+[small] [scale] [verification] [--records N] [--rounds N]``"""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def main() -> None:
             "ledger",
             "small",
             "scale",
+            "verification",
             [],
         ],
         help="default: all",
@@ -37,7 +38,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-bench-") as temporary:
         os.environ.setdefault("AIRFLOW_HOME", str(Path(temporary) / "airflow"))
         os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
-        from benchmarks import around, fan_out, ledger, memory, records, scale, small, splits, to_files, to_kafka, to_postgres, ui
+        from benchmarks import (
+            around,
+            fan_out,
+            ledger,
+            memory,
+            records,
+            scale,
+            small,
+            splits,
+            to_files,
+            to_kafka,
+            to_postgres,
+            ui,
+            verification,
+        )
         from benchmarks.bench import stand
 
         known = {
@@ -56,6 +71,7 @@ def main() -> None:
             "ledger": ledger.run,
             "small": lambda: small.run(Path(temporary), options.rounds),
             "scale": lambda: scale.run(Path(temporary)),
+            "verification": verification.run,
         }
         chosen = options.which or [*alone, *known]
         for name in (name for name in chosen if name in alone):

@@ -32,12 +32,14 @@ class VerifyOperator(BaseOperator):
     """Compare the rows of a source with those of a sink: counts and checksums per chunk, and the keys of the rows that differ.
 
     Guarantee: if neither table changes meanwhile, a row that is missing, extra, doubled or different in a compared column is
-    found and counted, up to a chance of 2^-60 per chunk that two checksums are equal although rows differ. Nothing is written.
+    found and counted, up to a chance of 2^-60 per chunk that two checksums are equal although rows differ. Where too many rows
+    differ to read them (only by buckets), the report has the number of chunks that are left. Nothing is written.
 
-    Both databases compute a count and a checksum per chunk of the key, and send nothing else. The checksum adds up a part of the
+    Databases compute a count and a checksum per chunk of the key, and send nothing else. The checksum adds up a part of the
     MD5 of each row, so that the order of rows does not count, and a row that is there twice does. A chunk that differs is cut
     into smaller ones, and at last its rows are read from both sides. So no Spark is started: the databases do the work, and the
-    number of their sessions is the limit, not the number of executors.
+    number of their sessions is the limit, not the number of executors. A table in Delta or Iceberg is read by the task, a batch
+    at a time.
 
     Values are equal if they are equal as values: numbers of any scale, ``timestamp`` with and without time zone by microsecond
     (without one, as UTC), ``char(n)`` without blanks at its end, floating-point numbers by bit (a single in a double as a
@@ -55,12 +57,14 @@ class VerifyOperator(BaseOperator):
 
     :param source: the table that is right: its connection, ``table`` or ``query``, ``key`` (default: its primary key) and
         ``include_columns``; the other options mean nothing here.
-    :param sink: the table that is compared with it: a ``PostgresSink`` as the pipeline has it, or a ``JdbcSource`` that reads it.
+    :param sink: the table that is compared with it: a ``PostgresSink``, ``DeltaSink`` or ``IcebergSink`` as the pipeline has it,
+        or a ``JdbcSource`` that reads it.
         Columns that only the sink has are not compared.
     :param columns: source column -> sink column, where the names differ; default none.
     :param exclude_columns: columns of the source that are not compared; default none.
     :param where: a condition for the source's rows, in its SQL; default empty, all rows.
-    :param sink_where: a condition for the sink's rows, in its SQL; None (default): as ``where``.
+    :param sink_where: a condition for the sink's rows, in its SQL (for Iceberg, a ``row_filter`` of pyiceberg); None (default): as
+        ``where``.
     :param chunk_rows: rows of a chunk; default 100 000.
     :param parallel: chunks that are compared at a time, and so the sessions in each database; default 4.
     :param rechecks: how often chunks that differ are compared again before their rows are named; default 0.
@@ -123,6 +127,7 @@ class VerifyOperator(BaseOperator):
         :raises ValidationError: arguments, connections, tables or columns that cannot be; nothing was compared.
         :raises SinkDiffers: rows differ, with ``on_difference="fail"``.
         :raises SourceUnavailable: a database did not answer.
+        :raises SinkUnavailable: the store or the catalog of a lake did not answer.
         :raises SourceRejected: a database refuses a statement.
         """
         from airflow_kafka_spark.verification.run import verify

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from airflow_kafka_spark.sources.jdbc.database import SourceColumn
 from airflow_kafka_spark.verification.forms import CHECKSUM_DIGITS, FREE_FORMS, Family, Form
@@ -70,7 +71,14 @@ _SINGLE = "encode(float4send(CAST({c} AS real) + CAST(0 AS real)), 'hex')"
 _DOUBLE = "encode(float8send(CAST({c} AS double precision) + 0), 'hex')"
 
 
+@dataclass(frozen=True)
 class PostgresCanonicalSql(CanonicalSql):
+    """
+    :param trims: True if the server has trim_scale(), which came with release 13.
+    """
+
+    trims: bool
+
     def family(self, column: SourceColumn) -> Family:
         base = column.literal or column.type
         return "array" if base.endswith("[]") else _POSTGRES_FAMILIES.get(base, "other")
@@ -79,8 +87,10 @@ class PostgresCanonicalSql(CanonicalSql):
         if form == "json":
             return None
         if form in ("integer", "decimal"):
-            return _postgres_number(family, form, c)
+            return self._number(family, form, c)
         if form == "instant":
+            if family == "zoned":
+                return f"encode(timestamptz_send({c}), 'hex')"
             return f"encode(timestamp_send(CAST({c} AS timestamp)), 'hex')"
         if form == "time":
             return _without_zeros(f"CAST({c} AS text)")
@@ -99,6 +109,15 @@ class PostgresCanonicalSql(CanonicalSql):
             "jsonb": "CAST(CAST({c} AS jsonb) AS text)",
         }
         return expressions.get(form, "CAST({c} AS text)").format(c=c)
+
+    def _number(self, family: Family, form: Form, c: str) -> str:
+        if family == "boolean":
+            return f"CAST(CAST({c} AS integer) AS text)"
+        if form == "integer" or family == "integer":
+            return f"CAST({c} AS text)"
+        if family == "decimal" and self.trims:
+            return f"CAST(trim_scale({c}) AS text)"
+        return _without_zeros(f"CAST({c} AS text)")
 
     def plain(self, form: Form, c: str) -> str:
         return f"CAST({c} AS text)"
@@ -120,17 +139,8 @@ class PostgresCanonicalSql(CanonicalSql):
         return f"\\x{text}" if family == "binary" else text
 
 
-def _postgres_number(family: Family, form: Form, c: str) -> str:
-    if family == "boolean":
-        return f"CAST(CAST({c} AS integer) AS text)"
-    text = f"CAST({c} AS text)"
-    if form == "integer" or family == "integer":
-        return text
-    return _without_zeros(text)
-
-
 def _without_zeros(text: str) -> str:
-    """Return a number or a time of day without zeros at the end of its fraction; trim_scale() came with release 13 only."""
+    """Return a number or a time of day without zeros at the end of its fraction."""
     return f"CASE WHEN strpos({text}, '.') > 0 THEN rtrim(rtrim({text}, '0'), '.') ELSE {text} END"
 
 

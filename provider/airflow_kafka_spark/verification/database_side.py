@@ -168,12 +168,13 @@ class DatabaseSide:
 
     # --- statements ---
 
-    def explain(self, session: DatabaseSession) -> None:
-        """Let the server plan the statements for a chunk, without running them.
+    def explain(self) -> None:
+        """Let the server plan the statement for all rows, without running it.
 
         :raises SourceRejected: the condition is wrong, or a right is missing.
         """
-        session.rows(f"EXPLAIN {self._rows_statement(session, self.rows_of(session, Chunk()))}")
+        with self.session("trying the statement") as session:
+            session.rows(f"EXPLAIN {self._rows_statement(session, self.rows_of(session, Chunk()))}")
 
     def _sums_statement(self, session: DatabaseSession, chunk: Chunk) -> str:
         checksum = self._checksum(session, len(self.forms))

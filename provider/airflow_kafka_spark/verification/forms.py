@@ -18,9 +18,10 @@ from typing import Any, Literal, NamedTuple
 
 Family = Literal[
     "integer", "boolean", "decimal", "single", "double", "text", "padded", "uuid", "binary", "zoned", "local", "date", "time",
-    "json", "array", "other",
+    "json", "array", "nested", "other",
 ]  # fmt: skip
-"""What the values of a column are. ``padded`` is ``char(n)``; ``other`` has a text of the database's own."""
+"""What the values of a column are. ``padded`` is ``char(n)``; ``other`` has a text of the database's own; ``nested`` are Arrow's
+lists, structs and maps."""
 
 Form = Literal[
     "integer", "decimal", "single", "double", "text", "trimmed", "uuid", "binary", "instant", "date", "time", "json", "jsonb"

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.sinks import PostgresSink
-from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceColumn, SourceDatabase
+from airflow_kafka_spark.sinks import DeltaSink, IcebergSink, PostgresSink
+from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.jdbc.windows import find_relation
 from airflow_kafka_spark.verification.canonical_sql import CanonicalSql, MysqlCanonicalSql, PostgresCanonicalSql
 from airflow_kafka_spark.verification.database_side import DatabaseSide
 from airflow_kafka_spark.verification.forms import RANGE_FORMS, Comparable, Form, form_of
+from airflow_kafka_spark.verification.lake import LakeSide, LakeTable
 from airflow_kafka_spark.verification.options import VerificationOptions
 
 
@@ -23,134 +24,190 @@ class VerificationPlan:
 
     :param source: the source's table.
     :param sink: the sink's table.
-    :param ranges: True if both tables can be cut by ranges of the key.
+    :param ranges: True if both tables can be cut by ranges of the key; then the sink is in a database, too.
     """
 
     source: DatabaseSide
-    sink: DatabaseSide
+    sink: DatabaseSide | LakeSide
     ranges: bool
 
 
 def make_plan(options: VerificationOptions) -> tuple[VerificationPlan | None, list[Problem]]:
     """Return what is compared; or None, and all problems."""
-    problems, source = [], options.source
+    problems, source, sink = [], options.source, options.sink
     if not isinstance(source, JdbcSource):
         problems.append(Problem("source", f"it is of type {type(source).__name__}; expected a JdbcSource"))
-    sink = _table_of(options.sink)
-    if sink is None:
-        found = f"it is of type {type(options.sink).__name__}; expected a PostgresSink, or a JdbcSource"
+    if not isinstance(sink, (JdbcSource, PostgresSink, DeltaSink, IcebergSink)):
+        found = f"it is of type {type(sink).__name__}; expected a PostgresSink, a DeltaSink, an IcebergSink or a JdbcSource"
         problems.append(Problem("sink", found))
     if problems:
         return None, problems
-    assert sink is not None
     left_out = {f"source column `{name}`" for name in options.exclude_columns}
     problems = [problem for problem in source.validate() if problem.where not in left_out]
-    # A sink needs no key of its own, and it may have columns that are not compared.
-    others = (problem for problem in sink.validate() if problem.where != "source.key")
-    problems += [of_sink(problem) for problem in others if not problem.where.startswith("source column ")]
-    if problems:
+    theirs, of_sink = _sink_table(sink)
+    problems += of_sink
+    if problems or theirs is None:
         named = {"columns": options.columns, "exclude_columns": options.exclude_columns}
         waiting = [Unchecked(where, problems[0].where) for where, value in named.items() if value]
         return None, [*problems, *waiting]
-    return _Planning(options, sink).plan()
+    database = source.database()
+    with database.session("reading the catalog") as session:
+        ours = DatabaseTable.of(database, session, source)
+        problems = [*_encoding_problems("source", session)]
+    found_plan, wrong = _Planning(options, ours, theirs).plan()
+    return (None if problems else found_plan), [*problems, *wrong]
 
 
-def _table_of(sink: object) -> JdbcSource | None:
-    """Return a sink as a table to read; None if it cannot be."""
-    if isinstance(sink, PostgresSink):
-        return JdbcSource(sink.conn_id, sink.table)
-    return sink if isinstance(sink, JdbcSource) else None
+def _sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, list[Problem]]:
+    """Return the sink's table; or None, and why it cannot be compared."""
+    if isinstance(sink, (DeltaSink, IcebergSink)):
+        try:
+            if (problems := sink.target_problems()) or (found := LakeTable.load(sink)) is not None:
+                return (None, problems) if problems else (found, [])
+        except KafkaSparkError as error:
+            return None, [Problem("sink", error.found, error.action)]
+        return None, [Problem("sink", f"there is no table {sink.uri}", "Correct its name")]
+    table = JdbcSource(sink.conn_id, sink.table) if isinstance(sink, PostgresSink) else sink
+    assert isinstance(table, JdbcSource)
+    # A sink needs no key of its own, and it may have columns that are not compared.
+    problems = [problem for problem in table.validate() if problem.where != "source.key"]
+    problems = [_of_sink(problem) for problem in problems if not problem.where.startswith("source column ")]
+    if problems:
+        return None, problems
+    database = table.database()
+    with database.session("reading the catalog") as session:
+        return DatabaseTable.of(database, session, table), list(_encoding_problems("sink", session))
 
 
-def of_sink(problem: Problem) -> Problem:
+def _of_sink(problem: Problem) -> Problem:
     """Return a problem of a table that is read as a source, as one of the sink."""
     if isinstance(problem, Unchecked):
         return Unchecked(problem.where.replace("source", "sink", 1), problem.what.replace("source", "sink", 1))
     return replace(problem, where=problem.where.replace("source", "sink", 1))
 
 
-def canonical_sql(database: SourceDatabase) -> CanonicalSql:
+@dataclass(frozen=True)
+class DatabaseTable:
+    """A table of a database.
+
+    :param database: the server.
+    :param relation: the table or query.
+    :param sql: the database's expressions.
+    """
+
+    database: SourceDatabase
+    relation: Relation
+    sql: CanonicalSql
+
+    @classmethod
+    def of(cls, database: SourceDatabase, session: DatabaseSession, table: JdbcSource) -> DatabaseTable:
+        """Return the table that a source reads."""
+        return cls(database, find_relation(table, session), canonical_sql(database, session))
+
+    @property
+    def name(self) -> str:
+        return self.relation.name
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.relation.columns)
+
+    @property
+    def is_postgres(self) -> bool:
+        """True if it is in PostgreSQL."""
+        return self.database.scheme == "postgres"
+
+    def comparable(self, name: str) -> Comparable | None:
+        """Return a column; None if there is none."""
+        column = self.relation.columns.get(name)
+        return None if column is None else Comparable(name, self.sql.family(column), column.type)
+
+    def side(self, names: Sequence[str], forms: tuple[Form, ...], key: int, where: str, piece_rows: int) -> DatabaseSide:
+        """Return the table with the columns that are compared."""
+        columns = tuple(self.relation.columns[name] for name in names)
+        return DatabaseSide(self.database, self.relation, columns, forms, key, where, self.sql, piece_rows)
+
+
+def canonical_sql(database: SourceDatabase, session: DatabaseSession) -> CanonicalSql:
     """Return the expressions of a database."""
-    return PostgresCanonicalSql() if database.scheme == "postgres" else MysqlCanonicalSql()
+    if database.scheme != "postgres":
+        return MysqlCanonicalSql()
+    ((version,),) = session.rows("SELECT current_setting('server_version_num')")
+    return PostgresCanonicalSql(trims=int(version) >= 130_000)
 
 
 @dataclass(frozen=True)
 class _Planning:
-    """Compares the columns of both tables. Their connections and names are sound.
+    """Compares the columns of both tables.
 
     :param options: the arguments.
-    :param table: the sink's table.
+    :param ours: the source's table.
+    :param theirs: the sink's table.
     """
 
     options: VerificationOptions
-    table: JdbcSource
+    ours: DatabaseTable
+    theirs: DatabaseTable | LakeTable
 
     def plan(self) -> tuple[VerificationPlan | None, list[Problem]]:
-        source, sink = self.options.source, self.table
-        with source.database().session("reading the catalog") as session:
-            ours, problems = find_relation(source, session), list(_encoding_problems("source", session))
-        with sink.database().session("reading the catalog") as session:
-            theirs = find_relation(sink, session)
-            problems += _encoding_problems("sink", session)
-        key = tuple(source.key) or ours.key
-        names = self._names(ours, key)
-        problems += self._naming_problems(ours, key)
-        found, wrong = self._sides(ours, theirs, key, names)
+        key = tuple(self.options.source.key) or self.ours.relation.key
+        problems = list(self._naming_problems(key))
+        pairs, wrong = self._pairs(self._names(key))
         problems += wrong
-        if found is None or problems:
+        if problems:
             return None, problems
-        problems += self._condition_problems("where", found.source)
-        problems += self._condition_problems("sink_where", found.sink)
-        return (None if problems else found), problems
+        names, others, forms = [a for a, _, _ in pairs], [b for _, b, _ in pairs], tuple(form for _, _, form in pairs)
+        size = self.options.chunk_rows
+        source = self.ours.side(names, forms, len(key), self.options.where, size)
+        sink: DatabaseSide | LakeSide
+        if isinstance(self.theirs, LakeTable):
+            sink = LakeSide(self.theirs.sink, tuple(others), forms, len(key), self.options.sink_where)
+        else:
+            sink = self.theirs.side(others, forms, len(key), self.options.sink_where, size)
+        for where, side in (("where", source), ("sink_where", sink)):
+            try:
+                side.explain()
+            except KafkaSparkError as error:
+                problems.append(Problem(where, error.found))
+        ranges = not problems and isinstance(sink, DatabaseSide) and self._by_ranges(source, sink)
+        return (None if problems else VerificationPlan(source, sink, ranges)), problems
 
-    def _names(self, ours: Relation, key: Sequence[str]) -> tuple[str, ...]:
+    def _names(self, key: Sequence[str]) -> tuple[str, ...]:
         """Return the source's columns that are compared, those of the key first."""
-        source = self.options.source
-        names = ours.columns if source.include_columns is None else source.include_columns
+        names = self.options.source.include_columns
+        names = self.ours.columns if names is None else names
         return (*key, *(name for name in names if name not in key and name not in self.options.exclude_columns))
 
-    def _naming_problems(self, ours: Relation, key: Sequence[str]) -> Iterator[Problem]:
-        given = {"columns": self.options.columns, "exclude_columns": self.options.exclude_columns}
-        for where, names in given.items():
-            unknown = [name for name in names if name not in ours.columns]
-            if unknown:
+    def _naming_problems(self, key: Sequence[str]) -> Iterator[Problem]:
+        ours = self.ours
+        for where, names in {"columns": self.options.columns, "exclude_columns": self.options.exclude_columns}.items():
+            if unknown := [name for name in names if name not in ours.columns]:
                 yield Problem(where, f"{ours.name} has no column {quote_names(unknown)}; it has {quote_names(ours.columns)}")
         if left_out := [name for name in key if name in self.options.exclude_columns]:
             yield Problem("exclude_columns", f"{quote_names(left_out)} is part of the key, by which rows are compared")
 
-    def _sides(
-        self, ours: Relation, theirs: Relation, key: Sequence[str], names: Sequence[str]
-    ) -> tuple[VerificationPlan | None, list[Problem]]:
-        databases = self.options.source.database(), self.table.database()
-        source_sql, sink_sql = canonical_sql(databases[0]), canonical_sql(databases[1])
-        in_postgres = all(database.scheme == "postgres" for database in databases)
+    def _pairs(self, names: Sequence[str]) -> tuple[list[tuple[str, str, Form]], list[Problem]]:
+        """Return per column its name, the sink's name, and the form in which both are compared."""
         problems: list[Problem] = []
-        pairs: list[tuple[SourceColumn, SourceColumn, Form]] = []
+        pairs: list[tuple[str, str, Form]] = []
+        in_postgres = self.ours.is_postgres and isinstance(self.theirs, DatabaseTable) and self.theirs.is_postgres
         for name in names:
             other = self.options.columns.get(name, name)
-            column, counterpart = ours.columns.get(name), theirs.columns.get(other)
-            if column is None:
+            a, b = self.ours.comparable(name), self.theirs.comparable(other)
+            if a is None:
                 continue
-            if counterpart is None:
-                found, action = f"{theirs.name} has no column `{other}`", 'Name it with `columns={"source": "sink"}`'
+            if b is None:
+                found, action = f"{self.theirs.name} has no column `{other}`", 'Name it with `columns={"source": "sink"}`'
                 problems.append(Problem(f"source column `{name}`", found, f"{action}, or leave it out with `exclude_columns=`"))
-                continue
-            a = Comparable(name, source_sql.family(column), column.type)
-            b = Comparable(other, sink_sql.family(counterpart), counterpart.type)
-            form = form_of(a, b, in_postgres=in_postgres)
-            if form is None:
-                found = f"it is {a.type}, and `{other}` of {theirs.name} is {b.type}; values of these types cannot be compared"
+            elif (form := form_of(a, b, in_postgres=in_postgres)) is None:
+                found = (
+                    f"it is {a.type}, and `{other}` of {self.theirs.name} is {b.type}; values of these types cannot be compared"
+                )
                 action = "Leave it out with `exclude_columns=`, or cast it with `query=` of the source"
                 problems.append(Problem(f"source column `{name}`", found, action))
-                continue
-            pairs.append((column, counterpart, form))
-        if problems:
-            return None, problems
-        forms, size = tuple(form for _, _, form in pairs), self.options.chunk_rows
-        columns, counterparts = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
-        source = DatabaseSide(databases[0], ours, columns, forms, len(key), self.options.where, source_sql, size)
-        sink = DatabaseSide(databases[1], theirs, counterparts, forms, len(key), self.options.sink_where, sink_sql, size)
-        return VerificationPlan(source, sink, self._by_ranges(source, sink)), []
+            else:
+                pairs.append((name, other, form))
+        return pairs, problems
 
     def _by_ranges(self, source: DatabaseSide, sink: DatabaseSide) -> bool:
         """Return True if both databases have the rows in one order of the key, by an index."""
@@ -169,15 +226,6 @@ class _Planning:
                 yield _text_order(source, n) == _text_order(sink, n)
             else:
                 yield False
-
-    def _condition_problems(self, where: str, side: DatabaseSide) -> list[Problem]:
-        """Return why a statement with the condition fails."""
-        try:
-            with side.session("trying the statement") as session:
-                side.explain(session)
-        except KafkaSparkError as error:
-            return [Problem(where, error.found)]
-        return []
 
 
 def _text_order(side: DatabaseSide, n: int) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from airflow_kafka_spark.verification.buckets import BucketComparison
+from airflow_kafka_spark.verification.database_side import DatabaseSide
 from airflow_kafka_spark.verification.options import VerificationOptions
 from airflow_kafka_spark.verification.plan import VerificationPlan
 from airflow_kafka_spark.verification.ranges import RangeComparison, ScanState
@@ -127,8 +128,9 @@ class ChunkCounts:
 def _by_ranges(
     plan: VerificationPlan, options: VerificationOptions, work: Work, store: StateStore | None, findings: Findings
 ) -> ChunkCounts:
+    assert isinstance(plan.sink, DatabaseSide)
     comparison = RangeComparison(plan.source, plan.sink, work, options.chunk_rows)
-    saved = SavedState(store, _fingerprint(plan, options))
+    saved = SavedState(store, _fingerprint(plan.source, plan.sink, options))
     state = saved.load()
     comparison.scan(state, saved.save)
     left = _rechecked(options, work, state.differing, comparison.differing)
@@ -158,9 +160,9 @@ def _rechecked(options: VerificationOptions, work: Work, chunks: C, differing: C
     return chunks
 
 
-def _fingerprint(plan: VerificationPlan, options: VerificationOptions) -> str:
+def _fingerprint(source: DatabaseSide, sink: DatabaseSide, options: VerificationOptions) -> str:
     sides = [
         [side.database.uri, side.name, side.where, [column.name for column in side.columns], list(side.forms)]
-        for side in (plan.source, plan.sink)
+        for side in (source, sink)
     ]
     return hashlib.sha256(json.dumps([sides, options.chunk_rows]).encode()).hexdigest()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import TypeVar
 
-from airflow_kafka_spark.errors import KafkaSparkError, SourceUnavailable
+from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable, SourceUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -69,13 +69,13 @@ class Work:
     def patiently(self, do: Callable[[], B]) -> B:
         """Return a result; a server that does not answer is asked again, a few times.
 
-        :raises SourceUnavailable: it did not answer.
+        :raises SourceUnavailable: it did not answer; as ``SinkUnavailable``.
         """
         for seconds in PATIENCE:
             self._check()
             try:
                 return do()
-            except SourceUnavailable as error:
+            except (SourceUnavailable, SinkUnavailable) as error:
                 log.warning("%s Asked again in %g s.", error.found, seconds)
                 self.wait(seconds)
         return do()
