@@ -58,13 +58,12 @@ class VerifyOperator(BaseOperator):
     :param source: the table that is right: its connection, ``table`` or ``query``, ``key`` (default: its primary key) and
         ``include_columns``; the other options mean nothing here.
     :param sink: the table that is compared with it: a ``PostgresSink``, ``DeltaSink`` or ``IcebergSink`` as the pipeline has it,
-        or a ``JdbcSource`` that reads it.
-        Columns that only the sink has are not compared.
+        or a ``JdbcSource`` that reads it. Columns that only the sink has are not compared.
     :param columns: source column -> sink column, where the names differ; default none.
     :param exclude_columns: columns of the source that are not compared; default none.
     :param where: a condition for the source's rows, in its SQL; default empty, all rows.
-    :param sink_where: a condition for the sink's rows, in its SQL (for Iceberg, a ``row_filter`` of pyiceberg); None (default): as
-        ``where``.
+    :param sink_where: a condition for the sink's rows, in its SQL (for Iceberg, a ``row_filter`` of pyiceberg); None
+        (default): as ``where``.
     :param chunk_rows: rows of a chunk; default 100 000.
     :param parallel: chunks that are compared at a time, and so the sessions in each database; default 4.
     :param rechecks: how often chunks that differ are compared again before their rows are named; default 0.
