@@ -1,5 +1,5 @@
 """``python -m benchmarks [files] [postgres] [kafka] [between_topics] [records] [shapes] [fan_out] [around] [splits] [memory]
-[ui] [ledger] [small] [scale] [--records N] [--rounds N]``"""
+[ui] [ledger] [small] [scale] [verification] [--records N] [--rounds N]``"""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def main() -> None:
             "ledger",
             "small",
             "scale",
+            "verification",
             [],
         ],
         help="default: all",
@@ -54,6 +55,7 @@ def main() -> None:
             to_kafka,
             to_postgres,
             ui,
+            verification,
         )
         from benchmarks.bench import stand
 
@@ -75,6 +77,7 @@ def main() -> None:
             "ledger": ledger.run,
             "small": lambda: small.run(Path(temporary), options.rounds),
             "scale": lambda: scale.run(Path(temporary)),
+            "verification": verification.run,
         }
         chosen = options.which or [*alone, *known]
         for name in (name for name in chosen if name in alone):
