@@ -801,7 +801,7 @@ def explore(
     :param records: how many records are written to the topic meanwhile.
     :param timeouts: how often the brokers end a transaction that somebody waits for. Who waits beyond that gets no further.
     :param switches: how often another actor goes on than the one before. Default: as often as it can be.
-    :param at_once: returns True for a step of an actor that is taken at once with the one before, as it cannot meet anybody else's.
+    :param at_once: returns True for a step that is taken at once with the one before, as it cannot meet other actors.
     :param check: a further condition for the world in which everything is finished.
     :param always: a condition for each world, in place of those of one pipeline (:func:`each_once`).
     :raises Violation: the promise is broken, with the steps that led there.
@@ -883,9 +883,7 @@ def given_up(world: World) -> set[int]:
     return {o for c in changes for tp, end in c.after.items() for o in range(c.before.get(tp, 0), end)}
 
 
-def _finish(
-    world: World, finish: Sequence[Act], rules: Rules, check: Any, always: Any, trail: Callable[[], str]
-) -> None:
+def _finish(world: World, finish: Sequence[Act], rules: Rules, check: Any, always: Any, trail: Callable[[], str]) -> None:
     try:
         for number, act in enumerate(finish):
             world = run_alone(world, act, f"last-{number}", rules)

@@ -13,7 +13,15 @@ from unittest.mock import patch
 
 import pytest
 
-from airflow_kafka_spark.errors import BindingChanged, ChangeRefused, GroupOwned, IntervalOverlaps, PipelineRenamed, PipelineUnknown, SourceChanged
+from airflow_kafka_spark.errors import (
+    BindingChanged,
+    ChangeRefused,
+    GroupOwned,
+    IntervalOverlaps,
+    PipelineRenamed,
+    PipelineUnknown,
+    SourceChanged,
+)
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
@@ -322,9 +330,9 @@ def an_hour_of_a_group() -> World:
         return run_alone(World(), taker("p", "0", "g", 0), "p")._replace(end=4)
 
 
-def compete(world: World, acts: dict[str, Any], then=(), groups: int = 1, **options: Any):
+def compete(world: World, acts: dict[str, Any], finish=(), groups: int = 1, **options: Any):
     """Explore pipelines of which some need the same group."""
-    finish = [*map(refused, (*acts.values(), *then))]
+    finish = [*map(refused, (*finish, *acts.values()))]
     found = explore(world, acts, finish, always=each_its_own(world, groups), **{**TAKES, **options})
     assert all(found.ends[name].keys() >= {"done", "GroupOwned"} for name in "pq"), found.ends
     return found
@@ -345,7 +353,7 @@ def test_intervals_get_another_group_while_a_new_pipeline_begins_with_it(model):
 
 def test_intervals_come_back_to_their_group_while_a_new_pipeline_begins_with_it(model):
     acts = {"p": taker("p", "1", "other", 1), "r": taker("r", "1", "other"), "q": taker("q", "1", "g")}
-    compete(an_hour_of_a_group(), acts, [taker("p", "1", "g", 1)], groups=2, switches=4)
+    compete(an_hour_of_a_group(), acts, [acts["p"], taker("p", "1", "g", 1)], groups=2, switches=4)
 
 
 # --- a rule is taken away, and it is noticed -----------------------------------------------------------------------------------

@@ -390,9 +390,9 @@ def find_window(hook: KafkaHook, request: ChangeRequest, number: int | None, nam
 def refuse_blank(memory: Memory, ledger_topic: str) -> None:
     """Refuse a pipeline that was renamed or forgotten, of which the ledger has only the record of that change.
 
-    :raises PipelineUnknown: it holds no position, no window and no data interval.
+    :raises PipelineUnknown: it holds no position, no window, no data interval and no binding.
     """
-    if memory.is_blank and not memory.intervals:
+    if memory.is_unknown:
         raise PipelineUnknown(memory.pipeline, ledger_topic)
 
 
