@@ -124,7 +124,7 @@ class Format(ABC):
 
     @abstractmethod
     def validate(self, where: str) -> list[Problem]:
-        """Return what is wrong with the options.
+        """Return the problems of the options.
 
         :param where: the operator's argument (``value``, ``key``).
         """
@@ -215,7 +215,7 @@ def as_struct(columns: Sequence[str]) -> Column:
 
 
 def single_column_problems(where: str, columns: Sequence[str], format: Format) -> list[Problem]:
-    """Return what is wrong with the columns to write, for a format that writes one."""
+    """Return the problems of the columns to write, for a format that writes one."""
     if len(columns) == 1:
         return []
     listed = quote_names(columns) or "none"
@@ -229,7 +229,7 @@ def duplicate_problems(where: str, columns: Sequence[str]) -> list[Problem]:
 
 
 def column_name_problems(column: str, where: str) -> list[Problem]:
-    """Return what is wrong with the option ``column``, the name of a format's only column."""
+    """Return the problems of the option ``column``, the name of a format's only column."""
     if isinstance(column, str) and column:
         return []
     found = f"found {column!r}; expected a column's name"

@@ -7,7 +7,8 @@ Two groups of callers share the writers:
 * :func:`json_lines`, :func:`csv_lines`, :func:`json_values` and :func:`rows_as_json` write columns of any Arrow type to files,
   JSON columns of a table and dead letters.
 
-They differ in these points, because the first group has to write what Spark writes, and the second group gets more types:
+They differ in these points, because the first group has to write the bytes that Spark writes, and the second group gets more
+types:
 
 ========================  ================================================  ================================================
 point                     columns of a kind                                 columns of any type
@@ -118,7 +119,7 @@ class TextEncoder(Encoder):
     """Encodes one column as its text, as :meth:`~airflow_kafka_spark.formats.String.encode` writes it in UTF-8, or as its bytes.
 
     :param column: the column's name.
-    :param kind: what the column holds.
+    :param kind: the kind of the column.
     """
 
     column: str
@@ -289,7 +290,7 @@ def _refuse(array: pa.Array) -> ValueTexts:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Return the same values in a basic type: no dictionaries, views, large or fixed-size variants."""
+    """Return the values in a basic type, instead of dictionaries, views, and large or fixed-size variants."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         return _plain(array.dictionary_decode())
@@ -349,7 +350,7 @@ def _nested(array: pa.ListArray, texts: pa.Array, start: str, end: str) -> Value
 
 
 def _keys(array: pa.Array, style: _Style) -> pa.Array:
-    """Return the keys of maps as JSON strings, whatever their type."""
+    """Return the keys of maps as JSON strings; keys may be of any type."""
     texts = _texts(array, style).as_json()
     return pc.if_else(pc.starts_with(texts, '"'), texts, _join('"', texts, '"'))
 
@@ -509,7 +510,7 @@ def _timestamps(column: pa.Array, between: str, sign: str = "+") -> pa.Array:
 
     :param column: microseconds since 1970.
     :param between: the separator of date and time of day.
-    :param sign: what is put before a year after 9999.
+    :param sign: the text before a year after 9999.
     """
     plain = column.cast(pa.int64())
     if not _within(plain, _FIRST * _DAY, (_LAST + 1) * _DAY - 1):
