@@ -1,7 +1,6 @@
 import com.fasterxml.jackson.databind.ObjectMapper;
 import io.debezium.engine.ChangeEvent;
 import io.debezium.engine.DebeziumEngine;
-import io.debezium.engine.Header;
 import io.debezium.engine.format.Json;
 import java.io.FileReader;
 import java.io.PrintStream;
@@ -42,15 +41,10 @@ public class Engine {
     }
 
     private static String line(ObjectMapper mapper, ChangeEvent<String, String> event) {
-        Map<String, Object> headers = new LinkedHashMap<>();
-        for (Header<?> header : event.headers()) {
-            headers.put(header.getKey(), header.getValue());
-        }
         Map<String, Object> line = new LinkedHashMap<>();
         line.put("topic", event.destination());
         line.put("key", event.key());
         line.put("value", event.value());
-        line.put("headers", headers);
         try {
             return mapper.writeValueAsString(line);
         }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ OF_RUN = {
 
 
 def of_engine(database: str, options: str) -> list[dict[str, Any]]:
-    """Return the records of the engine, with their schemas.
+    """Return the records of the engine, with their schemas, without the begin of transactions that have no end.
+
+    The engine publishes such a begin for each change of a table.
 
     :param database: ``postgres`` or ``mariadb``.
     :param options: the name of a set of options.
@@ -27,7 +31,25 @@ def of_engine(database: str, options: str) -> list[dict[str, Any]]:
             if record[part] is not None:
                 record[part]["schema"] = found["schemas"][record[part]["schema"]]
         records.append(record)
-    return records
+    of_transactions = [record for record in records if "status" in ((record["value"] or {}).get("payload") or {})]
+    empty = [
+        one
+        for one, other in itertools.pairwise(of_transactions)
+        if one["value"]["payload"]["status"] == other["value"]["payload"]["status"]
+    ]
+    return [record for record in records if not any(record is one for one in empty)]
+
+
+def unexplained(found: list[str], known: Mapping[str, str], types: Sequence[tuple[str, Any]]) -> list[str]:
+    """Return the differences that are not known, and the patterns of known ones that are not found.
+
+    :param found: all differences.
+    :param known: regular expressions, and the reasons; ``c7`` is written as its type, ``<text>``.
+    :param types: the types of the columns ``c0``, ``c1`` and so on.
+    """
+    named = [re.sub(r"\.c(\d+)\b", lambda found: f".<{types[int(found[1])][0]}>", line) for line in found]
+    used = {pattern for pattern in known for line in named if re.search(pattern, line)}
+    return [line for line in named if not any(re.search(pattern, line) for pattern in known)] + sorted(set(known) - used)
 
 
 def differences(ours: list[dict[str, Any]], engine: list[dict[str, Any]]) -> list[str]:
@@ -54,13 +76,15 @@ def _differing(one: Any, other: Any, where: str, name: str = "") -> Iterator[str
             else:
                 yield from _differing(one[key], other[key], f"{where}.{key}", "" if inside else key)
     elif isinstance(one, list) and isinstance(other, list) and where.endswith(".fields"):
-        names = [[field.get("field") for field in side] for side in (one, other)]
-        if names[0] != names[1]:
-            yield f"{where}: {names[0]}, expected {names[1]}"
-        by_name = {field.get("field"): field for field in one}
-        for field in other:
-            if (mine := by_name.get(field.get("field"))) is not None:
-                yield from _differing(mine, field, f"{where}.{field.get('field')}")
+        ours, theirs = ({field["field"]: field for field in side} for side in (one, other))
+        for name in [*theirs, *(n for n in ours if n not in theirs)]:
+            if name in ours and name in theirs:
+                yield from _differing(ours[name], theirs[name], f"{where}.{name}")
+            else:
+                yield f"{where}.{name}: {'superfluous' if name in ours else 'missing'}"
+        common = [[name for name in side if name in ours and name in theirs] for side in (ours, theirs)]
+        if common[0] != common[1]:
+            yield f"{where}: in the order {common[0]}, expected {common[1]}"
     elif name in OF_RUN:
         if type(one) is not type(other):
             yield f"{where}: {one!r}, expected a value such as {other!r}"
