@@ -72,21 +72,26 @@ def _differing(one: Any, other: Any, where: str, name: str = "") -> Iterator[str
         inside = ".schema" in where or ".after" in where or ".before" in where
         for key in [*other, *(k for k in one if k not in other)]:
             if key not in one or key not in other:
-                yield f"{where}.{key}: {'missing' if key not in one else 'superfluous'}: {json.dumps(other.get(key, one.get(key)))}"
+                what = "missing" if key not in one else "superfluous"
+                yield f"{where}.{key}: {what}: {json.dumps(other.get(key, one.get(key)))}"
             else:
                 yield from _differing(one[key], other[key], f"{where}.{key}", "" if inside else key)
     elif isinstance(one, list) and isinstance(other, list) and where.endswith(".fields"):
         ours, theirs = ({field["field"]: field for field in side} for side in (one, other))
-        for name in [*theirs, *(n for n in ours if n not in theirs)]:
-            if name in ours and name in theirs:
-                yield from _differing(ours[name], theirs[name], f"{where}.{name}")
-            else:
-                yield f"{where}.{name}: {'superfluous' if name in ours else 'missing'}"
-        common = [[name for name in side if name in ours and name in theirs] for side in (ours, theirs)]
-        if common[0] != common[1]:
-            yield f"{where}: in the order {common[0]}, expected {common[1]}"
+        yield from _differing_fields(ours, theirs, where)
     elif name in OF_RUN:
         if type(one) is not type(other):
             yield f"{where}: {one!r}, expected a value such as {other!r}"
     elif one != other or type(one) is not type(other):
         yield f"{where}: {one!r}, expected {other!r}"
+
+
+def _differing_fields(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> Iterator[str]:
+    for name in [*theirs, *(n for n in ours if n not in theirs)]:
+        if name in ours and name in theirs:
+            yield from _differing(ours[name], theirs[name], f"{where}.{name}")
+        else:
+            yield f"{where}.{name}: {'superfluous' if name in ours else 'missing'}"
+    common = [[name for name in side if name in ours and name in theirs] for side in (ours, theirs)]
+    if common[0] != common[1]:
+        yield f"{where}: in the order {common[0]}, expected {common[1]}"
