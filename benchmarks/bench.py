@@ -7,8 +7,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,13 @@ class Stand:
     rounds: int
     directory: Path
     results: list[tuple[str, str, float, float]] = field(default_factory=list)
+    """Title, contestant, records per second and the ratio to the base."""
     aside: float = 0.0
     """Seconds spent on preparing and on checking: nobody's time."""
+
+    def ratio(self, name: str) -> float:
+        """Return the newest ratio of a contestant to its base."""
+        return next(ratio for _, contestant, _, ratio in reversed(self.results) if contestant == name)
 
     @contextmanager
     def put_aside(self) -> Iterator[None]:
@@ -61,29 +66,61 @@ class Stand:
         assert found == (n, n, n * (n - 1) // 2), f"{name} holds {found}"
 
 
-def compare(stand: Stand, title: str, contestants: dict[str, Callable[[int], None]], *, base: str) -> None:
-    """Let each run once to warm up, then in turns; print medians and ratios to ``base``."""
+def compare(
+    stand: Stand, title: str, contestants: dict[str, Callable[[int], None]], *, base: str, records: int | None = None
+) -> None:
+    """Let each run once to warm up, then in turns; print medians and ratios to ``base``.
+
+    :param records: how many records each moves; default: those of the stand.
+    """
+    count = records or stand.records
     print(f"\n## {title}\n", flush=True)
     times: dict[str, list[float]] = {name: [] for name in contestants}
+    used: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(stand.rounds + 1):
         for name, run in contestants.items():
-            begun, stand.aside = time.monotonic(), 0.0
+            begun, before, stand.aside = time.monotonic(), cpu_seconds(), 0.0
             run(turn)
-            seconds = time.monotonic() - begun - stand.aside
+            seconds, cpu = time.monotonic() - begun - stand.aside, cpu_seconds() - before
             if turn:
                 times[name].append(seconds)
-            print(f"   {name}: {seconds:.2f} s{'' if turn else ' (warming up)'}", flush=True)
+                used[name].append(cpu)
+            print(f"   {name}: {seconds:.2f} s, CPU {cpu:.2f} s{'' if turn else ' (warming up)'}", flush=True)
     medians = {name: statistics.median(t) for name, t in times.items()}
-    print(f"\n| what | k records/s | ratio to {base} |\n| --- | ---: | ---: |")
+    cores = {name: statistics.median(t) for name, t in used.items()}
+    print(f"\n| what | k records/s | ratio to {base} | CPU s, without servers | ratio |\n| --- | ---: | ---: | ---: | ---: |")
     for name, seconds in medians.items():
         ratio = medians[base] / seconds
-        stand.results.append((title, name, stand.records / seconds, ratio))
-        print(f"| {name} | {stand.records / seconds / 1000:,.0f} | {ratio:.2f} |", flush=True)
+        stand.results.append((title, name, count / seconds, ratio))
+        cpu = f"{cores[name]:.1f} | {cores[base] / cores[name]:.2f}"
+        print(f"| {name} | {count / seconds / 1000:,.0f} | {ratio:.2f} | {cpu} |", flush=True)
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds that this process, Spark's JVM and its Python workers have used, ended workers included."""
+    import psutil
+
+    spark = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # one that has just ended, or is a zombie
+            spark += [child] if any("SparkSubmit" in word for word in child.cmdline()) else []
+    used = psutil.Process().cpu_times()
+    seconds = used.user + used.system
+    for process in {*spark, *(child for p in spark for child in p.children(recursive=True))}:
+        with suppress(psutil.NoSuchProcess):
+            seconds += sum(process.cpu_times()[:4])
+    return seconds
 
 
 @contextmanager
-def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
-    """Everything started and filled."""
+def stand(
+    records: int, rounds: int, directory: Path, packages: Sequence[str] = (), settings: Mapping[str, str] | None = None
+) -> Iterator[Stand]:
+    """Everything started and filled.
+
+    :param packages: Maven coordinates of further jars.
+    :param settings: further settings of Spark's session.
+    """
     from pyspark.sql import SparkSession
 
     from airflow_kafka_spark.hooks.spark import SparkHook
@@ -92,6 +129,7 @@ def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
         *jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True),
         *jars.resolve([JDBC_DRIVER], exclude_bundled=True),
         *jars.resolve([AVRO], exclude_bundled=True),
+        *(path for package in packages for path in jars.resolve([package], exclude_bundled=True)),
     ]
     with (
         EmbeddedKafka(jvm_options=("-Xmx1g",)) as kafka,
@@ -106,14 +144,15 @@ def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
         # As operators make one.
-        settings = {
+        configuration = {
             **SparkHook().settings(),
             "spark.master": "local[2]",
             "spark.jars": ",".join(map(str, spark_jars)),
             "spark.driver.memory": "2g",
+            **(settings or {}),
         }
         builder: Any = SparkSession.builder
-        for key, value in settings.items():
+        for key, value in configuration.items():
             builder = builder.config(key, value)
         spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
@@ -123,26 +162,26 @@ def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
             spark.stop()
 
 
-def offsets(stand: Stand) -> tuple[str, str]:
+def offsets(stand: Stand, topic: str = events.TOPIC) -> tuple[str, str]:
     """The whole topic, as Spark's Kafka source wants it."""
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     with KafkaHook() as hook:
-        found = hook.offsets([events.TOPIC])
+        found = hook.offsets([topic])
     start = {str(tp.partition): o.low for tp, o in found.items()}
     end = {str(tp.partition): o.lso for tp, o in found.items()}
-    return json.dumps({events.TOPIC: start}), json.dumps({events.TOPIC: end})
+    return json.dumps({topic: start}), json.dumps({topic: end})
 
 
-def plain_spark(stand: Stand) -> Any:
+def plain_spark(stand: Stand, topic: str = events.TOPIC) -> Any:
     """``spark.read.format("kafka")`` -> ``from_json``, as everybody writes it."""
     from pyspark.sql import functions as F
 
-    start, end = offsets(stand)
+    start, end = offsets(stand, topic)
     frame = (
         stand.spark.read.format("kafka")
         .option("kafka.bootstrap.servers", stand.kafka.bootstrap_servers)
-        .option("subscribe", events.TOPIC)
+        .option("subscribe", topic)
         .option("startingOffsets", start)
         .option("endingOffsets", end)
         .load()
@@ -150,7 +189,9 @@ def plain_spark(stand: Stand) -> Any:
     return frame.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("v")).select("v.*")
 
 
-def operate(stand: Stand, name: str, turn: int, sink: Any, **options: Any) -> dict[str, Any]:
+def operate(
+    stand: Stand, name: str, turn: int, sink: Any, *, topic: str = events.TOPIC, records: int | None = None, **options: Any
+) -> dict[str, Any]:
     """One whole window through the operator: validate, fence, plan, move, commit, close."""
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.operators import KafkaToSinkOperator
@@ -159,7 +200,7 @@ def operate(stand: Stand, name: str, turn: int, sink: Any, **options: Any) -> di
     pipeline = f"{name}-{turn}"
     operator = KafkaToSinkOperator(
         task_id="bench",
-        topics=events.TOPIC,
+        topics=topic,
         group_id=pipeline,
         pipeline=pipeline,
         value=Json(schema=SCHEMA),
@@ -167,5 +208,5 @@ def operate(stand: Stand, name: str, turn: int, sink: Any, **options: Any) -> di
         **options,
     )
     report = operator.execute(context(f"run-{turn}"))
-    assert report["records_read"] == stand.records, report
+    assert report["records_read"] == (records or stand.records), report
     return report

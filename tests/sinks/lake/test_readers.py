@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from airflow_kafka_spark.hooks import jars
 from tests.sinks import spark_reader
 from tests.sinks.attempt import apply
 from tests.sinks.delta.cases import DeltaCase
-from tests.sinks.feed import SCHEMA, Feed
+from tests.sinks.feed import SCHEMA, Feed, Job
 from tests.sinks.files.test_readers import from_spark
 from tests.sinks.iceberg.cases import NAME, IcebergCase
 from tests.sinks.lake.conftest import KINDS
@@ -33,7 +32,7 @@ EXTENSIONS = (
     "io.delta.sql.DeltaSparkSessionExtension",
     "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
 )
-COMPACTIONS = 3
+COMPACTIONS, WINDOWS = 2, 12
 
 
 @dataclass(frozen=True)
@@ -76,21 +75,19 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Filled]:
     ]
     expected: list[dict[str, Any]] = []
 
-    def move(job_of: Callable[[], Any]) -> None:
-        job = job_of()
+    def move(job: Job) -> None:
         expected.extend(job.expected)
         for lake in lakes.values():
             apply(lake.sink, job)
 
     for _ in range(2):
-        move(lambda: feed.next(60, 3, 0))
+        move(feed.next(60, 3, 0))
     with ThreadPoolExecutor(1) as pool:
         spark = pool.submit(spark_reader.read, requests, here, "UTC", settings)
         _until(began.here, spark)
         began.there.touch()
-        while not compacted.here.exists():
-            assert not spark.done() or spark.result() is None, "Spark ended"
-            move(lambda: feed.next(2, 1, 0))
+        for _ in range(WINDOWS):
+            move(feed.next(2, 1, 0))
         compacted.there.touch()
         answers = spark.result()
     changed = [answers[1 + at :: 2][:COMPACTIONS] for at in (0, 1)]
@@ -133,7 +130,9 @@ def _by_duckdb(lake: DeltaCase | IcebergCase) -> pa.Table:
     if isinstance(lake, DeltaCase):
         orders = DeltaTable(lake.path).to_pyarrow_dataset()  # noqa: F841
         return duckdb.sql("SELECT * FROM orders").to_arrow_table()
-    paths = [str(lake.path / "warehouse" / name) for name in lake.files()]
+    table = lake.table()
+    assert table is not None
+    paths = ["/" + task.file.file_path.removeprefix("file:").lstrip("/") for task in table.scan().plan_files()]
     return duckdb.read_parquet(paths).to_arrow_table()
 
 

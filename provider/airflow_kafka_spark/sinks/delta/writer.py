@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_CODECS: dict[str, Any] = {"none": "UNCOMPRESSED", "snappy": "SNAPPY", "gzip": "GZIP", "zstd": "ZSTD", "lz4": "LZ4_RAW"}
+"""The names of codecs in Delta's own writer."""
+
 
 def begin_attempt(sink: DeltaSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> DeltaWindowWriter:
     """Begin an attempt. See :meth:`.DeltaSink.begin`."""
@@ -57,7 +60,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         table: DeltaTable,
     ) -> None:
         self.version, self.records, self.base = base.after(window.number), records, base
-        self.partition_by = tuple(sink.partition_by)
+        self.partition_by, self.optimize = tuple(sink.partition_by), sink.optimize
         self.properties = dict(table.metadata().configuration)
         attempt = TableAttempt(window, marker_name(window.pipeline, int(self.version)), records.store, records.store)
         super().__init__(sink, sink.uri, splits, shape, attempt, sink.spec(), {})
@@ -130,3 +133,20 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
             self.records.finish(self.marker, record)
         except OSError as error:
             log.warning("Window %s is committed; the next attempt removes what it has left: %s", self.window, error)
+            return
+        if self.optimize and not self.window.replay and self.window.number % self.optimize == 0:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Join the table's small files. The window is committed, so that it stays if this fails."""
+        from deltalake import WriterProperties
+
+        try:
+            table = self.load().table
+            found = table.optimize.compact(
+                writer_properties=WriterProperties(compression=_CODECS[self.spec.compression or "snappy"])
+            )
+        except Exception as error:  # deltalake and each store have errors of their own
+            log.warning("Window %s is committed; its table is not compacted: %s", self.window, error)
+            return
+        log.info("Compacted %s: %s files instead of %s", self.uri, found["numFilesAdded"], found["numFilesRemoved"])
