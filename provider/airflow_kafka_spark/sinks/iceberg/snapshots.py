@@ -192,7 +192,7 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
     def files_with(self, upsert: Upsert) -> Sequence[TableFile]:
         from airflow_kafka_spark.sinks.iceberg.tasks.data_files import table_files
 
-        return table_files(self.table, self.branch, upsert, {name: name for name in upsert.key})
+        return table_files(self.table, head(self.table.metadata, self.branch), upsert, {name: name for name in upsert.key})
 
     def flush(self) -> None:
         self.lake.flush(self.table, self.table.metadata_location)

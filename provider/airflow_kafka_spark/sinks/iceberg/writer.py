@@ -149,7 +149,8 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
 
         matched = match(self.shape.schema, table.table.metadata)
         names = {found.row.name: found.column.name for found in matched if found.column is not None}
-        return upsert.merge(table_files(table.table, self.branch, upsert, names), table.table)
+        files = table_files(table.table, head(table.table.metadata, self.branch), upsert, names)
+        return upsert.merge(files, table.table)
 
     def prepare(self, table: LoadedIceberg, change: TableChange[Mapping[str, Any], DataFile]) -> tuple[Recorded, TryCommit]:
         """Write the manifests of the window's snapshot."""
