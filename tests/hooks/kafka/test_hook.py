@@ -308,7 +308,9 @@ def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
             # Or nobody has answered at all in three seconds.
             return "a transaction with offsets of this group is open" in str(caught.value) and str(caught.value)
 
-        advice = re.search("kafka-transactions.sh abort --topic (.*) --partition (.*) --start-offset ([0-9]*)", eventually(refused))
+        advice = re.search(
+            "kafka-transactions.sh abort --topic (.*) --partition (.*) --start-offset ([0-9]*)", eventually(refused)
+        )
         there = TopicPartition(advice[1], int(advice[2]))
         found = patient.offsets([there])[there]
         assert found.held_back and found.lso == int(advice[3])
