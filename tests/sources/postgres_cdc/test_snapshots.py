@@ -192,7 +192,7 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
             windows.close(window, advance=traffic.random.random() < 0.7)
             if kinds[-1] == "chunks":
                 assert parse_lsn(window.position["lsn"]) >= behind, "the log was not read up to the chunks before"
-                behind = parse_lsn((windows.position or {})["snapshot"]["lsn"])
+                behind = parse_lsn((windows.position or {})["snapshot"]["behind"])
             if not window.remaining and not (windows.position or {}).get("snapshot"):
                 if traffic.open or kinds.count("log") < 20:
                     traffic.change(10, truncates)
