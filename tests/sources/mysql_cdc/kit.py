@@ -43,8 +43,9 @@ class Binlog:
         return LogServer(self.source().server())
 
     def source(self, **options: Any) -> MySqlCdcSource:
-        """Return a source that begins where the database was created."""
-        return MySqlCdcSource(CONN, **{"topic_prefix": "p", "starting_position": self.place, **options})
+        """Return a source that begins where the database was created, or with a snapshot."""
+        begins = {} if "snapshot" in options else {"starting_position": self.place}
+        return MySqlCdcSource(CONN, **{"topic_prefix": "p", **begins, **options})
 
     def windows(self, **options: Any) -> Windows:
         made = Windows(self.source(**options))

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions, full_name
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer, is_mariadb, rows, version
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer, is_mariadb, rows, sql_text, version
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import CODECS
 from airflow_kafka_spark.sources.mysql_cdc.windows import UNDESCRIBED
 
@@ -129,7 +129,7 @@ class BinlogValidation:
         wanted = [full_name(name, database) for name in self.options.tables or ()]
         if self.options.tables is None:
             query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
-            wanted = [(database, str(row[0])) for row in rows(connection, query + _text(database))]
+            wanted = [(database, str(row[0])) for row in rows(connection, query + sql_text(database))]
             if not wanted:
                 found = f"there are no tables in database `{database}` that the user may see"
                 yield Problem("source.tables", found, f"GRANT SELECT ON {database}.* TO {self.server.server.user}")
@@ -144,7 +144,7 @@ class BinlogValidation:
 
     def _problems_of(self, connection: Any, table: tuple[str, str], key: Sequence[str] | None) -> Iterator[Problem]:
         shown = ".".join(table)
-        place = f"table_schema = {_text(table[0])} AND table_name = {_text(table[1])}"
+        place = f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
         kinds = rows(connection, f"SELECT table_type FROM information_schema.tables WHERE {place}")
         if not kinds:
             action = f"Create it, correct its name, or GRANT SELECT ON {shown} TO {self.server.server.user}"
@@ -180,7 +180,7 @@ class BinlogValidation:
         found = rows(
             connection,
             "SELECT constraint_name, update_rule, delete_rule FROM information_schema.referential_constraints WHERE "
-            f"constraint_schema = {_text(table[0])} AND table_name = {_text(table[1])}",
+            f"constraint_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}",
         )
         for name, on_update, on_delete in found:
             if {on_update, on_delete} & {"CASCADE", "SET NULL", "SET DEFAULT"}:
@@ -208,7 +208,3 @@ class BinlogValidation:
     def _setting(self, connection: Any, name: str) -> str:
         found = rows(connection, f"SHOW GLOBAL VARIABLES LIKE '{name}'")
         return str(found[0][1]) if found else ""
-
-
-def _text(value: str) -> str:
-    return f"_utf8mb4 X'{value.encode().hex()}'"

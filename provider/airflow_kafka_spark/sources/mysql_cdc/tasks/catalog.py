@@ -42,7 +42,8 @@ class TableShape:
 
     :param table: its columns, as the log would describe them.
     :param source: its name for a ``FROM`` clause.
-    :param key: the columns by which its rows are cut into chunks: those of a unique key; empty if it has none that can be compared.
+    :param key: the columns by which its rows are cut into chunks: those of a unique key; empty if it has none that can be
+        compared.
     :param types: per column of the key, how :class:`MysqlDialect` writes and compares its values.
     """
 

@@ -18,8 +18,8 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     TableWriter,
     source_schema,
 )
-from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, json_text
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
+from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, json_text
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogTable, LogUnreadable, Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogServer, Place
