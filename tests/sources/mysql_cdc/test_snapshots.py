@@ -11,12 +11,18 @@ from typing import Any
 import pymysql
 import pytest
 
+from airflow_kafka_spark.errors import LogLost, SourceRejected
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import Place
 from tests.sources.mysql_cdc.kit import Binlog
-from tests.sources.postgres_cdc.kit import Copy, Windows
+from tests.sources.postgres_cdc.kit import Copy, Windows, changes
 
 BUSY = (1205, 1213)
-TRUNCATED = ("t",)
+
+
+def shop_session(shop: Binlog) -> Any:
+    """Return a session whose transactions are open until they are ended."""
+    settings = "SET innodb_lock_wait_timeout = 0, lock_wait_timeout = 1"
+    return shop.server.connect(autocommit=False, ssl_disabled=True, init_command=settings)
 
 
 class Traffic:
@@ -40,6 +46,7 @@ class Traffic:
         self.shop, self.random, self.truncates = shop, random.Random(seed), truncates
         self.open: list[Any] = []
         self.added = 0
+        shop.execute("SET innodb_lock_wait_timeout = 0")
         for name, (key, _) in self.KEYS.items():
             columns, _, rest = key.partition(", UNIQUE")
             shop.execute(f"CREATE TABLE {name} (note varchar(40), {columns}{', UNIQUE' + rest if rest else ''})")
@@ -63,18 +70,14 @@ class Traffic:
             if pick < 0.06 and not self.open:
                 self._define(self.random.choice(list(self.KEYS)))
             elif pick < 0.2 and len(self.open) < 4:
-                self.open.append(self.shop.server.connect(autocommit=False))
-                with self.open[-1].cursor() as cursor:
-                    cursor.execute("SET innodb_lock_wait_timeout = 0")
+                self.open.append(shop_session(self.shop))
                 self._some(self.open[-1])
             elif pick < 0.4 and self.open:
                 self._end(self.open.pop(self.random.randrange(len(self.open))))
             else:
-                with self.shop.server.connect(autocommit=False) as session:
-                    with session.cursor() as cursor:
-                        cursor.execute("SET innodb_lock_wait_timeout = 0")
-                    self._some(session)
-                    session.commit()
+                self.shop.execute("START TRANSACTION")
+                self._some(self.shop.connection)
+                self.shop.execute("COMMIT")
 
     def _define(self, name: str) -> None:
         """Truncate, rebuild, or change a table."""
@@ -131,7 +134,7 @@ class Traffic:
         def count(seed: int) -> None:
             own = random.Random(seed)
             try:
-                with self.shop.server.connect() as session, session.cursor() as cursor:
+                with self.shop.server.connect(ssl_disabled=True) as session, session.cursor() as cursor:
                     while not done.wait(0.001):
                         id = own.randrange(60)
                         cursor.execute(f"UPDATE hot SET count = count + 1 WHERE id = {id}")
@@ -200,3 +203,130 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
     traffic.compare(copy)
     assert copy.count["r"] > 300 and copy.count["u"] > 20, copy.count
     assert kinds.count("chunks") > 8 and "snapshot" not in (windows.position or {})
+
+
+def filled(shop: Binlog, count: int = 30) -> Binlog:
+    """Return the log of a table of orders that has rows."""
+    shop.execute("CREATE TABLE orders (id int PRIMARY KEY, note text)")
+    shop.execute(f"INSERT INTO orders SELECT seq, 'first' FROM seq_1_to_{count}")
+    return shop
+
+
+def test_with_only_nothing_follows_the_rows_and_the_changes_up_to_them(shop: Binlog):
+    windows = filled(shop).windows(snapshot="only", snapshot_chunk_rows=7, snapshot_chunks_per_window=2)
+    found = windows.next()
+    shop.execute("UPDATE orders SET note = 'second' WHERE id = 3", "INSERT INTO orders VALUES (0, 'early'), (31, 'late')")
+    found += windows.drain()
+    assert sorted(r["key"]["id"] for r in found if r["value"]["op"] == "r") == list(range(1, 32))
+    assert [(op, after["id"]) for op, _, after in changes(found) if op != "r"] == [("u", 3), ("c", 0)]
+    shop.execute("INSERT INTO orders VALUES (99, 'later')")
+    for _ in range(2):
+        assert windows.next() == []
+    assert windows.source.bytes_behind(windows.position or {}) == 0
+
+
+def test_a_lost_log_is_followed_by_another_snapshot_where_it_is_when_needed(shop: Binlog):
+    filled(shop, 1)
+    strict, lenient = shop.windows(snapshot="initial"), shop.windows(snapshot="when_needed")
+    for windows in (strict, lenient):
+        assert [change[0] for change in changes(windows.drain())] == ["r"]
+        position: Any = windows.position
+        windows.position = {**position, "log": {**position["log"], "created": 1}}
+    shop.execute("INSERT INTO orders VALUES (2, 'unseen')")
+    with pytest.raises(LogLost, match="was begun at another time"):
+        strict.freeze()
+    assert sorted(record["key"]["id"] for record in lenient.drain()) == [1, 2]
+    shop.execute("INSERT INTO orders VALUES (3, 'three')")
+    assert [change[0] for change in changes(lenient.drain())] == ["c"]
+
+
+def test_a_key_that_changes_within_a_snapshot_is_refused_and_so_is_its_collation(shop: Binlog):
+    shop.execute("CREATE TABLE a (id varchar(9) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci PRIMARY KEY, n int)")
+    shop.execute("INSERT INTO a SELECT seq, seq FROM seq_1_to_30")
+    windows = shop.windows(snapshot="initial", snapshot_chunk_rows=5, snapshot_chunks_per_window=1)
+    windows.next()
+    kept = windows.position
+    for changed, found in (
+        ("MODIFY id varchar(9) COLLATE utf8mb4_bin", "utf8mb4_bin.*was begun by id"),
+        ("DROP PRIMARY KEY, ADD PRIMARY KEY (n)", r"its key is n \(number\), and its snapshot was begun by id"),
+    ):
+        shop.execute(f"ALTER TABLE a {changed}")
+        with pytest.raises(SourceRejected, match=found):
+            windows.drain()
+        windows.position = kept
+    shop.execute("ALTER TABLE a MODIFY id bigint, DROP PRIMARY KEY, ADD PRIMARY KEY (id)", "UPDATE a SET n = 0 WHERE id = 1")
+    with pytest.raises(SourceRejected, match="column `id` is not as it was"):
+        windows.drain()
+
+
+def test_a_table_that_is_truncated_before_its_snapshot_is_used_is_read_in_another_one(shop: Binlog, monkeypatch):
+    """As one that is swapped for another one: their rows would not be those of the place."""
+    from airflow_kafka_spark.sources.mysql_cdc.tasks import snapshot
+
+    filled(shop)
+    shop.execute("CREATE TABLE swapped (id int PRIMARY KEY, note text)", "INSERT INTO swapped VALUES (50, 'other')")
+    original, statements = snapshot.take_snapshot, ["TRUNCATE orders", "INSERT INTO orders VALUES (7, 'new')",
+        "RENAME TABLE orders TO gone, swapped TO orders", "INSERT INTO orders VALUES (8, 'newer')"]  # fmt: skip
+    windows = shop.windows(snapshot="initial", tables=["orders"])
+    window = windows.freeze()
+
+    def take(connection: Any) -> Place:
+        place = original(connection)
+        shop.execute(*statements[:2])
+        del statements[:2]
+        return place
+
+    monkeypatch.setattr(snapshot, "take_snapshot", take)
+    assert [record["key"]["id"] for record in windows.read(window)] == [8, 50]
+    windows.close(window)
+    assert windows.drain() == []
+
+
+def test_rows_that_a_new_snapshot_would_not_have_are_waited_for(shop: Binlog, monkeypatch):
+    """A chunk includes all that windows of the log have left to it."""
+    from airflow_kafka_spark.sources.mysql_cdc.tasks import snapshot
+
+    windows = filled(shop, 2).windows(snapshot="initial")
+    window = windows.freeze()
+    original, early = snapshot.take_snapshot, [Place("bin.000001", 4)] * 2
+
+    def take(connection: Any) -> Place:
+        place = original(connection)
+        return early.pop() if early else place
+
+    monkeypatch.setattr(snapshot, "take_snapshot", take)
+    assert len(windows.read(window)) == 2 and early == []
+
+
+def test_a_truncate_waits_for_the_chunk_that_is_being_read(shop: Binlog, monkeypatch):
+    windows = filled(shop, 9).windows(snapshot="initial")
+    monkeypatch.setattr("airflow_kafka_spark.sources.cdc.tasks.reader.BATCH_ROWS", 1)
+    reader = windows.source.reader(windows.freeze().splits, None)
+    assert not isinstance(reader, str)
+    batches = reader.read(0)
+    assert next(batches).num_rows == 1
+    shop.execute("SET lock_wait_timeout = 0")
+    with pytest.raises(pymysql.Error, match="Lock wait timeout"):
+        shop.execute("TRUNCATE orders")
+    assert sum(batch.num_rows for batch in batches) == 8
+    shop.execute("TRUNCATE orders")
+
+
+def test_a_chunk_that_is_given_up_leaves_out_its_rows_as_they_were(shop: Binlog):
+    windows = filled(shop, 20).windows(snapshot="initial", snapshot_chunk_rows=10, snapshot_chunks_per_window=2)
+    window = windows.freeze()
+    assert len(windows.read_split(window, 0)) == 10
+    windows.tokens[1] = window.splits[1]["if_given_up"]
+    windows.close(window)
+    shop.execute("UPDATE orders SET note = 'second' WHERE id IN (5, 15)")
+    found = windows.drain()
+    assert [(op, after["id"]) for op, _, after in changes(found)] == [("u", 5), ("u", 15)]
+
+
+def test_what_cannot_be_read_in_a_snapshot_is_named_before_it_begins(shop: Binlog):
+    shop.execute("CREATE TABLE a (id int PRIMARY KEY) ENGINE=Aria", "CREATE TABLE empty (id int PRIMARY KEY)")
+    [problem] = shop.source(snapshot="initial").validate()
+    assert "the engine of shop.a is Aria" in problem.what and "InnoDB" in problem.action
+    [problem] = shop.source(snapshot="initial", tables=["empty"], starting_position="earliest").validate()
+    assert problem.where == "source.starting_position"
+    assert shop.windows(snapshot="initial", tables=["empty"]).drain() == []

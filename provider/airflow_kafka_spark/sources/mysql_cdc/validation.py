@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions, full_name
+from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, ENGINE
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer, is_mariadb, rows, sql_text, version
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import CODECS
 from airflow_kafka_spark.sources.mysql_cdc.windows import UNDESCRIBED
@@ -74,6 +75,9 @@ class BinlogValidation:
             found = self._setting(connection, name)
             if found not in ("", "OFF", "0"):
                 yield Problem("source.conn_id", f"`{name}` of the server is `{found}`: {reason}", f"SET GLOBAL {name} = DEFAULT")
+        if self.options.snapshot != "never" and not is_mariadb(connection):
+            what = "the server is MySQL, which does not tell the place of its log at which a transaction sees the tables"
+            yield Problem("source.snapshot", what, 'Use `snapshot="never"` and the place of a backup (`starting_position`)')
         yield from self._kept_problems(connection)
         yield from self._replica_problems(connection)
 
@@ -173,6 +177,22 @@ class BinlogValidation:
                 what = f"column `{name}` of {shown} has the character set {charset}, which cannot be read"
                 yield Problem("source.tables", what, f"ALTER TABLE {shown} CONVERT TO CHARACTER SET utf8mb4, or leave it out")
         yield from self._cascade_problems(connection, table)
+        if self.options.snapshot != "never":
+            yield from self._snapshot_problems(connection, table)
+
+    def _snapshot_problems(self, connection: Any, table: tuple[str, str]) -> Iterator[Problem]:
+        import pymysql
+
+        shown, place = ".".join(table), f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
+        engine = str(rows(connection, f"SELECT engine FROM information_schema.tables WHERE {place}")[0][0])
+        if engine != ENGINE:
+            what = f"the engine of {shown} is {engine}, and a snapshot of it would have no place in the log"
+            yield Problem("source.snapshot", what, f"ALTER TABLE {shown} ENGINE = {ENGINE}, or leave the table out")
+        try:
+            rows(connection, f"SELECT * FROM {DIALECT.quote(table[0])}.{DIALECT.quote(table[1])} LIMIT 0")
+        except pymysql.Error as error:
+            what = f"user `{self.server.server.user}` may not read {shown}: {error.args[-1]}"
+            yield Problem("source.snapshot", what, f"GRANT SELECT ON {shown} TO {self.server.server.user}")
 
     def _cascade_problems(self, connection: Any, table: tuple[str, str]) -> Iterator[Problem]:
         if self.options.ignore_cascades:
