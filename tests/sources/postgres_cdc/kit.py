@@ -132,7 +132,8 @@ class Copy:
                 assert (key in table) == (op in "ud"), f"{op} of {key}: an event is missing, or there twice"
             before = record["value"]["before"]
             if before is not None and name not in self.moving:
-                kept = {column: value for column, value in table[key].items() if column in before}
+                # PostgreSQL's log has the key only, unless the replica identity is FULL.
+                kept = {column: value for column, value in table[key].items() if before.get(column) is not None}
                 assert kept == {column: before[column] for column in kept}, f"{op} of {key}: an event is missing"
             if op == "d":
                 del table[key]
