@@ -25,7 +25,7 @@ OPEN_SECONDS = 60.0
 
 SESSION = (
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-    "SET SESSION sql_mode = 'ALLOW_INVALID_DATES', net_write_timeout = 3600, wait_timeout = 28800, max_statement_time = 0, "
+    "SET SESSION sql_mode = 'ALLOW_INVALID_DATES', net_write_timeout = 600, wait_timeout = 28800, max_statement_time = 0, "
     "idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0",
 )
 """Gives every session the same settings. A transaction has a snapshot at REPEATABLE READ only."""

@@ -355,15 +355,16 @@ _FRACTIONS = ((0, 1), (1, 10_000), (1, 10_000), (2, 100), (2, 100), (3, 1), (3, 
 _MONTH_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
-_PARTS = re.compile(rb"(-?)(\d+)[-:](\d+)[-:](\d+)(?: (\d+):(\d+):(\d+))?(?:\.(\d+))?")
+_PLACES = (slice(0, 4), slice(5, 7), slice(8, 10), slice(11, 13), slice(14, 16), slice(17, 19))
+"""The numbers of a date and time as the server shows it; behind them is the fraction."""
 
 
-def _of_text(raw: bytes) -> tuple[bool, list[int], int]:
-    """Return the sign, the numbers and the microseconds of a date or time as the server shows it."""
-    found = _PARTS.fullmatch(raw)
-    assert found is not None, raw
-    sign, *numbers, part = found.groups()
-    return bool(sign), [int(number or 0) for number in numbers], int((part or b"").ljust(6, b"0"))
+def _clock_micros(raw: bytes) -> int:
+    """Return the microseconds of a TIME as the server shows it."""
+    clock, _, part = raw.lstrip(b"-").partition(b".")
+    hours, minutes, seconds = clock.split(b":")
+    value = (int(hours) * 3600 + int(minutes) * 60 + int(seconds)) * MICROS + int(part.ljust(6, b"0"))
+    return -value if raw[:1] == b"-" else value
 
 
 def _time(column: LogColumn, form: ValueForm) -> ReadColumn:
@@ -374,12 +375,9 @@ def _time(column: LogColumn, form: ValueForm) -> ReadColumn:
         micros, size, divisor = _duration(fraction, unit), 3 + fraction, 1000 if connect else 1
         schema = named("int32", "org.apache.kafka.connect.data.Time") if connect else named("int64", "io.debezium.time.MicroTime")
 
-        def of_text(raw: bytes) -> str:
-            is_negative, (hours, minutes, seconds, *_), part = _of_text(raw)
-            value = (hours * 3600 + minutes * 60 + seconds) * MICROS + part
-            return str((-value if is_negative else value) // divisor)
-
-        return ReadColumn(lambda data, at: (str(micros(data, at) // divisor), at + size), schema, of_text)
+        return ReadColumn(
+            lambda data, at: (str(micros(data, at) // divisor), at + size), schema, lambda raw: str(_clock_micros(raw) // divisor)
+        )
     if column.kind == binlog.DATE:
         name = "org.apache.kafka.connect.data.Date" if connect else "io.debezium.time.Date"
 
@@ -390,7 +388,7 @@ def _time(column: LogColumn, form: ValueForm) -> ReadColumn:
         return ReadColumn(
             lambda data, at: (date(*_date_parts(data, at)), at + 3),
             named("int32", name),
-            lambda raw: date(*_of_text(raw)[1][:3]),
+            lambda raw: date(int(raw[:4]), int(raw[5:7]), int(raw[8:])),
             lambda raw: "{:04}-{:02}-{:02}".format(*_date_parts(raw, 0)),
             "date",
         )
@@ -420,7 +418,7 @@ def _time(column: LogColumn, form: ValueForm) -> ReadColumn:
     return ReadColumn(
         lambda data, at: (local(*parts(data, at)), at + 5 + fraction),
         named("int64", name if millis else "io.debezium.time.MicroTimestamp"),
-        lambda raw: local(*_of_text(raw)[1:]),
+        lambda raw: local([int(raw[place]) for place in _PLACES], int(raw[20:].ljust(6, b"0"))),
         key,
         "datetime",
     )
