@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -88,6 +89,30 @@ def test_the_events_of_a_table_that_was_read_while_it_changed_give_it_again_what
         made.drain("drain of the log")
         settled(made.topic)
         made.compare()
+        for spoil in (lost, doubled, altered):
+            with pytest.raises(AssertionError):
+                made.compare(spoil)
+
+
+def last_change(records: list[Any]) -> int:
+    return max(at for at, record in enumerate(records) if b'"op":"c"' in (record[3] or b"") or b'"op":"u"' in (record[3] or b""))
+
+
+def lost(records: list[Any]) -> list[Any]:
+    return [record for at, record in enumerate(records) if at != last_change(records)]
+
+
+def doubled(records: list[Any]) -> list[Any]:
+    first = next(at for at, record in enumerate(records) if b'"op":"r"' in (record[3] or b""))
+    return [*records[: first + 1], *records[first:]]
+
+
+def altered(records: list[Any]) -> list[Any]:
+    at = last_change(records)
+    partition, offset, key, value = records[at]
+    event = json.loads(value)
+    event["after"]["note"] = "another"
+    return [*records[:at], (partition, offset, key, json.dumps(event).encode()), *records[at + 1 :]]
 
 
 @pytest.mark.faults

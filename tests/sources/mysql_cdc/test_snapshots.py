@@ -293,16 +293,20 @@ def test_rows_that_a_new_snapshot_would_not_have_are_waited_for(shop: Binlog, mo
     """A chunk includes all that windows of the log have left to it."""
     from airflow_kafka_spark.sources.mysql_cdc.tasks import snapshot
 
-    windows = filled(shop, 2).windows(snapshot="initial")
+    early = Place.parse(filled(shop, 2).end())
+    shop.execute("UPDATE orders SET note = 'second'", "FLUSH BINARY LOGS")
+    late = Place.parse(shop.end())
+    shop.execute("FLUSH BINARY LOGS")
+    windows = shop.windows(snapshot="initial")
     window = windows.freeze()
-    original, early = snapshot.take_snapshot, [Place("bin.000001", 4)] * 2
+    original, taken = snapshot.take_snapshot, list[Place]()
 
     def take(connection: Any) -> Place:
-        place = original(connection)
-        return early.pop() if early else place
+        taken.append(original(connection))
+        return [early, early, late][len(taken) - 1]
 
     monkeypatch.setattr(snapshot, "take_snapshot", take)
-    assert len(windows.read(window)) == 2 and early == []
+    assert len(windows.read(window)) == 2 and len(taken) == 3, "behind the last one are events of the server's own only"
 
 
 def test_a_truncate_waits_for_the_chunk_that_is_being_read(shop: Binlog, monkeypatch):

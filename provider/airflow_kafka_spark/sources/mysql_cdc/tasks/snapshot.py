@@ -16,12 +16,16 @@ from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import ChunkFilter, Key, TableSnapshot
 from airflow_kafka_spark.sources.jdbc.database import SourceColumn
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
+from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, TableShape, table_shape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import TABLE_CHANGED, LogServer, Place, rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
 
 OPEN_SECONDS = 60.0
 """Seconds for which a snapshot is taken again, if the table was changed meanwhile or the last transactions are not visible."""
+
+KEYS_AT_ONCE = 2000
+"""Keys in a query that compares them with the ends of chunks."""
 
 SESSION = (
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
@@ -61,17 +65,18 @@ def open_chunk(server: LogServer, connection: Any, chunk: Mapping[str, Any], for
 
     :param chunk: a split.
     :raises SourceRejected: the table is gone, or has another key.
-    :raises SourceUnavailable: the table is changed all the time.
+    :raises SourceUnavailable: there is no such snapshot for :data:`OPEN_SECONDS`.
     """
     name, start = tuple(chunk["table"]), Place.parse(chunk["start"])
     deadline = time.monotonic() + OPEN_SECONDS
     while True:
         place = take_snapshot(connection)
-        if place.order >= start.order and _use(connection, name) and not _is_changed(server, connection, place, name):
+        if _includes(server, place, start) and _use(connection, name) and not _is_changed(server, connection, place, name):
             break
         rows(connection, "ROLLBACK")
         if time.monotonic() > deadline:
-            raise SourceUnavailable(server.where, f"taking a snapshot of {'.'.join(name)}", "its definition changes all the time")
+            detail = f"its definition changes all the time, or the transactions before {start} are not visible"
+            raise SourceUnavailable(server.where, f"taking a snapshot of {'.'.join(name)}", detail)
         time.sleep(0.05)
     (now,) = rows(connection, "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)")[0]
     shape = table_shape(server, connection, name, form)
@@ -79,6 +84,22 @@ def open_chunk(server: LogServer, connection: Any, chunk: Mapping[str, Any], for
         raise SourceRejected(".".join(name), "it is no table any more")
     shape.refuse_other_key(tuple(chunk["key"]), tuple(chunk.get("types", ())))
     return OpenChunk(shape, place, int(now))
+
+
+def _includes(server: LogServer, place: Place, start: Place) -> bool:
+    """Return True if a snapshot includes all transactions before a place of the log.
+
+    :param place: the place of the snapshot; the server's own events may lie behind it.
+    """
+    if place.order >= start.order:
+        return True
+    transactions = Transactions()
+    for located in server.events_up_to(place, start):
+        if transactions.enter(located.event):
+            return False
+        if located.end.order >= start.order:
+            break
+    return True
 
 
 def _use(connection: Any, name: Sequence[str]) -> bool:
@@ -183,7 +204,9 @@ class BinlogFilter(ChunkFilter):
         for name, found in wanted.items():
             table = self.table(name)
             if table is not None and table.bounds:
-                self._find(table, list(found))
+                keys_of = list(found)
+                for at in range(0, len(keys_of), KEYS_AT_ONCE):
+                    self._find(table, keys_of[at : at + KEYS_AT_ONCE])
 
     def _find(self, table: TableSnapshot, keys: list[Key]) -> None:
         """Note how many ends of chunks lie before each key."""
