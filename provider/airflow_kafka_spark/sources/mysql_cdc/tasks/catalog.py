@@ -32,7 +32,8 @@ _SIZES = {"tiny": 1, "": 2, "medium": 3, "long": 4}
 
 _COLUMNS = (
     "SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, datetime_precision, character_set_name, "
-    "character_octet_length FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"
+    "character_octet_length, is_nullable FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+    "ORDER BY ordinal_position"
 )
 
 
@@ -121,7 +122,16 @@ def _cut_by(relation: Relation, columns: dict[str, LogColumn], form: ValueForm) 
 
 
 def _column(
-    form: ValueForm, name: str, kind: str, declared: str, precision: Any, scale: Any, of_time: Any, charset: str | None, size: Any
+    form: ValueForm,
+    name: str,
+    kind: str,
+    declared: str,
+    precision: Any,
+    scale: Any,
+    of_time: Any,
+    charset: str | None,
+    size: Any,
+    nullable: str,
 ) -> LogColumn:
     """Return a column as the log describes it."""
     kind, code, meta = kind.lower(), _KINDS.get(kind.lower()), b""
@@ -146,7 +156,8 @@ def _column(
     collation = BINARY if charset is None else next((n for n, of in sorted(form.charsets.items()) if of == charset), 0)
     codec = "cp1252" if charset == "latin1" else CODECS.get(charset or "", "latin1")
     encoded = tuple(value.encode(codec, "replace") for value in values)
-    return LogColumn(code, meta, name, "unsigned" in declared.lower(), collation, encoded)
+    geometry, is_unsigned = int(kind == "point"), "unsigned" in declared.lower()
+    return LogColumn(code, meta, name, is_unsigned, collation, encoded, geometry, nullable == "YES")
 
 
 _CHOSEN = (binlog.ENUM, binlog.SET)

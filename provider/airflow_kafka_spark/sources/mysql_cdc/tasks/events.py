@@ -21,7 +21,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, json_text
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
-from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogTable, LogUnreadable, Transactions
+from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogTable, LogUnreadable, Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogServer, Place
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import (
@@ -127,7 +127,7 @@ class LogTableWriter(TableWriter):
                 action = "Change the column's type, or leave the table out. The log behind this change needs a new pipeline"
                 raise SourceRejected(".".join(name), shown, action) from None
             self._columns.append(found)
-            columns.append(EventColumn(column.name, found.schema))
+            columns.append(EventColumn(column.name, found.schema, column.is_nullable))
         super().__init__(name, columns, table.key, form, _schema(form.is_mariadb) if form.schemas else {})
         self.refuse_missing_keys()
         if not self.has_key:
@@ -273,20 +273,29 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         if step and step != "begin":
             yield from self._close(step, located)
         if event.kind in binlog.GTIDS:
-            self._begin(binlog.gtid(event))
+            self._begin(binlog.gtid(event), located)
         elif parsed is not None:
-            self._hold(self._changes(located, parsed))
+            self._hold(self.bounded(self._changes(located, parsed)))
         elif event.kind in (binlog.QUERY, binlog.EXECUTE_LOAD_QUERY):
             yield from self._statement(located)
         if self._is_released or self._held_bytes > HELD_BYTES:
             self._is_released = self._transactions.is_open
             yield from self._release()
+        if step and step != "begin":
+            yield from self._ended(step, event)
 
     # --- transactions ---
 
-    def _begin(self, gtid: str) -> None:
+    def _begin(self, gtid: str, located: Located) -> None:
         self._gtid = gtid
+        self.begin_transaction(gtid or f"file={located.start.file},pos={located.start.position}")
         self._has_changes = self._is_released = False
+
+    def _ended(self, step: str, event: LogEvent) -> Iterator[Event]:
+        """Yield the end of a transaction whose events are published."""
+        self.timestamp = event.seconds * 1000
+        found = list(self.end_transaction())
+        return iter(found if step == "commit" else ())
 
     def _hold(self, events: Iterator[Event]) -> None:
         for event in events:
@@ -401,7 +410,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         truncated = truncates(event.body, self._form)
         if truncated is not None:
             if self._filter is None or not self._filter.is_superfluous_truncate(truncated):
-                yield self._truncate(located, truncated)
+                yield from self.bounded(iter((self._truncate(located, truncated),)))
         elif is_change(event.body, self._form):
             found = "it has changes as statements, not as rows: `binlog_format` was not ROW"
             raise self._server.unreadable(located.start, LogUnreadable(found))
