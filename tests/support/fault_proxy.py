@@ -6,8 +6,8 @@ import http.client
 import socket
 import threading
 import urllib.parse
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Literal
@@ -23,26 +23,6 @@ _REFUSALS = {
 """The answers of S3 to requests that it has not carried out. ``lost``: it has, and its answer does not arrive."""
 
 
-@dataclass(frozen=True)
-class Armed:
-    """Which requests fail, and how.
-
-    :param fault: how they fail.
-    :param first: the number of the first one, counted from 1.
-    :param last: the number of the last one.
-    :param every: only each request of this many fails.
-    """
-
-    fault: Fault
-    first: int
-    last: int
-    every: int = 1
-
-    def hits(self, number: int) -> bool:
-        """Return True if the request of this number fails."""
-        return self.first <= number <= self.last and (number - self.first) % self.every == 0
-
-
 class FaultProxy:
     """Forwards requests unchanged, so that their signatures stay valid. A context manager.
 
@@ -52,7 +32,8 @@ class FaultProxy:
     def __init__(self, url: str) -> None:
         self.upstream = urllib.parse.urlsplit(url).netloc
         self._lock = threading.Lock()
-        self._armed: Armed | None = None
+        self._fault: Fault | None = None
+        self._hits: Callable[[int, str], bool] = lambda number, request: False
         self.requests: list[str] = []
         self.failed: list[str] = []
 
@@ -73,19 +54,33 @@ class FaultProxy:
         self._server.server_close()
 
     def arm(self, fault: Fault | None, first: int = 1, last: int | None = None, every: int = 1) -> None:
-        """Count from 1 again, and let requests fail from now on; none of them without a fault."""
+        """Count from 1 again, and let requests fail from now on.
+
+        :param fault: how they fail; None: none of them fails.
+        :param first: the number of the first one that fails.
+        :param last: the number of the last one; default the first one alone.
+        :param every: only each request of this many fails.
+        """
+        end = first if last is None else last
+        self._arm(fault, lambda number, request: first <= number <= end and (number - first) % every == 0)
+
+    def arm_at(self, wanted: Callable[[str], bool], fault: Fault) -> None:
+        """Let the first request fail that is wanted, as ``GET /path`` or the like."""
+        self._arm(fault, lambda number, request: not self.failed and wanted(request))
+
+    def _arm(self, fault: Fault | None, hits: Callable[[int, str], bool]) -> None:
         with self._lock:
             self.requests, self.failed = [], []
-            self._armed = Armed(fault, first, last if last is not None else first, every) if fault else None
+            self._fault, self._hits = fault, hits
 
     def take(self, request: str) -> Fault | None:
         """Count a request, and return how it fails."""
         with self._lock:
             self.requests.append(request)
-            if self._armed is None or not self._armed.hits(len(self.requests)):
+            if self._fault is None or not self._hits(len(self.requests), request):
                 return None
             self.failed.append(request)
-            return self._armed.fault
+            return self._fault
 
 
 class _Handler(BaseHTTPRequestHandler):

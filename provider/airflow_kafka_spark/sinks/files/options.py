@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors.arguments import names_of
+from airflow_kafka_spark.hooks.storage import OBJECT_STORES
 from airflow_kafka_spark.sinks.files.directory import FilesTable
 from airflow_kafka_spark.sinks.storage.store import TablePlace
 
@@ -47,7 +48,7 @@ class FilesSinkOptions:
 
         :raises ValueError: ``path`` is not an absolute local path, a ``file://`` or an ``s3://`` URI.
         """
-        return TablePlace.parse(str(self.path))
+        return TablePlace.parse(str(self.path), OBJECT_STORES)
 
     @property
     def directory(self) -> Path:
