@@ -247,7 +247,9 @@ def gcs_access(conn_id: str | None) -> GcsAccess:
     extra = BaseHook.get_connection(conn_id).extra_dejson
     found = {name: extra.get(name) or extra.get(f"extra__google_cloud_platform__{name}") for name in (*_GCS_KEYS, *_GCS_OTHERS)}
     if others := sorted(name for name in _GCS_OTHERS if found[name]):
-        raise ValueError(f"connection `{conn_id}` has `{others[0]}`; expected `keyfile_dict` or `key_path`, a service account's key")
+        raise ValueError(
+            f"connection `{conn_id}` has `{others[0]}`; expected `keyfile_dict` or `key_path`, a service account's key"
+        )
     key = found["keyfile_dict"] or ""
     if found["key_path"] and not key:
         with open(found["key_path"], encoding="utf-8") as file:
@@ -279,7 +281,9 @@ def azure_access(account: str, conn_id: str | None) -> AzureAccess:
     login, password = connection.login or "", connection.password or ""
     known = name if tenant else parts.get("AccountName") or login or name
     if known != name:
-        raise ValueError(f"connection `{conn_id}` leads to the storage account `{known}`; expected `{name}`, which the path names")
+        raise ValueError(
+            f"connection `{conn_id}` leads to the storage account `{known}`; expected `{name}`, which the path names"
+        )
     return AzureAccess(
         account=name,
         endpoint=endpoint.rstrip("/"),

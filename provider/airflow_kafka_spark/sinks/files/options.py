@@ -35,8 +35,8 @@ class FilesSinkOptions:
 
     @property
     def uri(self) -> str:
-        """``file:///abs/path`` or ``s3://bucket/prefix``. A path that ``validate`` refuses, or that is not rendered yet, is
-        returned as it is."""
+        """``file:///abs/path``, or a URI such as ``s3://bucket/prefix``. A path that ``validate`` refuses, or that is not
+        rendered yet, is returned as it is."""
         try:
             return self.place.uri if "{{" not in self.path else self.path
         except ValueError:
@@ -46,7 +46,7 @@ class FilesSinkOptions:
     def place(self) -> TablePlace:
         """The place of the table.
 
-        :raises ValueError: ``path`` is not an absolute local path, a ``file://`` or an ``s3://`` URI.
+        :raises ValueError: ``path`` is not an absolute local path, a ``file://`` URI or that of an object store.
         """
         return TablePlace.parse(str(self.path), OBJECT_STORES)
 

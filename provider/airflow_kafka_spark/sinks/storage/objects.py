@@ -1,4 +1,4 @@
-"""The files of a table in an object store: S3, GCS or Azure. Small files are written on conditions, large ones as uploads in parts."""
+"""The files of a table in an object store: S3, GCS or Azure."""
 
 from __future__ import annotations
 
@@ -173,9 +173,7 @@ class ObjectTableStore(TableStore):
         import pyarrow as pa
 
         with _os_errors():
-            opened = obstore.open_writer(
-                self._objects, self._key(path), buffer_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
-            )
+            opened = obstore.open_writer(self._objects, self._key(path), buffer_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
         return pa.PythonFile(_Upload(opened), mode="w")
 
 
