@@ -79,6 +79,7 @@ from airflow_kafka_spark.errors.sinks import (
     BadRecords,
     CountMismatch,
     ForeignOffsets,
+    SinkDiffers,
     SinkRecordMissing,
     SinkRejected,
     SinkUnavailable,
@@ -98,6 +99,7 @@ from airflow_kafka_spark.errors.sources import (
     RowsRejected,
     SourceRejected,
     SourceUnavailable,
+    SqlFailed,
     TransactionTimedOut,
 )
 
@@ -156,10 +158,12 @@ __all__ = [
     "RowRejected",
     "RowsCutOff",
     "RowsRejected",
+    "SqlFailed",
     "SchemaInvalid",
     "SchemaUnusable",
     "ServerFailed",
     "ServerInvalid",
+    "SinkDiffers",
     "SinkRecordMissing",
     "SinkRejected",
     "SinkUnavailable",

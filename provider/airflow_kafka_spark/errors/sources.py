@@ -67,6 +67,22 @@ class RowRejected(KafkaSparkError):
         super().__init__(f"{row[:1].upper()}{row[1:]} of the split cannot become a record: {detail}", action=action)
 
 
+class SqlFailed(KafkaSparkError):
+    """Raised when an SQL expression fails for a record. Nothing of its split was committed.
+
+    :param record: the first such record, as ``topic-partition@offset``.
+    :param detail: the name of Spark's error, and what is wrong.
+    """
+
+    def __init__(self, record: str, detail: str) -> None:
+        self.record, self.detail = record, detail
+        super().__init__(
+            f"SQL fails for record {record}: {detail}",
+            action="Correct the expression and retry. `try_cast`, `try_add` and `try_divide` give null in place of an error, and "
+            "a Filter before the expression leaves such records out",
+        )
+
+
 class RowsRejected(RowRejected):
     """Raised when rows of a source do not fit the format. Nothing of their splits was committed.
 

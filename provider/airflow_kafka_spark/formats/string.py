@@ -85,7 +85,7 @@ class String(Format):
         from airflow_kafka_spark.formats.tasks.text import TextEncoder
 
         ((column, kind),) = columns
-        if kind in ("binary", "fine decimal") or codecs.lookup(self.encoding).name != "utf-8":
+        if kind in ("binary", "fine decimal", "other") or codecs.lookup(self.encoding).name != "utf-8":
             return None
         return TextEncoder(column, kind)
 

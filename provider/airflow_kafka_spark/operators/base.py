@@ -55,7 +55,7 @@ from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
-    from airflow.sdk import Asset
+    from airflow.sdk import Asset, BaseOperator
     from jinja2 import Environment
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -644,11 +644,16 @@ class WindowOperator(VisibleOperator):
 
     def render(self, spec: T, context: Context, env: Environment) -> T:
         """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
-        templated = getattr(spec, "template_fields", ())
-        if not (is_dataclass(spec) and not isinstance(spec, type) and templated):
-            return spec
-        known = {f.name for f in fields(spec)}
-        return replace(spec, **{f: self.render_template(getattr(spec, f), context, env) for f in templated if f in known})
+        return rendered(self, spec, context, env)
+
+
+def rendered(operator: BaseOperator, spec: T, context: Context, env: Environment) -> T:
+    """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
+    templated = getattr(spec, "template_fields", ())
+    if not (is_dataclass(spec) and not isinstance(spec, type) and templated):
+        return spec
+    known = {f.name for f in fields(spec)}
+    return replace(spec, **{f: operator.render_template(getattr(spec, f), context, env) for f in templated if f in known})
 
 
 def asset_uris(spec: object, kind: type[Sink] | type[RowSource]) -> list[str]:

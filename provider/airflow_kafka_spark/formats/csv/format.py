@@ -174,9 +174,10 @@ class Csv(DeclaredFormat):
         return F.concat(F.lit(self.quote), inside, F.lit(self.quote))
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
-        """Return the encoder, for every kind of column; None for timestamps in a format of their own."""
+        """Return the encoder; None for floats, and for timestamps in a format of their own."""
         from airflow_kafka_spark.formats.tasks.text import CsvEncoder
 
-        if not columns or (self.timestamp_format and any(kind == "zoned" for _, kind in columns)):
+        kinds = [kind for _, kind in columns]
+        if not columns or "other" in kinds or (self.timestamp_format and "zoned" in kinds):
             return None
         return CsvEncoder(tuple(columns), self.dialect)

@@ -39,6 +39,12 @@ Step = Literal["plan", "move", "commit", "close"]
 class TaskStateStore(Protocol):
     """Airflow's store of the state of a task instance."""
 
+    def get(self, key: str) -> Any:
+        """Return the JSON value of a key; None if there is none."""
+
+    def delete(self, key: str) -> None:
+        """Remove a key."""
+
     def set(self, key: str, value: object) -> None:
         """Store a JSON value under a key."""
 
