@@ -1,5 +1,6 @@
 """``python -m benchmarks [files] [postgres] [kafka] [between_topics] [records] [shapes] [fan_out] [around] [splits] [memory]
-[ui] [ledger] [small] [scale] [verification] [--records N] [--rounds N]``"""
+[ui] [ledger] [small] [scale] [verification] [lakes] [--records N] [--rounds N] [--windows N]
+[--files N]``"""
 
 from __future__ import annotations
 
@@ -30,12 +31,15 @@ def main() -> None:
             "small",
             "scale",
             "verification",
+            "lakes",
             [],
         ],
         help="default: all",
     )
     parser.add_argument("--records", type=int, default=4_000_000)
     parser.add_argument("--rounds", type=int, default=3, help="measured turns after one to warm up; the median counts")
+    parser.add_argument("--windows", type=int, default=1_000, help="of lakes: windows behind which commits are measured")
+    parser.add_argument("--files", type=int, default=10_000, help="of lakes: files of one window")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-bench-") as temporary:
         os.environ.setdefault("AIRFLOW_HOME", str(Path(temporary) / "airflow"))
@@ -44,6 +48,7 @@ def main() -> None:
             around,
             between_topics,
             fan_out,
+            lakes,
             ledger,
             memory,
             records,
@@ -78,6 +83,7 @@ def main() -> None:
             "small": lambda: small.run(Path(temporary), options.rounds),
             "scale": lambda: scale.run(Path(temporary)),
             "verification": verification.run,
+            "lakes": lambda: lakes.run(Path(temporary), options.records, options.rounds, options.windows, options.files),
         }
         chosen = options.which or [*alone, *known]
         for name in (name for name in chosen if name in alone):
