@@ -48,7 +48,7 @@ _SYSTEM = "'mysql', 'information_schema', 'performance_schema', 'sys'"
 
 
 @dataclass(frozen=True)
-class LogWindows:
+class MySqlLogWindows:
     """Freezes windows of the log of a server.
 
     :param options: the source's options.
