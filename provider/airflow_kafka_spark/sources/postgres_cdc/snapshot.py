@@ -27,7 +27,7 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import (
     snapshot_token,
     table_shape,
 )
-from airflow_kafka_spark.windows.model import IF_GIVEN_UP
+from airflow_kafka_spark.windows.model import IF_GIVEN_UP, PUBLISHED_IN_PART
 
 if TYPE_CHECKING:
     import psycopg
@@ -41,10 +41,13 @@ class SnapshotState:
 
     :param tables: the tables that are not complete, in the order in which they are read.
     :param lsn: an LSN behind all chunks that are read; 0: the log has caught up with them.
+    :param repeats: True if rows that are not read may be published already, because a window of chunks was lost with the ledger.
+        Then no event is left out, although a chunk includes it: of a row that was deleted since, only its event is left.
     """
 
     tables: tuple[TableSnapshot, ...] = ()
     lsn: int = 0
+    repeats: bool = False
 
     @property
     def is_caught_up(self) -> bool:
@@ -53,20 +56,27 @@ class SnapshotState:
 
     def after_log(self, end: int) -> SnapshotState:
         """Return the state behind a window of the log."""
-        return SnapshotState(caught_up(self.tables)) if end >= self.lsn else self
+        return replace(self, tables=caught_up(self.tables), lsn=0) if end >= self.lsn else self
+
+    @property
+    def filter(self) -> list[dict[str, Any]]:
+        """Return what decides which events a window of the log leaves out; empty if none."""
+        return [] if self.repeats else [table.to_json() for table in self.tables]
 
     def to_json(self) -> dict[str, Any]:
         """Return what a position holds of it; nothing once the snapshot is complete."""
         if not self.tables:
             return {}
-        return {"snapshot": {"lsn": format_lsn(self.lsn), "tables": [table.to_json() for table in self.tables]}}
+        repeats = {"repeats": True} if self.repeats else {}
+        return {"snapshot": {"lsn": format_lsn(self.lsn), "tables": [table.to_json() for table in self.tables], **repeats}}
 
     @classmethod
     def from_json(cls, position: Mapping[str, Any]) -> SnapshotState:
         """Return the state that a position holds."""
         value = position.get("snapshot") or {}
         lsn = parse_lsn(value["lsn"]) if value else 0
-        return cls(tuple(TableSnapshot.from_json(table) for table in value.get("tables", ())), lsn)
+        repeats = bool(value.get("repeats") or position.get(PUBLISHED_IN_PART))
+        return cls(tuple(TableSnapshot.from_json(table) for table in value.get("tables", ())), lsn, repeats)
 
 
 def begin_snapshot(connection: psycopg.Connection[Any], options: PostgresCdcOptions) -> SnapshotState:
@@ -162,7 +172,7 @@ def after_chunks(state: SnapshotState, splits: Sequence[Mapping[str, Any]], toke
         table = tables[name]
         tables[name] = replace(table, read=(*table.read, chunk))
         lsn = max(lsn, parse_lsn(token["lsn"]))
-    return SnapshotState(tuple(tables.values()), lsn)
+    return replace(state, tables=tuple(tables.values()), lsn=lsn)
 
 
 def after_truncates(
