@@ -14,11 +14,10 @@ from airflow_kafka_spark.errors.control import (
     WindowOpen,
 )
 from airflow_kafka_spark.errors.formats import (
-    AvroNotInstalled,
     AvroSchemaInvalid,
-    ProtobufNotInstalled,
     RegistryRefused,
     RegistryUnavailable,
+    SchemaInvalid,
     SchemaUnusable,
 )
 from airflow_kafka_spark.errors.kafka import (
@@ -68,11 +67,11 @@ from airflow_kafka_spark.errors.setup import (
     JarsUnavailable,
     JavaMissing,
     KafkaUnavailable,
+    PackageMissing,
     Problem,
     ServerFailed,
     ServerInvalid,
     SparkUnavailable,
-    TestingUnavailable,
     Unchecked,
     ValidationError,
 )
@@ -98,15 +97,14 @@ from airflow_kafka_spark.errors.sources import (
     RowRejected,
     RowsCutOff,
     RowsRejected,
-    SchemaInvalid,
     SourceRejected,
     SourceUnavailable,
+    SqlFailed,
     TransactionTimedOut,
 )
 
 __all__ = [
     "AttemptAtWork",
-    "AvroNotInstalled",
     "AvroSchemaInvalid",
     "BadRecords",
     "BeginningDeleted",
@@ -142,6 +140,7 @@ __all__ = [
     "LogTruncated",
     "NotYetStable",
     "OffsetsWentBack",
+    "PackageMissing",
     "PartitionsChanged",
     "PartitionsVanished",
     "PipelineInOtherLedger",
@@ -151,7 +150,6 @@ __all__ = [
     "PlanError",
     "PlannedMeanwhile",
     "Problem",
-    "ProtobufNotInstalled",
     "RegistryRefused",
     "RegistryUnavailable",
     "ReplayRefused",
@@ -160,6 +158,7 @@ __all__ = [
     "RowRejected",
     "RowsCutOff",
     "RowsRejected",
+    "SqlFailed",
     "SchemaInvalid",
     "SchemaUnusable",
     "ServerFailed",
@@ -174,7 +173,6 @@ __all__ = [
     "SourceUnavailable",
     "SparkJobFailed",
     "SparkUnavailable",
-    "TestingUnavailable",
     "TimestampsInFuture",
     "TooManyBadRecords",
     "TooManyDeadLetters",
