@@ -1,5 +1,6 @@
-"""``python -m benchmarks [files] [postgres] [kafka] [records] [fan_out] [around] [splits] [memory] [ui] [ledger]
-[small] [scale] [lakes] [--records N] [--rounds N] [--windows N] [--files N]``"""
+"""``python -m benchmarks [files] [postgres] [kafka] [between_topics] [records] [shapes] [fan_out] [around] [splits] [memory]
+[ui] [ledger] [small] [scale] [verification] [lakes] [--records N] [--rounds N] [--windows N]
+[--files N]``"""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def main() -> None:
             "files",
             "postgres",
             "kafka",
+            "between_topics",
             "records",
+            "shapes",
             "fan_out",
             "around",
             "splits",
@@ -27,6 +30,7 @@ def main() -> None:
             "ledger",
             "small",
             "scale",
+            "verification",
             "lakes",
             [],
         ],
@@ -42,18 +46,21 @@ def main() -> None:
         os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
         from benchmarks import (
             around,
+            between_topics,
             fan_out,
             lakes,
             ledger,
             memory,
             records,
             scale,
+            shapes,
             small,
             splits,
             to_files,
             to_kafka,
             to_postgres,
             ui,
+            verification,
         )
         from benchmarks.bench import stand
 
@@ -61,7 +68,9 @@ def main() -> None:
             "files": to_files,
             "postgres": to_postgres,
             "kafka": to_kafka,
+            "between_topics": between_topics,
             "records": records,
+            "shapes": shapes,
             "fan_out": fan_out,
             "around": around,
             "splits": splits,
@@ -73,6 +82,7 @@ def main() -> None:
             "ledger": ledger.run,
             "small": lambda: small.run(Path(temporary), options.rounds),
             "scale": lambda: scale.run(Path(temporary)),
+            "verification": verification.run,
             "lakes": lambda: lakes.run(Path(temporary), options.records, options.rounds, options.windows, options.files),
         }
         chosen = options.which or [*alone, *known]

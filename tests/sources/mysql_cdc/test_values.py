@@ -85,7 +85,7 @@ CASES: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("bit(1)", [("b'1'", True), ("b'0'", False)], "boolean"),
     ("bit(10)", [("b'1000000001'", b64(b"\x01\x02"))], "bytes"),
     ("bit(64)", [("b'1'", b64(b"\x01" + bytes(7)))], "bytes"),
-    ("point", [("ST_GeomFromText('POINT(1 2)', 4326)", {"wkb": b64(POINT), "srid": 4326})], "struct"),
+    ("point", [("ST_GeomFromText('POINT(1 2)', 4326)", {"x": 1.0, "y": 2.0, "wkb": b64(POINT), "srid": 4326})], "struct"),
     ("int generated always as (7) stored", [("default", 7)], "int32"),
     ("int generated always as (8) virtual", [("default", 8)], "int32"),
     ("int invisible", [("9", 9)], "int32"),

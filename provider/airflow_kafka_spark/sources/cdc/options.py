@@ -10,7 +10,7 @@ from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.postgres import parse_name
 
 DecimalHandling = Literal["precise", "double", "string"]
-TimePrecision = Literal["adaptive", "connect"]
+TimePrecision = Literal["adaptive", "adaptive_time_microseconds", "connect"]
 OPERATIONS = ("c", "u", "d", "t")
 TOPIC_PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 

@@ -42,6 +42,7 @@ class MySqlCdcOptions:
     bigint_unsigned_handling_mode: UnsignedHandling = "long"
     zero_date_handling_mode: ZeroDateHandling = "fail"
     ignore_cascades: bool = False
+    provide_transaction_metadata: bool = False
     schemas_enable: bool = False
 
     def option_problems(self) -> Iterator[Problem]:

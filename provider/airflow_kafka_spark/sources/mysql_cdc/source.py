@@ -49,14 +49,18 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         Debezium.
     :param decimal_handling_mode: ``precise`` (default): the bytes of Connect's Decimal, in base64; ``string``; ``double``, which
         rounds.
-    :param time_precision_mode: ``adaptive`` (default): dates in days, TIME in microseconds, DATETIME in milliseconds up to
-        precision 3 and else in microseconds; ``connect``: milliseconds. TIMESTAMP is an ISO 8601 text in UTC either way.
+    :param time_precision_mode: ``adaptive`` (default) or ``adaptive_time_microseconds``: dates in days, TIME in microseconds,
+        DATETIME in milliseconds up to precision 3 and else in microseconds; ``connect``: milliseconds. TIMESTAMP is an ISO 8601
+        text in UTC either way.
     :param bigint_unsigned_handling_mode: ``long`` (default): numbers, of which those from 2^63 on are refused; ``precise``:
         Connect's Decimal.
     :param zero_date_handling_mode: what is written for a date that is no day, as ``0000-00-00``: ``fail`` (default) fails the
         window and names the column; ``null`` writes null.
     :param ignore_cascades: True: tables are accepted whose rows are changed by the cascades of foreign keys, which the log does
         not hold; False (default): they are refused.
+    :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its place in it,
+        and the begin and the end of each transaction with events, with their counts, are records of the topic
+        ``<topic_prefix>.transaction``; default False.
     :param schemas_enable: True: keys and values carry their schema, as JsonConverter with ``schemas.enable=true`` writes them;
         False (default): they do not.
     """

@@ -199,6 +199,7 @@ class LogWindows:
             schemas=given.schemas_enable,
             tombstones=given.tombstones_on_delete,
             skipped=frozenset(given.skipped_operations),
+            transactions=given.provide_transaction_metadata,
             decimals=given.decimal_handling_mode,
             times=given.time_precision_mode,
             database=database,

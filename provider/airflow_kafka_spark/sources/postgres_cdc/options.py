@@ -43,6 +43,7 @@ class PostgresCdcOptions:
     unavailable_value_placeholder: str = "__debezium_unavailable_value"
     decimal_handling_mode: DecimalHandling = "precise"
     time_precision_mode: TimePrecision = "adaptive"
+    provide_transaction_metadata: bool = False
     schemas_enable: bool = False
 
     def option_problems(self) -> Iterator[Problem]:

@@ -67,8 +67,11 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     :param decimal_handling_mode: ``precise`` (default): the bytes of Connect's Decimal, in base64; ``string``; ``double``, which
         rounds.
     :param time_precision_mode: ``adaptive`` (default): dates in days, times and timestamps without zone in microseconds, or in
-        milliseconds where the column has a precision up to 3; ``connect``: milliseconds. Timestamps with zone are ISO 8601 texts
-        in UTC either way.
+        milliseconds where the column has a precision up to 3; ``adaptive_time_microseconds``: the same, but times always in
+        microseconds; ``connect``: milliseconds. Timestamps with zone are ISO 8601 texts in UTC either way.
+    :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its place in it,
+        and the begin and the end of each transaction with events, with their counts, are records of the topic
+        ``<topic_prefix>.transaction``; default False.
     :param schemas_enable: True: keys and values carry their schema, as JsonConverter with ``schemas.enable=true`` writes them;
         False (default): they do not.
     """

@@ -240,6 +240,7 @@ class LogWindows:
             schemas=given.schemas_enable,
             tombstones=given.tombstones_on_delete,
             skipped=frozenset(given.skipped_operations),
+            transactions=given.provide_transaction_metadata,
             placeholder=given.unavailable_value_placeholder,
             decimals=given.decimal_handling_mode,
             times=given.time_precision_mode,

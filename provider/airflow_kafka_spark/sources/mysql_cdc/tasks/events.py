@@ -98,7 +98,7 @@ class LogTableWriter(TableWriter):
                 action = "Change the column's type, or leave the table out. The log behind this change needs a new pipeline"
                 raise SourceRejected(".".join(name), shown, action) from None
             self._reads.append(found.read)
-            columns.append(EventColumn(column.name, found.schema))
+            columns.append(EventColumn(column.name, found.schema, column.is_nullable))
         super().__init__(name, columns, table.key, form, _schema(form.is_mariadb) if form.schemas else {})
         self.refuse_missing_keys()
         if not self.has_key:
@@ -180,25 +180,34 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         if step and step != "begin":
             yield from self._close(step, located)
         if event.kind in binlog.GTIDS:
-            self._begin(binlog.gtid(event))
+            self._begin(binlog.gtid(event), located)
         elif event.kind == binlog.ROTATE:
             self._tables.clear()
             self._maps.clear()
         elif event.kind == binlog.TABLE_MAP:
             self._map(located)
         elif event.kind in binlog.ROWS:
-            self._hold(self._rows(located))
+            self._hold(self.bounded(self._rows(located)))
         elif event.kind in (binlog.QUERY, binlog.EXECUTE_LOAD_QUERY):
             yield from self._statement(located)
         if self._is_released or self._held_bytes > HELD_BYTES:
             self._is_released = self._transactions.is_open
             yield from self._release()
+        if step and step != "begin":
+            yield from self._ended(step, event)
 
     # --- transactions ---
 
-    def _begin(self, gtid: str) -> None:
+    def _begin(self, gtid: str, located: Located) -> None:
         self._gtid = gtid
+        self.begin_transaction(gtid or f"file={located.start.file},pos={located.start.position}")
         self._has_changes = self._is_released = False
+
+    def _ended(self, step: str, event: LogEvent) -> Iterator[Event]:
+        """Yield the end of a transaction whose events are published."""
+        self.timestamp = event.seconds * 1000
+        found = list(self.end_transaction())
+        return iter(found if step == "commit" else ())
 
     def _hold(self, events: Iterator[Event]) -> None:
         for event in events:
@@ -284,7 +293,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
             raise self._server.unreadable(located.start, LogUnreadable("LOAD DATA is logged as a statement"))
         truncated = truncates(event.body, self._form)
         if truncated is not None:
-            yield self._truncate(located, truncated)
+            yield from self.bounded(iter((self._truncate(located, truncated),)))
         elif is_change(event.body, self._form):
             found = "it has changes as statements, not as rows: `binlog_format` was not ROW"
             raise self._server.unreadable(located.start, LogUnreadable(found))

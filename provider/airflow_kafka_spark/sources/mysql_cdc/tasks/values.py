@@ -13,11 +13,14 @@ from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecisi
 from airflow_kafka_spark.sources.cdc.tasks.values import (
     DAY_SECONDS,
     MICROS,
+    POINT_SCHEMA,
     ValueRefused,
     base64_json,
     day_number,
     decimal_schema,
+    enum_schema,
     named,
+    point_json,
     unscaled_integer_json,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
@@ -88,7 +91,7 @@ def read_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     if kind in simple:
         return simple[kind]
     if kind == binlog.GEOMETRY:
-        return _geometry(column.meta[0])
+        return _geometry(column.meta[0], is_point=column.geometry == 1)
     raise ColumnRefused(_REFUSED.get(kind, f"values of the log's type {kind} cannot be read"))
 
 
@@ -277,7 +280,6 @@ def _chosen(column: LogColumn, form: ValueForm) -> ReadColumn:
     else:
         decode = decoder(column.collation, form)
         values = [decode(raw) for raw in column.values]
-    allowed = ",".join(values)
 
     def member(data: bytes, at: int) -> tuple[str, int]:
         number = int.from_bytes(data[at : at + size], "little")
@@ -288,17 +290,25 @@ def _chosen(column: LogColumn, form: ValueForm) -> ReadColumn:
         return encode_basestring(",".join(value for n, value in enumerate(values) if bits >> n & 1)), at + size
 
     if column.kind == binlog.ENUM:
-        return ReadColumn(member, named("string", "io.debezium.data.Enum", allowed=allowed))
-    return ReadColumn(members, named("string", "io.debezium.data.EnumSet", allowed=allowed))
+        return ReadColumn(member, enum_schema("Enum", values))
+    return ReadColumn(members, enum_schema("EnumSet", values))
 
 
-def _geometry(prefix: int) -> ReadColumn:
+def _geometry(prefix: int, *, is_point: bool) -> ReadColumn:
     struct_of = [{"field": "wkb", "type": "bytes", "optional": False}, {"field": "srid", "type": "int32", "optional": True}]
-    schema = {"type": "struct", "name": "io.debezium.data.geometry.Geometry", "version": 1, "fields": struct_of}
+    name = "io.debezium.data.geometry.Geometry"
+    schema = {"type": "struct", "name": name, "version": 1, "doc": "Geometry", "fields": struct_of}
 
     def text(raw: bytes) -> str:
-        return f'{{"wkb":{base64_json(raw[4:])},"srid":{int.from_bytes(raw[:4], "little")}}}'
+        srid = int.from_bytes(raw[:4], "little")
+        return f'{{"wkb":{base64_json(raw[4:])},"srid":{srid or "null"}}}'
 
+    def point(raw: bytes) -> str:
+        x, y = struct.unpack_from("<dd", raw, 9)
+        return point_json(repr(x), repr(y), raw[4:], int.from_bytes(raw[:4], "little") or None)
+
+    if is_point:
+        return ReadColumn(_sized(prefix, point), POINT_SCHEMA)
     return ReadColumn(_sized(prefix, text), schema)
 
 

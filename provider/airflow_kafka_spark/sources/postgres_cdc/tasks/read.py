@@ -116,14 +116,15 @@ class CdcReader(EventReader):
 
 
 def user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
-    """Return the types that are not built in: domains and their base types, arrays and their elements, and all others."""
+    """Return the types that are not built in: domains and their base types, arrays and their elements, enumerations."""
     found = rows(
         connection,
         "SELECT oid::bigint, typtype::text, typbasetype::bigint, typtypmod, "
-        "CASE WHEN typcategory = 'A' AND typtype = 'b' THEN typelem::bigint ELSE 0 END "
-        "FROM pg_catalog.pg_type WHERE oid >= 16384 AND (typtype = 'd' OR typcategory = 'A')",
+        "CASE WHEN typcategory = 'A' AND typtype = 'b' THEN typelem::bigint ELSE 0 END, "
+        "ARRAY(SELECT enumlabel::text FROM pg_catalog.pg_enum WHERE enumtypid = t.oid ORDER BY enumsortorder) "
+        "FROM pg_catalog.pg_type t WHERE oid >= 16384 AND (typtype IN ('d', 'e') OR typcategory = 'A')",
     )
-    return {oid: UserType(kind, base, modifier, element) for oid, kind, base, modifier, element in found}
+    return {oid: UserType(kind, base, modifier, element, tuple(labels)) for oid, kind, base, modifier, element, labels in found}
 
 
 def publication_names(publication: str) -> str:
