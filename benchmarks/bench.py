@@ -41,6 +41,8 @@ class Stand:
     cpu: CpuMeter = field(default_factory=lambda: CpuMeter())
     aside: float = 0.0
     """Seconds spent on preparing and on checking: nobody's time."""
+    cpu_aside: float = 0.0
+    """CPU seconds of the same."""
 
     def ratio(self, name: str) -> float:
         """Return the newest ratio of a contestant to its base."""
@@ -48,11 +50,12 @@ class Stand:
 
     @contextmanager
     def put_aside(self) -> Iterator[None]:
-        begun = time.monotonic()
+        begun, before = time.monotonic(), cpu_seconds()
         try:
             yield
         finally:
             self.aside += time.monotonic() - begun
+            self.cpu_aside += cpu_seconds() - before
 
     def table(self, name: str, *, primary_key: bool = True) -> str:
         """A new, empty table; the server's buffers are written out first, so that nobody pays for another's rows."""

@@ -103,19 +103,6 @@ def test_files_of_a_window_stay_though_its_attempt_was_not_cleaned_up_before_its
     assert not list(lake.path.glob("warehouse/shop/orders/_airflow/attempts/*"))
 
 
-def test_files_of_a_running_attempt_that_others_remove_are_noticed_before_its_commit(lake, feed):
-    apply(lake.sink, feed.next())
-    before, job = lake.ids(), feed.next()
-    with lake.sink.begin(job.window, job.splits, job.shape) as writer:
-        results = write_all(writer, job)
-        Path(writer.data.full(results[0].token["files"][0]["path"])).unlink()
-        with pytest.raises(SinkUnavailable, match="remove_orphan_files"):
-            writer.commit(results)
-    assert sorted(lake.ids()) == sorted(before)
-    apply(lake.sink, job)
-    assert Counter(lake.ids()) == Counter([*before, *job.ids])
-
-
 @pytest.mark.parametrize("catalog", [LostAnswers, LostRequests])
 def test_a_commit_whose_answer_was_lost_is_looked_up_and_not_repeated(lake, feed, monkeypatch, catalog):
     first, job = feed.next(), feed.next()
