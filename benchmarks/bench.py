@@ -50,12 +50,12 @@ class Stand:
 
     @contextmanager
     def put_aside(self) -> Iterator[None]:
-        begun, before = time.monotonic(), cpu_seconds()
+        begun, before = time.monotonic(), self.cpu.seconds()
         try:
             yield
         finally:
             self.aside += time.monotonic() - begun
-            self.cpu_aside += cpu_seconds() - before
+            self.cpu_aside += self.cpu.seconds() - before
 
     def table(self, name: str, *, primary_key: bool = True) -> str:
         """A new, empty table; the server's buffers are written out first, so that nobody pays for another's rows."""
@@ -86,9 +86,11 @@ def compare(
     used: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(stand.rounds + 1):
         for name, run in contestants.items():
-            begun, stand.aside, before = time.monotonic(), 0.0, stand.cpu.seconds()
+            stand.aside = stand.cpu_aside = 0.0
+            begun, before = time.monotonic(), stand.cpu.seconds()
             run(turn)
-            seconds, cpu = time.monotonic() - begun - stand.aside, stand.cpu.seconds() - before
+            seconds = time.monotonic() - begun - stand.aside
+            cpu = stand.cpu.seconds() - before - stand.cpu_aside
             if turn:
                 times[name].append(seconds)
                 used[name].append(cpu)
