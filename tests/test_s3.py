@@ -18,6 +18,7 @@ CASES = {
     "tests/sinks/delta/s3_cases.py": 10,
     "tests/sinks/iceberg/s3_cases.py": 4,
     "tests/sinks/files/s3_cases.py": 7,
+    "tests/sinks/s3_fault_cases.py": 3,
 }
 """The files with the cases, and how many there are at least."""
 

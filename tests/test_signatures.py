@@ -86,7 +86,7 @@ OF_LAKES = {"conn_id", "partition_by", "auto_create", "auto_evolve", "compressio
 NUMBER = re.compile(r"\b(int|float|timedelta|Count|Duration)\b")
 UNIT = re.compile(
     r"seconds|timedelta|bytes|MB|characters|digits|levels"
-    r"|number|records|rows|offsets|windows|partitions|replica|port|version",
+    r"|number|sessions|records|rows|offsets|windows|partitions|replica|port|version",
     re.IGNORECASE,
 )
 
