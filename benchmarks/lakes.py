@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def _upserts(stand: Stand) -> None:
     contestants: dict[str, Callable[[int], None]] = {
         of_delta: lambda turn: merge(turn, f"delta.`{place}/merged_spark`"),
         of_iceberg: lambda turn: merge(turn, f"lake.{tables['merged_spark']}"),
-        **{name: (lambda turn, name=name, sink=sink: upsert(turn, name[-20:], sink)) for name, sink in ours.items()},
+        **{name: partial(upsert, name=name[-20:], sink=sink) for name, sink in ours.items()},
     }
     compare(stand, f"Upsert of {count:,} rows into {rows:,}", contestants, base=of_delta, records=count)
     print(f"IcebergSink: {stand.ratio(list(ours)[1]) / stand.ratio(of_iceberg):.2f} times Spark's MERGE into Iceberg", flush=True)

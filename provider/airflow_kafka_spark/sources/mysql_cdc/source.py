@@ -17,7 +17,7 @@ from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sources.jdbc.mysql import MysqlServer
-    from airflow_kafka_spark.sources.mysql_cdc.windows import LogWindows
+    from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindows
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,11 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
 
         return read_server(look_up(self.conn_id, "mysql"))
 
-    def _windows(self) -> LogWindows:
+    def _windows(self) -> MySqlLogWindows:
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
-        from airflow_kafka_spark.sources.mysql_cdc.windows import LogWindows
+        from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindows
 
-        return LogWindows(self, LogServer(self.server()))
+        return MySqlLogWindows(self, LogServer(self.server()))
 
     def origin(self) -> Endpoint:
         """Return the server, and MySQL's ``server_uuid``; the tables and the prefix of topics."""

@@ -77,7 +77,7 @@ class _Cut:
 
 
 @dataclass(frozen=True)
-class LogWindows:
+class MySqlLogWindows:
     """Freezes windows of the log of a server.
 
     :param options: the source's options.

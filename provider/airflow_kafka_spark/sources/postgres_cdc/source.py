@@ -17,7 +17,7 @@ from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.postgres import PostgresServer
-    from airflow_kafka_spark.sources.postgres_cdc.windows import LogWindows
+    from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindows
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,10 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
 
         return read_server(look_up(self.conn_id, "postgres"))
 
-    def _windows(self) -> LogWindows:
-        from airflow_kafka_spark.sources.postgres_cdc.windows import LogWindows
+    def _windows(self) -> PostgresLogWindows:
+        from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindows
 
-        return LogWindows(self, self.server())
+        return PostgresLogWindows(self, self.server())
 
     def origin(self) -> Endpoint:
         """Return server, database and slot; the publication, the tables and the prefix of topics."""

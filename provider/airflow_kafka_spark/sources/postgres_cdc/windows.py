@@ -37,7 +37,7 @@ CREATE_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class LogWindows:
+class PostgresLogWindows:
     """Freezes windows of the log of one slot.
 
     :param options: the source's options.
