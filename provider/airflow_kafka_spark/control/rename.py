@@ -110,7 +110,8 @@ def _write(hook: KafkaHook, ledger: ChangeLedger, found: LedgerContent, other: L
     moved = came.number if other.memory.exists else memory.position.moved
     position = replace(memory.position, published=memory.published, moved=moved)
     old = [LedgerRecord(key, None) for key in live_keys(topic, found)]
-    new = [position_record(to, position, memory.last_number), change_record(to, came)]
+    # The first record names the pipeline that has written it.
+    new = [change_record(to, came), position_record(to, position, memory.last_number)]
     log = read_log(hook, {tp.topic for tp in position.offsets})
     stale = {t for t in log.topic_ids if is_other_topic(position, log, t)}
     offsets = {tp: o for tp, o in position.offsets.items() if tp in log.partitions and tp.topic not in stale}
