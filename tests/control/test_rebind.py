@@ -7,10 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.pipelines import read_pipeline, show, to_json
 from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, Fenced, GroupOwned, PipelineUnknown
+from airflow_kafka_spark.ledger import attempt
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.group import owner_of
 from airflow_kafka_spark.ledger.interval import IntervalLedger
@@ -143,6 +145,45 @@ def test_of_intervals_that_bind_a_pipeline_at_once_only_one_does_and_the_others_
     memory = read_pipeline(piped.hook, piped.name, piped.ledger_topic).memory
     assert memory.binding.destination.place == {"path": str(won)}
     assert [text for text in told if text] == [f"bound to {won}."] * 3
+
+
+class Failing:
+    """A producer whose commit fails with an error that tells nothing, before or after it is done."""
+
+    def __init__(self, producer, *, is_committed):
+        self._producer, self._is_committed = producer, is_committed
+
+    def __getattr__(self, name):
+        return getattr(self._producer, name)
+
+    def commit_transaction(self, seconds):
+        if self._is_committed:
+            self._producer.commit_transaction(seconds)
+        raise KafkaException(KafkaError(KafkaError.UNKNOWN))
+
+
+@pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "left open"])
+@pytest.mark.parametrize("purpose", ["binding", "owner"])
+def test_a_binding_and_an_owner_whose_outcome_is_unknown_are_read_again(piped, monkeypatch, purpose, is_committed):
+    real, failed = attempt.fencing_producer, []
+
+    def fencing_producer(config, name, *arguments):
+        producer = real(config, name, *arguments)
+        if not name.endswith(f".{purpose}") or failed:
+            return producer
+        failed.append(name)
+        return Failing(producer, is_committed=is_committed)
+
+    monkeypatch.setattr(attempt, "fencing_producer", fencing_producer)
+    binding = Binding(TASK, origin=Endpoint(details={"group": piped.name}))
+    with interval_ledger(piped, 0, "run") as ledger:
+        ledger.bind(lambda whole: binding)
+        bounds = (ledger.interval.start_ms, ledger.interval.end_ms)
+        ledger.plan(Window(ledger.pipeline, 1, (), "run", "", interval=bounds, binding=binding))
+        assert failed and ledger.parent_memory.binding.owns
+        assert ledger.other_owner(piped.name) is None
+    with Ledger(piped.hook, "other", "x", topic=piped.ledger_topic) as other:
+        assert other.other_owner(piped.name) == piped.name
 
 
 def plan_with(piped, pipeline, slot, decided=0, close=True):
