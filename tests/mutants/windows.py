@@ -97,7 +97,7 @@ _OF_LEDGER = (
     ),
     Mutant(
         name="cdc-deletes-left-out-after-a-lost-window-of-chunks",
-        path="sources/postgres_cdc/snapshot.py",
+        path="sources/cdc/snapshot.py",
         old="        return [] if self.repeats else [table.to_json() for table in self.tables]\n",
         new="        return [table.to_json() for table in self.tables]\n",
         breaks="Rows of a lost window of chunks that were deleted since are deleted in copies.",
