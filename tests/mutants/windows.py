@@ -78,6 +78,35 @@ _OF_LEDGER = (
         tests=(f"{_MODEL}::test_intervals_come_back_to_their_group_while_a_new_pipeline_begins_with_it",),
     ),
     Mutant(
+        name="ledger-command-moves-the-group-of-another-pipeline",
+        path="control/position_change.py",
+        old="        raise GroupOwned(memory.pipeline, group, owner)\n",
+        new="        pass\n",
+        breaks="A command moves no group that another pipeline uses.",
+        tests=(
+            "tests/control/test_rebind.py::test_a_command_moves_the_group_of_the_newest_window_and_none_that_another_pipeline_uses",
+        ),
+    ),
+    Mutant(
+        name="ledger-unblock-fences-closes-only",
+        path="ledger/open_transactions.py",
+        old='    found = [(own, "plan"), (own, "close")]\n',
+        new='    found = [(own, "close")]\n',
+        breaks="The open transaction of a command that has died is ended by `unblock`.",
+        tests=(f"{_LEDGER}::test_the_open_transaction_of_a_command_that_has_died_is_ended_by_the_command_for_that",),
+    ),
+    Mutant(
+        name="cdc-deletes-left-out-after-a-lost-window-of-chunks",
+        path="sources/cdc/snapshot.py",
+        old="        return [] if self.repeats else [table.to_json() for table in self.tables]\n",
+        new="        return [table.to_json() for table in self.tables]\n",
+        breaks="Rows of a lost window of chunks that were deleted since are deleted in copies.",
+        tests=(
+            "tests/sources/postgres_cdc/test_faults.py"
+            "::test_rows_of_a_lost_window_of_chunks_that_were_deleted_since_are_deleted_after_the_reset",
+        ),
+    ),
+    Mutant(
         name="ledger-forgets-intervals-that-are-not-fenced",
         path="control/forget.py",
         old="            if planned <= fenced and not _came_later(memory, keys):\n",
