@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
-from airflow_kafka_spark.road.arrow.tasks.functions import ValueRefused
+from airflow_kafka_spark.road.arrow.tasks.functions import ExpressionFailed
 from airflow_kafka_spark.road.arrow.tasks.program import Program
 from airflow_kafka_spark.transforms import (
     Cast,
@@ -306,7 +306,7 @@ def test_sql_fails_for_the_values_for_which_spark_fails_and_for_no_others(edges)
         for n in range(edges.table.num_rows):
             try:
                 in_arrow(program, edges.table.slice(n, 1))
-            except ValueRefused as reason:
+            except ExpressionFailed as reason:
                 refused[n] = str(reason).partition(":")[0]
         # In one job, because one value that fails ends it.
         fine = edges.table.take([n for n in range(edges.table.num_rows) if n not in refused])

@@ -2,7 +2,7 @@
 
 Runs in Spark's tasks: imports neither Airflow nor pyspark. Each takes the type of its result, then its arguments. An argument may
 be a scalar, which is the value of all rows. Only the functions of :data:`FALLIBLE` fail because of a value, with
-:class:`ValueRefused`, and only for values for which Spark in ANSI mode fails, too. No function fails because of a null.
+:class:`ExpressionFailed`, and only for values for which Spark in ANSI mode fails, too. No function fails because of a null.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Value = Any
 Function = Callable[..., Value]
 
 
-class ValueRefused(Exception):
+class ExpressionFailed(Exception):
     """Raised for a value for which Spark fails in ANSI mode. The message begins with the name of Spark's error."""
 
 
@@ -306,7 +306,7 @@ def _checked(kernel: Callable[..., Value]) -> Function:
             return kernel(*values)
         except pa.ArrowInvalid:
             small = len(values) > 1 and kind in (pa.int8(), pa.int16())
-            raise ValueRefused(f"BINARY_{_OVERFLOW}" if small else _OVERFLOW) from None
+            raise ExpressionFailed(f"BINARY_{_OVERFLOW}" if small else _OVERFLOW) from None
 
     return function
 
@@ -331,11 +331,11 @@ def opposite(_: pa.DataType, value: Value) -> Value:
 def _divisor(value: Value, by: Value) -> Value:
     """Return divisors, null instead of 0.
 
-    :raises ValueRefused: there is a 0 beside a value.
+    :raises ExpressionFailed: there is a 0 beside a value.
     """
     zero = pc.equal(by, pa.scalar(0, by.type))
     if _refused(pc.and_(pc.fill_null(zero, False), pc.is_valid(value))):
-        raise ValueRefused(_ZERO)
+        raise ExpressionFailed(_ZERO)
     return pc.if_else(pc.fill_null(zero, False), pa.scalar(None, by.type), by)
 
 
@@ -349,7 +349,7 @@ def whole_ratio(kind: pa.DataType, value: Value, by: Value) -> Value:
     by = _divisor(value, by)
     smallest = pc.and_kleene(pc.equal(value, pa.scalar(-(2 ** _LIMITS[kind]), kind)), pc.equal(by, pa.scalar(-1, kind)))
     if _refused(pc.fill_null(smallest, False)):
-        raise ValueRefused(_OVERFLOW)
+        raise ExpressionFailed(_OVERFLOW)
     return pc.divide(value, by)
 
 
@@ -384,7 +384,7 @@ def _or_fail(tries: Function, message: str) -> Function:
     def function(kind: pa.DataType, value: Value) -> Value:
         found = tries(kind, value)
         if _refused(pc.and_(pc.is_null(found), pc.is_valid(value))):
-            raise ValueRefused(message)
+            raise ExpressionFailed(message)
         return found
 
     return function
@@ -492,8 +492,8 @@ def decimal_of_text_or_fail(kind: pa.DataType, text: Value) -> Value:
         first = text.filter(pc.and_(found.is_null(), text.is_valid()))[0].as_py()
         stripped = first.strip(_JAVA_SPACE)
         if not _DECIMAL_TEXT.fullmatch(stripped):
-            raise ValueRefused(_MALFORMED)
-        raise ValueRefused(_RANGE if Decimal(stripped).adjusted() < 38 else _NO_DECIMAL)
+            raise ExpressionFailed(_MALFORMED)
+        raise ExpressionFailed(_RANGE if Decimal(stripped).adjusted() < 38 else _NO_DECIMAL)
     return found
 
 
