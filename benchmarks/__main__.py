@@ -1,5 +1,5 @@
-"""``python -m benchmarks [files] [postgres] [kafka] [records] [fan_out] [around] [splits] [memory] [ui] [ledger]
-[small] [scale] [--records N] [--rounds N]``"""
+"""``python -m benchmarks [files] [postgres] [kafka] [between_topics] [records] [shapes] [fan_out] [around] [splits] [memory]
+[ui] [ledger] [small] [scale] [verification] [--records N] [--rounds N]``"""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def main() -> None:
             "files",
             "postgres",
             "kafka",
+            "between_topics",
             "records",
+            "shapes",
             "fan_out",
             "around",
             "splits",
@@ -27,6 +29,7 @@ def main() -> None:
             "ledger",
             "small",
             "scale",
+            "verification",
             [],
         ],
         help="default: all",
@@ -37,14 +40,32 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-bench-") as temporary:
         os.environ.setdefault("AIRFLOW_HOME", str(Path(temporary) / "airflow"))
         os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
-        from benchmarks import around, fan_out, ledger, memory, records, scale, small, splits, to_files, to_kafka, to_postgres, ui
+        from benchmarks import (
+            around,
+            between_topics,
+            fan_out,
+            ledger,
+            memory,
+            records,
+            scale,
+            shapes,
+            small,
+            splits,
+            to_files,
+            to_kafka,
+            to_postgres,
+            ui,
+            verification,
+        )
         from benchmarks.bench import stand
 
         known = {
             "files": to_files,
             "postgres": to_postgres,
             "kafka": to_kafka,
+            "between_topics": between_topics,
             "records": records,
+            "shapes": shapes,
             "fan_out": fan_out,
             "around": around,
             "splits": splits,
@@ -56,6 +77,7 @@ def main() -> None:
             "ledger": ledger.run,
             "small": lambda: small.run(Path(temporary), options.rounds),
             "scale": lambda: scale.run(Path(temporary)),
+            "verification": verification.run,
         }
         chosen = options.which or [*alone, *known]
         for name in (name for name in chosen if name in alone):

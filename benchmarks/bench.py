@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ SCHEMA = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
 COLUMNS = "id bigint, customer text, amount numeric(12,2), placed_at timestamptz"
 AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
+TOOLS = "org.apache.kafka:kafka-tools:4.2.0"
 
 
 @dataclass
@@ -34,6 +38,7 @@ class Stand:
     rounds: int
     directory: Path
     results: list[tuple[str, str, float, float]] = field(default_factory=list)
+    cpu: CpuMeter = field(default_factory=lambda: CpuMeter())
     aside: float = 0.0
     """Seconds spent on preparing and on checking: nobody's time."""
 
@@ -61,24 +66,88 @@ class Stand:
         assert found == (n, n, n * (n - 1) // 2), f"{name} holds {found}"
 
 
-def compare(stand: Stand, title: str, contestants: dict[str, Callable[[int], None]], *, base: str) -> None:
-    """Let each run once to warm up, then in turns; print medians and ratios to ``base``."""
+def compare(
+    stand: Stand, title: str, contestants: dict[str, Callable[[int], None]], *, base: str, records: int | None = None
+) -> None:
+    """Let each run once to warm up, then in turns; print medians, ratios to ``base``, and a core's microseconds per record.
+
+    :param records: how many records each contestant moves; default the stand's.
+    """
     print(f"\n## {title}\n", flush=True)
+    records = records or stand.records
     times: dict[str, list[float]] = {name: [] for name in contestants}
+    used: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(stand.rounds + 1):
         for name, run in contestants.items():
-            begun, stand.aside = time.monotonic(), 0.0
+            begun, stand.aside, before = time.monotonic(), 0.0, stand.cpu.seconds()
             run(turn)
-            seconds = time.monotonic() - begun - stand.aside
+            seconds, cpu = time.monotonic() - begun - stand.aside, stand.cpu.seconds() - before
             if turn:
                 times[name].append(seconds)
-            print(f"   {name}: {seconds:.2f} s{'' if turn else ' (warming up)'}", flush=True)
+                used[name].append(cpu)
+            print(f"   {name}: {seconds:.2f} s, {cpu:.1f} s of a core{'' if turn else ' (warming up)'}", flush=True)
     medians = {name: statistics.median(t) for name, t in times.items()}
-    print(f"\n| what | k records/s | ratio to {base} |\n| --- | ---: | ---: |")
+    print(f"\n| what | k records/s | ratio to {base} | microseconds of a core per record, servers left out |")
+    print("| --- | ---: | ---: | ---: |")
     for name, seconds in medians.items():
         ratio = medians[base] / seconds
-        stand.results.append((title, name, stand.records / seconds, ratio))
-        print(f"| {name} | {stand.records / seconds / 1000:,.0f} | {ratio:.2f} |", flush=True)
+        stand.results.append((title, name, records / seconds, ratio))
+        core = statistics.median(used[name]) / records * 1e6
+        print(f"| {name} | {records / seconds / 1000:,.0f} | {ratio:.2f} | {core:.2f} |", flush=True)
+
+
+class CpuMeter:
+    """Counts the CPU seconds of this process, Spark's JVM and its Python workers.
+
+    Python workers end with a job, and their parent does not count them. The processes are therefore looked at all the time.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[int, float], float] = {}
+        threading.Thread(target=self._watch, name="cpu", daemon=True).start()
+
+    def seconds(self) -> float:
+        """Return the seconds until now."""
+        self._look()
+        return sum(self._seconds.values())
+
+    def _watch(self) -> None:
+        while True:
+            self._look()
+            time.sleep(0.1)
+
+    def _look(self) -> None:
+        import psutil
+
+        own = psutil.Process()
+        found = {own}
+        for child in own.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # one that has just ended, or is a zombie
+                if any("SparkSubmit" in word for word in child.cmdline()):
+                    found |= {child, *child.children(recursive=True)}
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                self._seconds[process.pid, process.create_time()] = times.user + times.system
+
+
+def produce_at_the_limit(stand: Stand, topic: str) -> None:
+    """Let Kafka's own ProducerPerformance write the orders, one transaction a second: what a broker takes exactly once."""
+    payload = stand.directory / "payload.jsonl"
+    if not payload.exists():
+        payload.write_bytes(b"\n".join(events.order(n) for n in range(100_000)))
+    arguments = [
+        str(jars.find_java()), "-Xmx512m", "-cp", ":".join(map(str, jars.resolve([TOOLS]))),
+        "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, "--num-records", str(stand.records),
+        "--payload-file", str(payload), "--throughput", "-1", "--transactional-id", topic, "--transaction-duration-ms", "1000",
+        "--producer-props", f"bootstrap.servers={stand.kafka.bootstrap_servers}", "compression.type=lz4", "linger.ms=5",
+        "batch.size=262144",
+    ]  # fmt: skip
+    begun = time.monotonic()
+    said = subprocess.run(arguments, capture_output=True, text=True, check=True, env={**os.environ}).stdout
+    rate = float(re.findall(r"([\d.]+) records/sec", said)[-1])
+    # Its own count: the start of its JVM is not what the broker can take.
+    stand.aside += time.monotonic() - begun - stand.records / rate
 
 
 @contextmanager
@@ -123,31 +192,36 @@ def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
             spark.stop()
 
 
-def offsets(stand: Stand) -> tuple[str, str]:
+def offsets(stand: Stand, topic: str = events.TOPIC) -> tuple[str, str]:
     """The whole topic, as Spark's Kafka source wants it."""
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     with KafkaHook() as hook:
-        found = hook.offsets([events.TOPIC])
+        found = hook.offsets([topic])
     start = {str(tp.partition): o.low for tp, o in found.items()}
     end = {str(tp.partition): o.lso for tp, o in found.items()}
-    return json.dumps({events.TOPIC: start}), json.dumps({events.TOPIC: end})
+    return json.dumps({topic: start}), json.dumps({topic: end})
 
 
-def plain_spark(stand: Stand) -> Any:
-    """``spark.read.format("kafka")`` -> ``from_json``, as everybody writes it."""
-    from pyspark.sql import functions as F
-
-    start, end = offsets(stand)
-    frame = (
+def read_plainly(stand: Stand, topic: str = events.TOPIC) -> Any:
+    """``spark.read.format("kafka")`` of a whole topic."""
+    start, end = offsets(stand, topic)
+    return (
         stand.spark.read.format("kafka")
         .option("kafka.bootstrap.servers", stand.kafka.bootstrap_servers)
-        .option("subscribe", events.TOPIC)
+        .option("subscribe", topic)
         .option("startingOffsets", start)
         .option("endingOffsets", end)
         .load()
     )
-    return frame.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("v")).select("v.*")
+
+
+def plain_spark(stand: Stand, topic: str = events.TOPIC, schema: str = SCHEMA) -> Any:
+    """``spark.read.format("kafka")`` -> ``from_json``, as everybody writes it."""
+    from pyspark.sql import functions as F
+
+    frame = read_plainly(stand, topic)
+    return frame.select(F.from_json(F.col("value").cast("string"), schema).alias("v")).select("v.*")
 
 
 def operate(stand: Stand, name: str, turn: int, sink: Any, **options: Any) -> dict[str, Any]:

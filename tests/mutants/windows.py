@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.model import Mutant
 
 _LEDGER = "tests/ledger/test_attempt.py"
+_MODEL = "tests/windows/test_ledger_model.py"
 _PLAN = "tests/windows/test_plan.py"
 _READER = "tests/sources/kafka/test_read.py"
 
@@ -46,9 +47,35 @@ _OF_LEDGER = (
         old="    ledger.take_over(published)\n",
         new="",
         breaks="No task publishes a split of a window once a command has given it up.",
-        tests=(
-            "tests/windows/test_ledger_model.py::test_a_window_that_is_published_in_part_is_given_up_while_attempts_are_at_work_on_it",
-        ),
+        tests=(f"{_MODEL}::test_a_window_that_is_published_in_part_is_given_up_while_attempts_are_at_work_on_it",),
+    ),
+    Mutant(
+        name="ledger-owner-of-a-group-read-before-the-fence",
+        path="ledger/attempt.py",
+        old="""            producer = self._fence_as(transactional_id_of(self.topic.name, name, OWNER))
+            recorded = self._recorded_owner(name)
+""",
+        new="""            recorded = self._recorded_owner(name)
+            producer = self._fence_as(transactional_id_of(self.topic.name, name, OWNER))
+""",
+        breaks="Of two pipelines that take a group at once, one is refused.",
+        tests=(f"{_MODEL}::test_two_new_pipelines_with_one_group",),
+    ),
+    Mutant(
+        name="ledger-owner-of-any-group",
+        path="ledger/attempt.py",
+        old="        return binding is not None and binding.owns and self._exclusive(binding) == name\n",
+        new="        return binding is not None and binding.owns\n",
+        breaks="A pipeline that gets another group uses it only if no other pipeline does.",
+        tests=(f"{_MODEL}::test_a_pipeline_gets_another_group_while_a_new_one_begins_with_it",),
+    ),
+    Mutant(
+        name="ledger-owner-of-a-group-that-it-came-back-to",
+        path="ledger/attempt.py",
+        old="        return replace(before, owns=False)\n",
+        new="        return before\n",
+        breaks="A pipeline that is refused another group comes back to its own only if no other pipeline has taken that.",
+        tests=(f"{_MODEL}::test_intervals_come_back_to_their_group_while_a_new_pipeline_begins_with_it",),
     ),
     Mutant(
         name="ledger-forgets-intervals-that-are-not-fenced",
@@ -56,7 +83,7 @@ _OF_LEDGER = (
         old="            if planned <= fenced and not _came_later(memory, keys):\n",
         new="            if planned <= fenced:\n",
         breaks="An interval that is planned while its pipeline is forgotten is fenced, or stays in the ledger whole.",
-        tests=("tests/windows/test_ledger_model.py::test_intervals_are_forgotten_while_one_is_planned_and_moved",),
+        tests=(f"{_MODEL}::test_intervals_are_forgotten_while_one_is_planned_and_moved",),
     ),
     Mutant(
         name="ledger-change-under-the-id-of-closes",
@@ -66,7 +93,7 @@ _OF_LEDGER = (
         new="""        producer, self._closer = self._closer, None
         assert producer is not None, "one ledger commits one change""",
         breaks="An attempt that fences at the same moment as a change by hand plans nothing by what it saw before.",
-        tests=("tests/windows/test_ledger_model.py::test_a_pipeline_is_moved_back_while_attempts_are_at_work",),
+        tests=(f"{_MODEL}::test_a_pipeline_is_moved_back_while_attempts_are_at_work",),
     ),
     Mutant(
         name="ledger-close-without-offsets",

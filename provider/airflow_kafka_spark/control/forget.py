@@ -135,7 +135,7 @@ def _check_forget(
     """Return the group that is to be deleted, if any."""
     # A former name is forgotten, too, and a group may exist without its pipeline.
     left = memory.renamed_to is not None or (delete_group and group_id)
-    if memory.is_blank and not memory.intervals and not left:
+    if memory.is_unknown and not left:
         raise PipelineUnknown(memory.pipeline, ledger_topic)
     if not discard_open:
         refuse_open(memory)

@@ -154,7 +154,7 @@ def read_pipeline(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> 
     if topic is None:
         raise PipelineUnknown(pipeline, ledger_topic)
     found = topic.read_without_waiting(pipeline)
-    if found.memory.is_blank and not found.memory.history and not found.memory.intervals:
+    if found.memory.is_unknown and not found.memory.history:
         raise PipelineUnknown(pipeline, ledger_topic)
     return found
 

@@ -21,6 +21,21 @@ all digits of their scale ("fine decimal" if the scale is more than 6); timestam
 dates.
 """
 
+_KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), "integer"),
+    "boolean": "boolean", "binary": "binary", "date": "date", "timestamp": "zoned", "timestamp_ntz": "local",
+}  # fmt: skip
+
+
+def kind_of(data_type: types.DataType) -> Kind | None:
+    """Return the kind of a column of a type; None if only Spark encodes such columns."""
+    if isinstance(data_type, types.Decimal):
+        return "decimal" if data_type.scale <= 6 else "fine decimal"
+    if isinstance(data_type, types.Text):
+        return "text"
+    return _KINDS.get(data_type.name) if isinstance(data_type, types.Primitive) else None
+
+
 Part = Literal["key", "value"]
 """The part of a record that a format is for."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, RegistryRefused, SchemaInvalid, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.base import Format, Part, StructEncoder, as_struct, duplicate_problems
-from airflow_kafka_spark.formats.text import BadValue
+from airflow_kafka_spark.formats.text_values import BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Struct, Text
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import (
-    AvroNotInstalled,
     AvroSchemaInvalid,
     KafkaSparkError,
+    PackageMissing,
     Problem,
     SchemaUnusable,
     ValidationError,
@@ -124,7 +124,7 @@ class Avro(RegistryFormat):
         from importlib.util import find_spec
 
         if find_spec("polars") is None:
-            raise AvroNotInstalled("polars")
+            raise PackageMissing("Avro", "polars", "avro")
         self._columns()
 
     # --- reading -----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
 from airflow_kafka_spark.formats.base import DeclaredFormat, Decoder, Encoder, Kind, spark_column
-from airflow_kafka_spark.formats.text import CsvDialect, timestamp_reader
+from airflow_kafka_spark.formats.text_values import CsvDialect, timestamp_reader
 from airflow_kafka_spark.formats.types import Array, Column, Map, SparkSchema, Struct, backticked, columns_of
 
 if TYPE_CHECKING:

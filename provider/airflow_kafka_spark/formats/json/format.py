@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
 from airflow_kafka_spark.formats.base import DeclaredFormat, Decoder, Encoder, Kind, as_struct, duplicate_problems
-from airflow_kafka_spark.formats.json.json_schema import columns_of_json_schema, parse_json_schema
+from airflow_kafka_spark.formats.json.schema import columns_of_json_schema, parse_json_schema
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, SparkSchema, Struct, Text, columns_of
 
 if TYPE_CHECKING:

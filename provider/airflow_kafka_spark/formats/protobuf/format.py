@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from airflow_kafka_spark.errors import Problem, ProtobufNotInstalled, SchemaUnusable
+from airflow_kafka_spark.errors import PackageMissing, Problem, SchemaUnusable
 from airflow_kafka_spark.formats.base import Decoder
 from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, mismatches, name_mismatches
 from airflow_kafka_spark.formats.types import Column, SparkSchema, Struct, columns_of
@@ -42,8 +42,8 @@ class Protobuf(RegistryFormat):
         which a schema is derived. With ``registry`` it is only the schema to write; records are read with the registry's
         schemas. Default empty.
     :param message: the name of the message, with or without its package; default the first of the file.
-    :param recursive_fields_max_depth: Spark's option: None (default) refuses messages that contain themselves, 1 leaves such
-        fields out, 2 has them once, and so on.
+    :param recursive_fields_max_depth: the number of levels to which a message that contains itself is read, as in Spark: 1 leaves
+        such fields out, 2 reads them once, and so on. None (default) refuses such messages.
     :param nanoseconds: digits beyond the microsecond: ``fail`` (default) makes the record bad, ``cut`` leaves them out.
     """
 
@@ -161,7 +161,7 @@ class Protobuf(RegistryFormat):
         if not problems:
             try:
                 _check_packages()
-            except ProtobufNotInstalled as e:
+            except PackageMissing as e:
                 return [Problem(where, e.found, e.action)]
         return problems
 
@@ -206,7 +206,7 @@ def _check_packages() -> None:
         except ModuleNotFoundError:
             found = None
         if found is None:
-            raise ProtobufNotInstalled(package)
+            raise PackageMissing("Protobuf", package, "protobuf")
 
 
 @lru_cache(maxsize=32)

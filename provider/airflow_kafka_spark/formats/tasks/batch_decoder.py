@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Decoded, Decoder
-from airflow_kafka_spark.formats.text import MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.text_values import MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 
 CHUNK_RECORDS = 2048
 CHUNK_BYTES = 32 << 20

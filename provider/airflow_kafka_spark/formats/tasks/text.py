@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Encoder, Kind
-from airflow_kafka_spark.formats.text import CsvDialect
+from airflow_kafka_spark.formats.text_values import CsvDialect
 
 _DAY = 86_400_000_000
 _FIRST, _LAST = -719_162, 2_932_896
@@ -244,7 +244,7 @@ def _scalars(array: pa.Array, json: bool) -> ValueTexts | None:
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind):
         return ValueTexts(array.cast(pa.string()))
     if pa.types.is_decimal(kind):
-        return ValueTexts(_without_exponents(array.cast(pa.string()), array))
+        return ValueTexts(plain_decimals(array))
     if pa.types.is_floating(kind):
         return ValueTexts(_floats(array, '"' if json else ""))
     if pa.types.is_timestamp(kind):
@@ -405,6 +405,11 @@ def _escape(column: pa.Array, escapes: Mapping[int, str]) -> pa.Array:
 
 def _base64(column: pa.Array) -> pa.Array:
     return map_values(column, lambda value: binascii.b2a_base64(value, newline=False).decode("ascii"))
+
+
+def plain_decimals(decimals: pa.Array) -> pa.Array:
+    """Return decimals as texts in plain notation, with all digits of their scale."""
+    return _without_exponents(decimals.cast(pa.string()), decimals)
 
 
 def _without_exponents(texts: pa.Array, decimals: pa.Array) -> pa.Array:

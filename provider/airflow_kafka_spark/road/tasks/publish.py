@@ -30,6 +30,7 @@ from airflow_kafka_spark.windows.model import OUTPUT, PackedSplits, Split, Topic
 from airflow_kafka_spark.windows.move_time import Timed
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.road.arrow.tasks.program import Program
     from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
     from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.kafka.topics import Subscription
@@ -188,12 +189,16 @@ class KafkaSplits:
     """Reads the splits of a window from Kafka.
 
     :param task: reads and decodes them.
+    :param program: the filter, expressions or transforms, if Arrow computes them; None: records stay as they are.
     """
 
     task: ReadTask
+    program: Program | None = None
 
     def read(self, at: int, index: int) -> Iterable[pa.RecordBatch]:
-        return self.task.read(self.task.splits[at])
+        split = self.task.splits[at]
+        rows = self.task.read(split)
+        return rows if self.program is None else self.program.over(rows, split.range.topic_partition)
 
 
 @dataclass(frozen=True)

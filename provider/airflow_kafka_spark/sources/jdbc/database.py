@@ -159,6 +159,21 @@ class DatabaseSession(ABC):
         """Return the rows of a query."""
 
     @abstractmethod
+    def stream(self, statement: str) -> Iterator[tuple]:
+        """Yield the rows of a query, which the server sends a few thousand at a time. Read to the end, or close the session."""
+
+    @abstractmethod
+    def estimated_rows(self, relation: str) -> int:
+        """Return how many rows the server's planner expects, by its statistics, without reading the table.
+
+        :param relation: the text behind FROM, with its conditions.
+        """
+
+    @abstractmethod
+    def text_order(self, relation: Relation, column: SourceColumn) -> str:
+        """Return a name of the order of a text column; columns with the same name, in any databases, are in the same order."""
+
+    @abstractmethod
     def now(self) -> datetime:
         """Return the time of the database's clock, in UTC."""
 
@@ -191,6 +206,10 @@ class DatabaseSession(ABC):
 
     def identity(self) -> str:
         """Return the server's own identifier, which does not depend on the address; empty if the server has none."""
+        return ""
+
+    def foreign_encoding(self) -> str:
+        """Return the encoding in which the database computes with texts; empty if that is UTF-8."""
         return ""
 
     def task_read_obstacle(self) -> str:

@@ -169,6 +169,22 @@ class MysqlSession(DatabaseSession):
             cursor.execute(statement)
             return list(cursor.fetchall())
 
+    def stream(self, statement: str) -> Iterator[tuple]:
+        from pymysql.cursors import SSCursor
+
+        with self.connection.cursor(SSCursor) as cursor:
+            cursor.execute(statement)
+            yield from cursor
+
+    def estimated_rows(self, relation: str) -> int:
+        with self.connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN SELECT 1 FROM {relation}")
+            at = [field[0].lower() for field in cursor.description].index("rows")
+            return max((int(row[at] or 0) for row in cursor.fetchall()), default=0)
+
+    def text_order(self, relation: Relation, column: SourceColumn) -> str:
+        return column.literal if " " in column.literal else f"unknown, of {self.server.where}"
+
     def now(self) -> datetime:
         found: datetime = self.rows("SELECT UTC_TIMESTAMP(6)")[0][0]
         return found.replace(tzinfo=timezone.utc)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 DRIVER = "org.postgresql:postgresql:42.7.8"
 OLDEST = 12
+STREAMED_ROWS = 5_000
 OLDEST_ADBC = (1, 13)
 """The first release of adbc-driver-postgresql whose values were compared with Spark's."""
 
@@ -146,6 +147,24 @@ class PostgresSession(DatabaseSession):
 
     def rows(self, statement: str) -> list[tuple]:
         return self.connection.execute(statement.encode()).fetchall()
+
+    def stream(self, statement: str) -> Iterator[tuple]:
+        with self.connection.transaction(), self.connection.cursor("streamed") as cursor:
+            cursor.itersize = STREAMED_ROWS
+            cursor.execute(statement.encode())
+            yield from cursor
+
+    def estimated_rows(self, relation: str) -> int:
+        plan = self.rows(f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {relation}")[0][0]
+        return int(plan[0]["Plan"]["Plan Rows"])
+
+    def text_order(self, relation: Relation, column: SourceColumn) -> str:
+        if not relation.writers:
+            return f"unknown, of {self.server.where}"
+        ((name, database),) = self.rows(_COLLATION.format(oid=relation.writers[0], column=literal(column.name)))
+        collation = name or database
+        # Other collations depend on the libraries of the server's machine.
+        return "bytes" if collation in ("C", "POSIX") else f"{collation}, of {self.identity() or self.server.where}"
 
     def now(self) -> datetime:
         found: datetime = self.rows("SELECT clock_timestamp()")[0][0]
@@ -249,8 +268,12 @@ class PostgresSession(DatabaseSession):
         release = importlib.metadata.version("adbc-driver-postgresql")
         if tuple(map(int, re.findall(r"\d+", release)[:2])) < OLDEST_ADBC:
             return f"adbc-driver-postgresql {release} is older than {'.'.join(map(str, OLDEST_ADBC))}"
-        encoding = self.connection.info.parameter_status("server_encoding")
-        return "" if encoding == "UTF8" else f"the database's texts are in {encoding}"
+        encoding = self.foreign_encoding()
+        return f"the database's texts are in {encoding}" if encoding else ""
+
+    def foreign_encoding(self) -> str:
+        encoding = self.connection.info.parameter_status("server_encoding") or ""
+        return "" if encoding == "UTF8" else encoding
 
     # --- writers ---
 
@@ -331,6 +354,13 @@ FROM declared d JOIN base b ON b.place = d.place
 JOIN pg_catalog.pg_type t ON t.oid = b.oid AND t.typtype <> 'd'
 LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
 ORDER BY d.place
+"""
+
+_COLLATION = """
+SELECT CASE WHEN a.attcollation NOT IN (0, 100) THEN c.collname::text END, d.datcollate::text
+FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_collation c ON c.oid = a.attcollation
+JOIN pg_catalog.pg_database d ON d.datname = current_database()
+WHERE a.attrelid = {oid} AND a.attname = {column}
 """
 
 _SEQUENCES = """

@@ -239,7 +239,7 @@ def test_what_no_transform_changes_keeps_its_bytes_and_records_go_where_their_to
     to_ledger, round_about = ([RegexRouter(".*", topic)] for topic in (f"ledger-{orders.name}", other))
     for why, options in (
         ("the ledger", {"transforms": to_ledger}),
-        ("go round", {"transforms": round_about, "topics": [orders.topic, other]}),
+        ("read again", {"transforms": round_about, "topics": [orders.topic, other]}),
     ):
         with pytest.raises(RowRejected, match=why):
             orders.run("run2", **options)
