@@ -1,5 +1,5 @@
 """``python -m benchmarks [files] [postgres] [kafka] [between_topics] [records] [shapes] [fan_out] [around] [splits] [memory]
-[ui] [ledger] [small] [scale] [verification] [--records N] [--rounds N]``"""
+[ui] [ledger] [small] [scale] [verification] [capture] [--records N] [--rounds N]``"""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def main() -> None:
             "small",
             "scale",
             "verification",
+            "capture",
             [],
         ],
         help="default: all",
@@ -43,6 +44,7 @@ def main() -> None:
         from benchmarks import (
             around,
             between_topics,
+            capture,
             fan_out,
             ledger,
             memory,
@@ -78,6 +80,7 @@ def main() -> None:
             "small": lambda: small.run(Path(temporary), options.rounds),
             "scale": lambda: scale.run(Path(temporary)),
             "verification": verification.run,
+            "capture": lambda: capture.run(Path(temporary), min(options.records, 1_000_000), options.rounds),
         }
         chosen = options.which or [*alone, *known]
         for name in (name for name in chosen if name in alone):
