@@ -1,5 +1,6 @@
 """``python -m benchmarks [files] [postgres] [kafka] [between_topics] [records] [shapes] [fan_out] [around] [splits] [memory]
-[ui] [ledger] [small] [scale] [verification] [capture] [--records N] [--rounds N]``"""
+[ui] [ledger] [small] [scale] [verification] [capture] [lakes] [--records N] [--rounds N]
+[--windows N] [--files N]``"""
 
 from __future__ import annotations
 
@@ -31,12 +32,15 @@ def main() -> None:
             "scale",
             "verification",
             "capture",
+            "lakes",
             [],
         ],
         help="default: all",
     )
     parser.add_argument("--records", type=int, default=4_000_000)
     parser.add_argument("--rounds", type=int, default=3, help="measured turns after one to warm up; the median counts")
+    parser.add_argument("--windows", type=int, default=1_000, help="of lakes: windows behind which commits are measured")
+    parser.add_argument("--files", type=int, default=10_000, help="of lakes: files of one window")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-bench-") as temporary:
         os.environ.setdefault("AIRFLOW_HOME", str(Path(temporary) / "airflow"))
@@ -46,6 +50,7 @@ def main() -> None:
             between_topics,
             capture,
             fan_out,
+            lakes,
             ledger,
             memory,
             records,
@@ -81,6 +86,7 @@ def main() -> None:
             "scale": lambda: scale.run(Path(temporary)),
             "verification": verification.run,
             "capture": lambda: capture.run(Path(temporary), min(options.records, 1_000_000), options.rounds),
+            "lakes": lambda: lakes.run(Path(temporary), options.records, options.rounds, options.windows, options.files),
         }
         chosen = options.which or [*alone, *known]
         for name in (name for name in chosen if name in alone):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,10 @@ class Stand:
     cpu: CpuMeter = field(default_factory=lambda: CpuMeter())
     aside: float = 0.0
     """Seconds spent on preparing and on checking: nobody's time."""
+
+    def ratio(self, name: str) -> float:
+        """Return the newest ratio of a contestant to its base."""
+        return next(ratio for _, contestant, _, ratio in reversed(self.results) if contestant == name)
 
     @contextmanager
     def put_aside(self) -> Iterator[None]:
@@ -151,8 +155,14 @@ def produce_at_the_limit(stand: Stand, topic: str) -> None:
 
 
 @contextmanager
-def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
-    """Everything started and filled."""
+def stand(
+    records: int, rounds: int, directory: Path, packages: Sequence[str] = (), settings: Mapping[str, str] | None = None
+) -> Iterator[Stand]:
+    """Everything started and filled.
+
+    :param packages: Maven coordinates of further jars.
+    :param settings: further settings of Spark's session.
+    """
     from pyspark.sql import SparkSession
 
     from airflow_kafka_spark.hooks.spark import SparkHook
@@ -161,6 +171,7 @@ def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
         *jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True),
         *jars.resolve([JDBC_DRIVER], exclude_bundled=True),
         *jars.resolve([AVRO], exclude_bundled=True),
+        *(path for package in packages for path in jars.resolve([package], exclude_bundled=True)),
     ]
     with (
         EmbeddedKafka(jvm_options=("-Xmx1g",)) as kafka,
@@ -175,14 +186,15 @@ def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
         # As operators make one.
-        settings = {
+        configuration = {
             **SparkHook().settings(),
             "spark.master": "local[2]",
             "spark.jars": ",".join(map(str, spark_jars)),
             "spark.driver.memory": "2g",
+            **(settings or {}),
         }
         builder: Any = SparkSession.builder
-        for key, value in settings.items():
+        for key, value in configuration.items():
             builder = builder.config(key, value)
         spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
@@ -224,7 +236,9 @@ def plain_spark(stand: Stand, topic: str = events.TOPIC, schema: str = SCHEMA) -
     return frame.select(F.from_json(F.col("value").cast("string"), schema).alias("v")).select("v.*")
 
 
-def operate(stand: Stand, name: str, turn: int, sink: Any, **options: Any) -> dict[str, Any]:
+def operate(
+    stand: Stand, name: str, turn: int, sink: Any, *, topic: str = events.TOPIC, records: int | None = None, **options: Any
+) -> dict[str, Any]:
     """One whole window through the operator: validate, fence, plan, move, commit, close."""
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.operators import KafkaToSinkOperator
@@ -233,7 +247,7 @@ def operate(stand: Stand, name: str, turn: int, sink: Any, **options: Any) -> di
     pipeline = f"{name}-{turn}"
     operator = KafkaToSinkOperator(
         task_id="bench",
-        topics=events.TOPIC,
+        topics=topic,
         group_id=pipeline,
         pipeline=pipeline,
         value=Json(schema=SCHEMA),
@@ -241,5 +255,5 @@ def operate(stand: Stand, name: str, turn: int, sink: Any, **options: Any) -> di
         **options,
     )
     report = operator.execute(context(f"run-{turn}"))
-    assert report["records_read"] == stand.records, report
+    assert report["records_read"] == (records or stand.records), report
     return report

@@ -44,6 +44,7 @@ def _measure(postgres: EmbeddedPostgres, rows: int) -> None:
             for table in ("source", "copy"):
                 connection.execute(f"SELECT count(*) FROM {table}".encode())
 
+    _verify(0)  # imports
     _line(postgres, rows, "count(*) of both", count)
     _line(postgres, rows, "equal, by ranges", lambda: _verify(0))
     with postgres.connect(autocommit=True) as connection:

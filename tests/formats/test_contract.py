@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_kafka_spark.formats import Json, Raw, String
+from airflow_kafka_spark.formats import Avro, Csv, Debezium, Json, Raw, String
 from tests.formats.contract import CHECKS, Case
 
 CASES = {
@@ -38,6 +38,28 @@ CASES = {
         Json("id int, m map<string, struct<x: decimal(5,1)>> NOT NULL"),
         (b'{"id":1,"m":{}}', b'{"m":{"a":{"x":1},"b":null,"":{"x":"2.5"}}}'),
         (b'{"m":{"a":1}}', b'{"m":[]}', b'{"m":{"a":null,"a":null}}', b"{}"),
+    ),
+    "csv": Case(
+        Csv("id bigint NOT NULL, customer string, amount decimal(12,2), placed_at timestamp"),
+        (b"1,a,12.34,2026-11-05T07:08:09Z", b'2,"a ""b"", c",-1,', b"3,,,2026-11-05 07:08\n"),
+        (b"x,a,1,", b",a,1,", b"1,a", b"1,a,0.001,", b'1,"a,1,'),
+    ),
+    "avro": Case(
+        Avro(
+            schema='{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}, '
+            '{"name": "customer", "type": ["null", "string"]}]}'
+        ),
+        (b"\x02\x00", b"\x04\x02\x02a", b"\x80\x01\x02\x00"),
+        (b"", b"\x02", b"\x02\x04", b"\x02\x00\x00", b"\x02\x02\x02\xff"),
+    ),
+    "debezium": Case(
+        Debezium(Json("id bigint NOT NULL, customer string")),
+        (
+            b'{"before":null,"after":{"id":1,"customer":"a"},"op":"c"}',
+            b'{"before":{"id":1},"after":{"id":1,"customer":null},"op":"u"}',
+            b'{"before":null,"after":{"id":2},"op":"r"}',
+        ),
+        (b'{"after":{"customer":"a"},"op":"c"}', b'{"op":"x"}', b"[]", b""),
     ),
     "raw": Case(Raw(), (b"", b"a", b"\x00\xff" * 100)),
     "raw key": Case(Raw(column="key"), (b"k",)),

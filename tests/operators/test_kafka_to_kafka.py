@@ -86,6 +86,7 @@ EVERY_KIND = {
     "id": "id", "cents": "amount * 100", "fine": "cast(amount as decimal(20,10))", "text": "concat(customer, '\\n\\t\\\\ü\x01')",
     "at": "placed_at", "local": "cast(null as timestamp_ntz)", "day": "cast(placed_at as date)", "large": "amount > 500",
     "bytes": "cast(customer as binary)", "nothing": "if(id % 2 = 0, customer, null)", "a b": "upper(customer)",
+    "third": "cast(amount as double) / 3", "nested": "struct(id, amount as `the amount`, struct(customer))",
 }  # fmt: skip
 
 

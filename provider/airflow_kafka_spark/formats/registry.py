@@ -414,9 +414,9 @@ class RegistryFormat(Format):
         return not self._has_schema and not self.use_latest_version
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """Return why rows cannot be written, as far as options, schema and the names of the columns show it.
+        """Return the problems of writing rows that options, schema and column names show.
 
-        Asks the registry whether it knows the schema or would accept it, and changes nothing there.
+        Asks the registry if it has the schema or would accept it, and changes nothing there.
         """
         problems = self._writing_option_problems(where) or duplicate_problems(where, columns)
         if problems or not columns:

@@ -13,6 +13,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
+from deltalake.table import TableOptimizer
 
 from airflow_kafka_spark.errors import SinkUnavailable
 from airflow_kafka_spark.sinks.base import Shape
@@ -55,6 +57,39 @@ def test_a_vacuum_that_takes_the_files_of_a_running_attempt_is_noticed_before_it
     assert sorted(lake.ids()) == sorted(before)
     apply(lake.sink, job)
     assert Counter(lake.ids()) == Counter([*before, *job.ids])
+
+
+@pytest.mark.parametrize("columns", [(), ("flag",)], ids=["plain", "partitioned"])
+def test_small_files_are_compacted_behind_every_so_many_windows_and_values_stay(tmp_path, columns):
+    case = DeltaCase(tmp_path / "lake" / "orders", optimize=3, window_column="moved_in", compression="zstd")
+    sink = replace(case.sink, partition_by=columns)
+    feed = Feed(SCHEMA)
+    jobs = [feed.next(40, 3, 1) for _ in range(4)]
+    counts = []
+    for job in jobs:
+        apply(sink, job)
+        counts.append(len(case.files()))
+    values = len({None, *({True, False} if columns else ())})
+    assert counts[1] > counts[2] == values, "behind the third window there is one file for each partition"
+    assert counts[3] > values
+    same_multiset([line for job in jobs for line in job.expected], case.read())
+    again = replayed(jobs[2], first=5)
+    apply(sink, again)
+    expected = [*jobs[0].expected, *jobs[1].expected, *again.expected, *jobs[3].expected]
+    same_multiset(expected, case.read())
+    assert sink.last_applied(feed.pipeline).number == 4
+
+
+def test_a_compaction_that_fails_leaves_its_window_committed(lake, feed, monkeypatch, caplog):
+    def fails(*args: Any, **options: Any) -> None:
+        raise DeltaError("a concurrent transaction deleted data")
+
+    sink, job = replace(lake.sink, optimize=1), feed.next()
+    monkeypatch.setattr(TableOptimizer, "compact", fails)
+    assert apply(sink, job).written == len(job.ids)
+    assert "not compacted" in caplog.text
+    same_multiset(job.expected, lake.read())
+    assert [problem.where for problem in replace(sink, optimize=0).validate(feed.shape)] == ["sink.optimize"]
 
 
 # --- what the table remembers ---------------------------------------------------------------------------------------

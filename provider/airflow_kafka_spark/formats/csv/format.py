@@ -88,7 +88,7 @@ class Csv(DeclaredFormat):
         return CsvDialect(self.delimiter, self.quote, self.escape, self.null_value)
 
     def validate(self, where: str) -> list[Problem]:
-        """Return what is wrong with the schema and the options."""
+        """Return the problems of the schema and the options."""
         problems = self._option_problems(where)
         try:
             columns = self.columns
@@ -133,7 +133,7 @@ class Csv(DeclaredFormat):
         return CsvDecoder(self.columns, self.dialect, self.timestamp_format)
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """Return what is wrong with the options; all columns are accepted, but arrays, maps and structs fail the job."""
+        """Return the problems of the options; all columns are accepted, but arrays, maps and structs fail the job."""
         empty = [] if columns else [Problem(where, "there is no column to write", "Name some")]
         return [*empty, *self._option_problems(where)]
 
@@ -176,9 +176,10 @@ class Csv(DeclaredFormat):
         return F.concat(F.lit(self.quote), inside, F.lit(self.quote))
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
-        """Return the encoder, for every kind of column; None for timestamps in a format of their own."""
+        """Return the encoder; None for floats, and for timestamps in a format of their own."""
         from airflow_kafka_spark.formats.tasks.text import CsvEncoder
 
-        if not columns or (self.timestamp_format and any(kind == "zoned" for _, kind in columns)):
+        kinds = [kind for _, kind in columns]
+        if not columns or "other" in kinds or (self.timestamp_format and "zoned" in kinds):
             return None
         return CsvEncoder(tuple(columns), self.dialect)

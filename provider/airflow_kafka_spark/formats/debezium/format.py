@@ -118,7 +118,7 @@ class Debezium(Format):
     # --- validate ---
 
     def validate(self, where: str) -> list[Problem]:
-        """Return what is wrong with the options."""
+        """Return the problems of the options."""
         if not isinstance(self.value, Format) or isinstance(self.value, Debezium):
             return [
                 Problem(f"{where}.value", f"found {self.value!r}; expected Json or JsonEnvelope", "Name how events are written")

@@ -73,7 +73,7 @@ class JsonEnvelope(Format):
         return Json(self.schema).columns
 
     def validate(self, where: str) -> list[Problem]:
-        """Return what is wrong with the options."""
+        """Return the problems of the options."""
         problems = Json(self.schema).validate(where)
         if self.timestamps not in ("millis", "micros"):
             problems.append(Problem(f"{where}.timestamps", f"found {self.timestamps!r}; expected millis or micros"))

@@ -87,7 +87,7 @@ class Json(DeclaredFormat):
         return columns_of_json_schema(self.schema) if isinstance(self.schema, Mapping) else columns_of(self.schema)
 
     def validate(self, where: str) -> list[Problem]:
-        """Return what is wrong with the schema."""
+        """Return the problems of the schema."""
         try:
             columns = self.columns
         except SchemaInvalid as e:

@@ -100,7 +100,7 @@ class BatchDecoder(Decoder):
         return self._assemble(parts, values, bad)
 
     def decode_row_wise(self, values: Sequence[bytes | None]) -> Decoded:
-        """Decode the values row by row only; :meth:`decode` returns the same."""
+        """Decode the values row by row only. The result is equal to that of :meth:`decode`."""
         part, bad = self.read_row_wise([v for v in values if v is not None], 0)
         return self._assemble([part], values, bad)
 

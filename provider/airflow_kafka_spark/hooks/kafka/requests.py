@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, OffsetSpec
     from confluent_kafka.admin import TopicDescription as KafkaTopicDescription
 
-# Brokers learn of a new topic at different times. So "unknown" counts only if it lasts for so many seconds, and never if the
-# topic is known to exist. If no leader is known, librdkafka reports "no entry".
+# Brokers learn of a new topic at different times. So "unknown" counts only if it lasts for this number of seconds, and never if
+# the topic is known to exist. If no leader is known, librdkafka reports "no entry".
 SPREAD_SECONDS = 1.0
 _UNKNOWN = ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID")
 _NOT_YET = (*_UNKNOWN, "_NOENT")

@@ -337,13 +337,7 @@ def struct_encoders(records: DataFrame, value: Format | None, key: Format | None
 def _column_encoder(format: Format, columns: Sequence[TypedColumn]) -> StructEncoder:
     from airflow_kafka_spark.sinks.kafka.tasks.encode import ColumnEncoder
 
-    kinds: list[tuple[str, Kind]] = []
-    for column in columns:
-        kind = kind_of(column.type)
-        if kind is None:
-            raise EncodedBySpark(f"{type(format).__name__} of {column.type}")
-        kinds.append((column.name, kind))
-    encoder = format.encoder(kinds)
+    encoder = format.encoder([(column.name, kind_of(column.type)) for column in columns])
     if encoder is None:
         raise EncodedBySpark(f"{type(format).__name__} of {', '.join(str(column.type) for column in columns)}")
     return ColumnEncoder(encoder)

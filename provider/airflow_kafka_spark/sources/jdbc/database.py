@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 SplitKey = tuple[str, ...]
 """A row's values in the split columns, as the server writes them: they survive JSON, and come back as literals."""
 
+LOCK_SECONDS = 0.2
+"""Seconds between two looks for a free lock of a session."""
+
 SPARK_MAX_PRECISION = 38
 """Digits of Spark's largest decimal."""
 
@@ -339,18 +342,40 @@ class SourceDatabase(ABC, Generic[ServerT]):
     def jdbc_properties(self) -> dict[str, str]:
         """Return the properties of the JDBC driver, with the password."""
 
-    def spark_reader(self, fetchsize: int) -> JdbcReaderOptions:
+    def waiting_statement(self, max_sessions: int) -> str:
+        """Return the statement that waits until fewer than ``max_sessions`` sessions hold one of their locks, and takes one.
+
+        The server frees it when the session ends, however that ends.
+        """
+        raise NotImplementedError
+
+    def begin_and_wait(self, max_sessions: int) -> str:
+        """Return one statement that begins a session, and waits."""
+        return f"{self.session_statement}; {self.waiting_statement(max_sessions)}"
+
+    def limit_problems(self, session: DatabaseSession) -> Iterator[Problem]:
+        """Yield why the server cannot limit the sessions of tasks."""
+        return iter(())
+
+    def spark_reader(self, fetchsize: int, max_sessions: int | None = None) -> JdbcReaderOptions:
         """Return how Spark's JDBC reader connects.
 
         :param fetchsize: rows per round trip.
+        :param max_sessions: sessions that read at a time; None for any number.
         """
-        settings = {"tcpKeepAlive": "true", "sessionInitStatement": self.session_statement, "fetchsize": str(fetchsize)}
+        begin = self.session_statement
+        if max_sessions is not None:
+            begin = self.begin_and_wait(max_sessions)
+        settings = {"tcpKeepAlive": "true", "sessionInitStatement": begin, "fetchsize": str(fetchsize)}
         return JdbcReaderOptions(self.jdbc_url(), self.driver, {**self.jdbc_properties(), **settings})
 
-    def split_reader(self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str]) -> SplitReader:
+    def split_reader(
+        self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str], max_sessions: int | None = None
+    ) -> SplitReader:
         """Return the reader that Spark tasks use.
 
         :param table: its name in messages.
         :param statements: per split, the SELECT of its rows' ``columns``.
+        :param max_sessions: sessions that read at a time; None for any number.
         """
         raise NotImplementedError

@@ -18,6 +18,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.database_sessions import described
 from airflow_kafka_spark.sources.jdbc.database import (
+    LOCK_SECONDS,
     SPARK_MAX_PRECISION,
     DatabaseSession,
     MissingRelation,
@@ -31,6 +32,9 @@ from airflow_kafka_spark.sources.jdbc.database import (
 
 DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.6"
 OLDEST = {"MariaDB": (10, 3), "MySQL": (8, 0)}
+
+LOCK_NAME = "airflow-kafka-spark-"
+"""The beginning of the names of the locks that limit the sessions of tasks; a number from 1 follows."""
 
 # Keys of the connection's extra that only other users of the connection need.
 _IGNORED = frozenset({"charset", "cursor", "client", "local_infile", "connect_timeout"})
@@ -195,6 +199,11 @@ class MysqlSession(DatabaseSession):
         numbers = re.findall(r"\d+", text)[:2]
         return ("MariaDB" if "mariadb" in text.lower() else "MySQL"), tuple(map(int, numbers))
 
+    @property
+    def is_mysql(self) -> bool:
+        """True if the server is MySQL, not MariaDB."""
+        return self._version[0] == "MySQL"
+
     def server_problems(self) -> Iterator[Problem]:
         product, version = self._version
         if version < OLDEST[product]:
@@ -317,6 +326,23 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
 
     def open_session(self) -> MysqlSession:
         return MysqlSession(self.server.connect(), self.server)
+
+    def begin_and_wait(self, max_sessions: int) -> str:
+        # The driver sends one statement.
+        return f"BEGIN NOT ATOMIC {self.session_statement}; {self.waiting_statement(max_sessions)} END"
+
+    def waiting_statement(self, max_sessions: int) -> str:
+        taken = f"GET_LOCK(CONCAT('{LOCK_NAME}', slot), 0) = 1"
+        return (
+            f"waiting: LOOP FOR slot IN 1..{max_sessions} DO IF {taken} THEN LEAVE waiting; END IF; END FOR; "
+            f"DO SLEEP({LOCK_SECONDS}); END LOOP;"
+        )
+
+    def limit_problems(self, session: DatabaseSession) -> Iterator[Problem]:
+        assert isinstance(session, MysqlSession)
+        if session.is_mysql:
+            found = "MySQL has no statement that waits for one of several locks"
+            yield Problem("source.max_sessions", found, "Limit the cores of Spark with `spark_conf`")
 
     def driver_errors(self) -> tuple[type[Exception], ...]:
         import pymysql

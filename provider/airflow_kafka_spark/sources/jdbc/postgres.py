@@ -30,6 +30,7 @@ from airflow_kafka_spark.hooks.postgres import (
     system_identifier,
 )
 from airflow_kafka_spark.sources.jdbc.database import (
+    LOCK_SECONDS,
     REFUSED_SQLSTATES,
     SPARK_MAX_PRECISION,
     DatabaseSession,
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 DRIVER = "org.postgresql:postgresql:42.7.8"
 OLDEST = 12
 STREAMED_ROWS = 5_000
+LOCK_CLASS = 0x616B73
+"""The first number of the advisory locks that limit the sessions of tasks; the second one counts from 1."""
 OLDEST_ADBC = (1, 13)
 """The first release of adbc-driver-postgresql whose values were compared with Spark's."""
 
@@ -441,11 +444,22 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
             properties["targetServerType"] = _TARGETS.get(properties["targetServerType"], "any")
         return {**properties, "ApplicationName": APPLICATION}
 
-    def split_reader(self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str]) -> SplitReader:
+    def waiting_statement(self, max_sessions: int) -> str:
+        # Each statement of the block has a snapshot of its own: a session that waits holds no old rows back.
+        return (
+            f"DO $wait$ BEGIN LOOP FOR slot IN 1..{max_sessions} LOOP "
+            f"IF pg_catalog.pg_try_advisory_lock({LOCK_CLASS}, slot) THEN RETURN; END IF; END LOOP; "
+            f"PERFORM pg_catalog.pg_sleep({LOCK_SECONDS}); END LOOP; END $wait$"
+        )
+
+    def split_reader(
+        self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str], max_sessions: int | None = None
+    ) -> SplitReader:
         from airflow_kafka_spark.sources.jdbc.tasks.read import PostgresSplitReader
 
         named = tuple((column.name, column.kind) for column in columns if column.kind is not None)
-        return PostgresSplitReader(self.server, SESSION, table, named, tuple(statements))
+        waiting = None if max_sessions is None else self.waiting_statement(max_sessions)
+        return PostgresSplitReader(self.server, SESSION, table, named, tuple(statements), waiting)
 
 
 # --- types --------------------------------------------------------------------------------------------------------------

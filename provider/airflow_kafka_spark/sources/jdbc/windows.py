@@ -396,7 +396,7 @@ def read_frame(
         order = _common_order(relation, splits)
         select = select_statement(session, relation, columns, order)
         conditions = split_conditions(session, relation, order, splits)
-    reader = database.spark_reader(options.fetchsize)
+    reader = database.spark_reader(options.fetchsize, options.max_sessions)
     properties = {
         **reader.options,
         "driver": reader.driver,
@@ -430,7 +430,8 @@ def make_split_reader(
         select = select_statement(session, relation, [replace(column, select=column.task) for column in columns], order)
         conditions = split_conditions(session, relation, order, splits)
     values = ", ".join(f"c{n}" for n in range(len(columns)))
-    return database.split_reader(relation.name, columns, [f"SELECT {values} FROM {select} WHERE {c}" for c in conditions])
+    statements = [f"SELECT {values} FROM {select} WHERE {c}" for c in conditions]
+    return database.split_reader(relation.name, columns, statements, options.max_sessions)
 
 
 def _common_order(relation: Relation, splits: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ class EnvelopeDecoder(Decoder):
         return self._decode(values, row_wise=False)
 
     def decode_row_wise(self, values: Sequence[bytes | None]) -> Decoded:
-        """Decode each record by itself, with its own schema; :meth:`decode` returns the same."""
+        """Decode each record separately, with its own schema. The result is equal to that of :meth:`decode`."""
         return self._decode(values, row_wise=True)
 
     def _decode(self, values: Sequence[bytes | None], row_wise: bool) -> Decoded:
