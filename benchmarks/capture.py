@@ -1,4 +1,4 @@
-"""PostgreSQL's log -> Kafka, exactly once: the operator against Debezium in Kafka Connect, on the same changes and the same broker."""
+"""PostgreSQL's log -> Kafka, exactly once: the operator against Debezium in Kafka Connect, same changes and same broker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(directory: Path, records: int, rounds: int) -> None:
             connection.execute("CREATE TABLE orders (id bigint PRIMARY KEY, customer text, amount numeric(12,2), at timestamptz)")
             connection.execute("CREATE PUBLICATION orders FOR TABLE orders")
             meter = CpuMeter()
-            _capture(f"{0}")
+            _capture("begin")
             _connect(worker, postgres)
             done = 0
             for turn in range(rounds + 1):
@@ -52,7 +52,7 @@ def run(directory: Path, records: int, rounds: int) -> None:
                 _change(connection, done, size)
                 done += size
                 begun, before = time.monotonic(), meter.seconds()
-                _capture(f"{turn + 1}")
+                _capture(str(turn))
                 ours = time.monotonic() - begun, meter.seconds() - before
                 assert _stable("ours.public.orders") >= done
                 before, begun = worker.cpu(), time.monotonic()
