@@ -7,7 +7,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick coverage soak mutants matrix check format docs bench dist clean distclean
+.PHONY: help install demo test test-quick coverage soak mutants matrix debezium check format docs bench dist clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
