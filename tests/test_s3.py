@@ -13,7 +13,12 @@ import pytest
 from tests.support import s3
 
 ROOT = Path(__file__).parents[1]
-CASES = {"tests/sources/files/s3_cases.py": 15, "tests/sinks/delta/s3_cases.py": 8, "tests/sinks/files/s3_cases.py": 7}
+CASES = {
+    "tests/sources/files/s3_cases.py": 15,
+    "tests/sinks/delta/s3_cases.py": 8,
+    "tests/sinks/files/s3_cases.py": 7,
+    "tests/sinks/s3_fault_cases.py": 3,
+}
 """The files with the cases, and how many there are at least."""
 
 

@@ -81,7 +81,7 @@ OWN_MEANING = {
 NUMBER = re.compile(r"\b(int|float|timedelta|Count|Duration)\b")
 UNIT = re.compile(
     r"seconds|timedelta|bytes|MB|characters|digits|levels"
-    r"|number|records|rows|offsets|windows|partitions|replica|port|version",
+    r"|number|sessions|records|rows|offsets|windows|partitions|replica|port|version",
     re.IGNORECASE,
 )
 

@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_told_before_the_window_is_planned_all_of_it_at_onc
         files.run("run1", transforms=[Sql(columns={"x": "nothing"})])
     with pytest.raises(ValidationError, match="tasks read the topics themselves"):
         files.run("run1", transforms=[ReplaceField(exclude="id")], read_with="spark")
-    with pytest.raises(ValidationError, match="`offset` exists already"):
+    with pytest.raises(ValidationError, match="`offset` is there already"):
         files.run("run1", transforms=[InsertField(offset_field="offset")], metadata_columns=["offset"])
     with pytest.raises(ValidationError, match=r"metadata_columns: there is a column `__kafka_offset`, as what is carried"):
         files.run("run1", transforms=[ReplaceField(exclude="id")], metadata_columns={"offset": "__kafka_offset"})

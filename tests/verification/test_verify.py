@@ -219,3 +219,67 @@ def test_columns_of_other_names_and_templates_are_compared(orders: Place) -> Non
     operator.render_template_fields({"params": {"conn": orders.conn_id, "where": "id <= 991"}})
     found = operator.execute(context("run1"))
     assert named(found) == [{"kind": "missing", "key": {"id": 991}}]
+
+
+@pytest.mark.parametrize(
+    ("source", "sink", "method", "values"),
+    [
+        ("smallint", "bigint", "ranges", "-3, 0, 7"),
+        ("numeric(12,2)", "numeric", "ranges", "-1.5, 0, 7.25"),
+        ("numeric(12,2)", "bigint", "buckets", "-1, 0, 7"),
+        ("timestamptz", "timestamp", "ranges", "'2026-03-29 02:30+02', '2026-03-29 00:30:00.000001+00', '2026-03-30+00'"),
+        ("date", "timestamp", "buckets", "'2026-03-29', '2026-03-30', '0044-03-15 BC'"),
+        ("bytea", "bytea", "ranges", "'', '\\x00', '\\xff00'"),
+        ("uuid", "uuid", "ranges", "'6f9619ff-8b86-d011-b42d-00c04fc964ff', '00000000-8b86-d011-b42d-00c04fc964ff'"),
+        ('text COLLATE "C"', 'varchar(9) COLLATE "C"', "ranges", "'a', 'B', 'é''\\'"),
+        ("text", 'text COLLATE "C"', "ranges", "'a', 'B', 'é'"),
+        ("boolean", "boolean", "buckets", "true, false"),
+        ("double precision", "double precision", "buckets", "0.1, 1e300, 'NaN'"),
+    ],
+)
+def test_keys_of_any_type_cut_both_tables_alike(place: Place, source: str, sink: str, method: str, values: str) -> None:
+    """Each chunk has one row, which both tables have."""
+    place.connection.execute("SET TimeZone = 'UTC'")
+    for table, kind in (("s", source), ("t", sink)):
+        place.connection.execute(f"CREATE TABLE {table} (k {kind}, n integer DEFAULT 1, PRIMARY KEY (k, n))".encode())
+    rows = ", ".join(f"({value})" for value in values.split(", "))
+    place.connection.execute(f"INSERT INTO s (k) VALUES {rows}".encode())
+    place.connection.execute("INSERT INTO t SELECT * FROM s")
+    place.connection.execute("UPDATE s SET n = 2; UPDATE t SET n = 2")
+    found = verify(place, chunk_rows=1, on_difference="warn")
+    collation = "SELECT datcollate FROM pg_database WHERE datname = current_database()"
+    if source == "text" and place.connection.execute(collation).fetchall() != [("C",)]:
+        method = "buckets"
+    assert (found["equal"], found["method"], found["source_rows"]) == (True, method, len(values.split(", ")))
+    place.connection.execute("DELETE FROM t WHERE k = (SELECT k FROM t ORDER BY k DESC LIMIT 1)")
+    found = verify(place, chunk_rows=1, on_difference="warn")
+    assert (found["missing"], found["extra"], found["different"]) == (1, 0, 0)
+
+
+def test_keys_of_mariadb_cut_both_tables_alike(place: Place, maria: Any) -> None:
+    kinds = [
+        ("bigint unsigned", "numeric(20,0)", ["1", "18446744073709551615"]),
+        ("bigint unsigned", "bigint", ["1", "18446744073709551615"]),
+        ("int", "smallint", ["-70000", "5"]),
+        ("decimal(12,2)", "numeric(12,2)", ["-1.50", "7"]),
+        ("datetime(6)", "timestamptz", ["'1999-12-31 23:59:59.999999'", "'2026-01-01'"]),
+        ("timestamp(3)", "timestamptz", ["'2026-03-29 02:30:00.123'", "'2026-01-01'"]),
+        ("date", "date", ["'0001-01-01'", "'9999-12-31'"]),
+        ("varbinary(9)", "bytea", ["X'FF00'", "X''"]),
+    ]
+    place.connection.execute("SET TimeZone = 'UTC'")
+    for kind, other, values in kinds:
+        maria.execute("DROP TABLE IF EXISTS s")
+        place.connection.execute("DROP TABLE IF EXISTS t")
+        maria.execute(f"CREATE TABLE s (k {kind} NOT NULL, n int, PRIMARY KEY (k, n))")
+        place.connection.execute(f"CREATE TABLE t (k {other} NOT NULL, n int, PRIMARY KEY (k, n))".encode())
+        in_sink = 0
+        for value in values:
+            maria.execute(f"INSERT INTO s VALUES ({value}, 1)")
+            if value not in ("18446744073709551615", "-70000") or other.startswith("numeric"):
+                literal = "'\\x" + value[2:] if value.startswith("X") else value
+                place.connection.execute(f"INSERT INTO t VALUES ({literal}, 1)".encode())
+                in_sink += 1
+        found = verify(place, source=JdbcSource(MARIA, "s"), chunk_rows=1, on_difference="warn")
+        assert found["method"] == "ranges", kind
+        assert (found["source_rows"], found["sink_rows"], found["missing"], found["extra"]) == (2, in_sink, 2 - in_sink, 0), kind

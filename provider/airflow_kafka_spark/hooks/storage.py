@@ -1,17 +1,26 @@
-"""Paths and URIs of files, and the address and credentials of S3 from Airflow's connections of type ``aws``."""
+"""Paths and URIs of files, and addresses and credentials of object stores from Airflow's connections of the types ``aws``,
+``google_cloud_platform`` and ``wasb``."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import urllib.parse
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import obstore.store
     import pyarrow.fs
 
+
+AMAZON = "amazonaws.com"
+"""The server of S3 if the connection names no other."""
+
+AZURE = "abfss"
+OBJECT_STORES = ("s3", "gs", AZURE)
+"""The schemes of object stores that have conditional writes."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
@@ -39,6 +48,17 @@ def local_path(text: str) -> str:
     return os.path.normpath(path)
 
 
+class StoreAccess(Protocol):
+    """The address and credentials of an object store."""
+
+    @property
+    def server(self) -> str:
+        """The server or the account that has the buckets."""
+
+    def object_store(self, bucket: str) -> obstore.store.ObjectStore:
+        """Return a bucket or container, by a client that writes on conditions."""
+
+
 @dataclass(frozen=True)
 class S3Access:
     """The address and credentials of S3. Never shows a credential in its repr.
@@ -55,6 +75,11 @@ class S3Access:
     access_key: str = ""
     secret_key: str = field(default="", repr=False)
     session_token: str = field(default="", repr=False)
+
+    @property
+    def server(self) -> str:
+        """The server: Amazon's, or the one that the connection names."""
+        return self.endpoint.partition("://")[2] or AMAZON
 
     @property
     def storage_options(self) -> dict[str, str]:
@@ -124,3 +149,150 @@ def s3_access(conn_id: str | None) -> S3Access:
         secret_key=found.secret_key,
         session_token=found.token or "",
     )
+
+
+@dataclass(frozen=True)
+class GcsAccess:
+    """The address and credentials of Google Cloud Storage. Never shows a credential in its repr.
+
+    :param key: the JSON of a service account's key; "" for the credentials of the environment.
+    :param endpoint: URL of another server; "" for Google's.
+    """
+
+    key: str = field(default="", repr=False)
+    endpoint: str = ""
+
+    @property
+    def server(self) -> str:
+        """The server: Google's, or the one that the connection names."""
+        return self.endpoint.partition("://")[2] or "storage.googleapis.com"
+
+    def object_store(self, bucket: str) -> obstore.store.ObjectStore:
+        """Return a bucket, by a client that writes on conditions."""
+        import obstore.store
+
+        config: obstore.store.GCSConfig = {}
+        if self.key:
+            config["service_account_key"] = self.key
+        if self.endpoint:
+            config["base_url"] = self.endpoint
+        if self.endpoint and not self.key:
+            config["skip_signature"] = True
+        return obstore.store.GCSStore(bucket, config=config, client_options={"allow_http": self.endpoint.startswith("http:")})
+
+
+@dataclass(frozen=True)
+class AzureAccess:
+    """The address and credentials of a storage account of Azure. Never shows a credential in its repr.
+
+    :param account: the account's name.
+    :param endpoint: URL of another server; "" for Azure's.
+    :param key: the account's key, or "".
+    :param sas_token: a token in place of the key, or "".
+    :param tenant_id: the tenant of an application, or "".
+    :param client_id: the application's id.
+    :param client_secret: its secret.
+    """
+
+    account: str
+    endpoint: str = ""
+    key: str = field(default="", repr=False)
+    sas_token: str = field(default="", repr=False)
+    tenant_id: str = ""
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+
+    @property
+    def server(self) -> str:
+        """The account, and the server if the connection names one."""
+        return self.endpoint.partition("://")[2] or self.account
+
+    def object_store(self, bucket: str) -> obstore.store.ObjectStore:
+        """Return a container, by a client that writes on conditions."""
+        import obstore.store
+
+        named = {
+            "account_name": self.account,
+            "endpoint": self.endpoint,
+            "account_key": self.key,
+            "sas_key": self.sas_token,
+            "tenant_id": self.tenant_id,
+            "client_id": self.client_id,
+            "client_secret": self.client_secret,
+        }
+        config: Any = {name: value for name, value in named.items() if value}
+        return obstore.store.AzureStore(bucket, config=config, client_options={"allow_http": self.endpoint.startswith("http:")})
+
+
+def store_access(scheme: str, account: str, conn_id: str | None) -> StoreAccess:
+    """Return how an object store is reached.
+
+    :param scheme: one of :data:`OBJECT_STORES`.
+    :param account: the host of a storage account of Azure, else "".
+    :param conn_id: a connection of type ``aws``, ``google_cloud_platform`` or ``wasb``; None for the credentials of the
+        environment.
+    :raises Exception: the connection does not exist, or gives no credentials.
+    """
+    if scheme == "gs":
+        return gcs_access(conn_id)
+    return azure_access(account, conn_id) if scheme == AZURE else s3_access(conn_id)
+
+
+def gcs_access(conn_id: str | None) -> GcsAccess:
+    """Return how Google Cloud Storage is reached. Parameters and errors as :func:`store_access`."""
+    if conn_id is None:
+        return GcsAccess()
+    from airflow.providers.common.compat.sdk import BaseHook
+
+    extra = BaseHook.get_connection(conn_id).extra_dejson
+    found = {name: extra.get(name) or extra.get(f"extra__google_cloud_platform__{name}") for name in (*_GCS_KEYS, *_GCS_OTHERS)}
+    if others := sorted(name for name in _GCS_OTHERS if found[name]):
+        raise ValueError(
+            f"connection `{conn_id}` has `{others[0]}`; expected `keyfile_dict` or `key_path`, a service account's key"
+        )
+    key = found["keyfile_dict"] or ""
+    if found["key_path"] and not key:
+        with open(found["key_path"], encoding="utf-8") as file:
+            key = file.read()
+    return GcsAccess(key if isinstance(key, str) else json.dumps(key), extra.get("endpoint_url") or "")
+
+
+_GCS_KEYS = ("keyfile_dict", "key_path")
+_GCS_OTHERS = ("key_secret_name", "credential_config_file", "impersonation_chain")
+
+
+def azure_access(account: str, conn_id: str | None) -> AzureAccess:
+    """Return how a storage account of Azure is reached. Parameters and errors as :func:`store_access`.
+
+    The fields of the connection are those of Airflow's Azure provider: login and password are the account and its key, or with
+    ``tenant_id`` an application and its secret.
+    """
+    name = account.partition(".")[0]
+    if conn_id is None:
+        return AzureAccess(name)
+    from airflow.providers.common.compat.sdk import BaseHook
+
+    connection = BaseHook.get_connection(conn_id)
+    extra = connection.extra_dejson
+    found = {field: extra.get(field) or extra.get(f"extra__wasb__{field}") or "" for field in _WASB_FIELDS}
+    parts = dict(part.split("=", 1) for part in found["connection_string"].split(";") if "=" in part)
+    host, tenant = connection.host or "", found["tenant_id"]
+    endpoint = parts.get("BlobEndpoint") or (host if "://" in host else f"https://{host}" if "." in host else "")
+    login, password = connection.login or "", connection.password or ""
+    known = name if tenant else parts.get("AccountName") or login or name
+    if known != name:
+        raise ValueError(
+            f"connection `{conn_id}` leads to the storage account `{known}`; expected `{name}`, which the path names"
+        )
+    return AzureAccess(
+        account=name,
+        endpoint=endpoint.rstrip("/"),
+        key="" if tenant else parts.get("AccountKey") or found["shared_access_key"] or password,
+        sas_token=parts.get("SharedAccessSignature") or found["sas_token"],
+        tenant_id=tenant,
+        client_id=login if tenant else "",
+        client_secret=password if tenant else "",
+    )
+
+
+_WASB_FIELDS = ("connection_string", "shared_access_key", "sas_token", "tenant_id")

@@ -190,7 +190,7 @@ class IntervalLedger(Ledger):
                 if isinstance(failure, RightMissing):
                     raise failure from error
                 # It may have been written all the same.
-                log.warning("Binding pipeline %s failed: %s", self.parent_pipeline, failure)
+                log.info("Binding pipeline %s has failed, and is tried again: %s", self.parent_pipeline, failure.found)
                 self.read()
         raise failure
 

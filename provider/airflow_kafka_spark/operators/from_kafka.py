@@ -364,7 +364,7 @@ class FromKafkaOperator(WindowOperator):
         return Endpoint(details={"group": self.group_id})
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.hooks.kafka.log import compare_epochs
+        from airflow_kafka_spark.hooks.kafka.log import compare_epochs, warn_of_lost_transactions
         from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
         from airflow_kafka_spark.ledger.attempt import utc_now
         from airflow_kafka_spark.ledger.interval import IntervalLedger
@@ -373,6 +373,7 @@ class FromKafkaOperator(WindowOperator):
             return self._intervals.window(ledger, run)
         topics = self.resolve()
         log = read_log(self.kafka, topics)
+        warn_of_lost_transactions(self.kafka, log)
         of_group = self.kafka.committed(self.group_id, log.partitions)
         refuse_other_group(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}

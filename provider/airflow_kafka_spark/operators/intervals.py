@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import IntervalNotOver, IntervalsLost, IntervalsOpen, Problem
-from airflow_kafka_spark.hooks.kafka.log import compare_epochs
+from airflow_kafka_spark.hooks.kafka.log import compare_epochs, warn_of_lost_transactions
 from airflow_kafka_spark.operators.binding import refuse_other_group
 from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.instants import instant_ms
@@ -102,6 +102,7 @@ class IntervalPlan:
         ledger.read()
         ledger.refuse_overlaps()
         current = self._log()
+        warn_of_lost_transactions(self.kafka, current)
         refuse_recreated(known_topic_ids(ledger.parent_memory), current.topic_ids, self.topics, self.data_loss)
         there = self.last_applied(ledger.pipeline)
         if there is not None:

@@ -64,11 +64,11 @@ class VerifyOperator(BaseOperator):
     :param where: a condition for the source's rows, in its SQL; default empty, all rows.
     :param sink_where: a condition for the sink's rows, in its SQL (for Iceberg, a ``row_filter`` of pyiceberg); None
         (default): as ``where``.
-    :param chunk_rows: rows of a chunk; default 100 000.
-    :param parallel: chunks that are compared at a time, and so the sessions in each database; default 4.
-    :param rechecks: how often chunks that differ are compared again before their rows are named; default 0.
-    :param recheck_delay: seconds before each of these; default 30.
-    :param max_keys: keys that are named, at most; all differing rows are counted. Default 100.
+    :param chunk_rows: number of rows of a chunk; default 100,000.
+    :param parallel: number of chunks that are compared at a time, and of sessions in each database; default 4.
+    :param rechecks: number of times that differing chunks are compared again before their rows are named; default 0.
+    :param recheck_delay: seconds before each recheck; default 30.
+    :param max_keys: maximum number of keys that are named; all differing rows are counted. Default 100.
     :param on_difference: ``fail`` (default) fails the task if rows differ, ``warn`` only logs them.
     :param kwargs: arguments of Airflow's ``BaseOperator``.
 

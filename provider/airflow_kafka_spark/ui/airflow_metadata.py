@@ -58,8 +58,8 @@ class PipelineTask:
     :param pipeline: name of the pipeline; None if it is known only at run time (a template, or a mapped task).
     :param topics: topics that it reads; empty if they are known only at run time.
     :param group: consumer group of the pipeline; None if it is known only at run time.
-    :param source: URIs of what it reads, separated by ``", "``; empty if they are unknown.
-    :param sink: URIs of what it writes, separated by ``", "``; empty if they are unknown.
+    :param source: URIs of its inputs, separated by ``", "``; empty if they are unknown.
+    :param sink: URIs of its outputs, separated by ``", "``; empty if they are unknown.
     :param dead_letters: dead letter topic.
     :param max_records: limit of records per window; None for no limit.
     :param starting_offsets: starting offsets of the operator; None for its default.
@@ -537,7 +537,7 @@ def _batches(items: Sequence[TaskInstanceKey]) -> Iterator[list[TaskInstanceKey]
 
 
 def clear_task(session: Session, task: TaskInstanceKey) -> bool:
-    """Clear one task instance, whatever its state, so that it runs again. Other task instances are not cleared.
+    """Clear one task instance in any state, so that it runs again. Other task instances are not cleared.
 
     :return: False if the task instance no longer exists.
     :raises TaskRunning: the task instance has not ended yet.

@@ -220,7 +220,7 @@ def topic_formats(configuration: Mapping[str, Any], topics: Sequence[str]) -> di
 def make_format(described: Described) -> Format:
     """Return the format that a configuration describes.
 
-    :raises ValueError: it is none of this package, or has an argument that a configuration cannot hold.
+    :raises ValueError: it is not a format of this package, or has an argument that a configuration cannot contain.
     """
     from airflow_kafka_spark import formats
 

@@ -278,7 +278,7 @@ def _error_json(error: TaskError) -> JsonObject:
 
 
 def _actions(item: PipelineItem) -> list[str]:
-    """Return the actions that this kind of pipeline allows. The others would be refused whatever their arguments."""
+    """Return the actions that this kind of pipeline allows. The others would be refused with any arguments."""
     summary = item.summary
     if summary is None or summary.problem:
         return []
@@ -520,7 +520,7 @@ class WindowView:
 
     @property
     def landed(self) -> tuple[Landed, ...]:
-        """Return where its dead letters are."""
+        """Return the topics of its dead letters, with their offsets."""
         return dead_letters_at(self.dead, self.report)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_kafka_spark.sources.jdbc.database import SourceColumn
 from airflow_kafka_spark.verification.forms import CHECKSUM_DIGITS, FREE_FORMS, Family, Form
@@ -37,9 +37,16 @@ class CanonicalSql(ABC):
     def key_to_neutral(self, family: Family, text: str) -> str:
         """Return a value of a key, which the dialect has written, as both databases understand it."""
 
+    def key_column(self, column: SourceColumn) -> SourceColumn:
+        """Return a column of the key, whose literals may be values of the other side."""
+        return column
+
     @abstractmethod
     def key_from_neutral(self, family: Family, text: str) -> str:
         """Return a value of a key for the dialect's literals."""
+
+
+_LARGEST = 2**63 - 1
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------------------------------
@@ -136,7 +143,14 @@ class PostgresCanonicalSql(CanonicalSql):
         return text.removesuffix("+00") if family == "zoned" else text
 
     def key_from_neutral(self, family: Family, text: str) -> str:
+        if family == "integer":
+            # Beyond the largest integer there is no row.
+            return str(min(int(text), _LARGEST))
         return f"\\x{text}" if family == "binary" else text
+
+    def key_column(self, column: SourceColumn) -> SourceColumn:
+        # A literal of the column's own type would fail on a larger number of the other side.
+        return replace(column, literal="bigint") if self.family(column) == "integer" else column
 
 
 def _without_zeros(text: str) -> str:

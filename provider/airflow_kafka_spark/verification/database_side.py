@@ -200,7 +200,8 @@ class DatabaseSide:
         return found
 
     def _order(self, session: DatabaseSession) -> SplitOrder:
-        return SplitOrder.of(session, self.relation, [column.name for column in self.columns[: self.key]])
+        columns = tuple(self.sql.key_column(column) for column in self.columns[: self.key])
+        return SplitOrder(session, columns, tuple(session.dialect.quote(column.name) for column in columns))
 
     def rows_of(self, session: DatabaseSession, chunk: Chunk, *further: str) -> str:
         """Return what stands behind FROM for the rows of a chunk.

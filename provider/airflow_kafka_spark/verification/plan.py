@@ -218,8 +218,16 @@ class _Planning:
             pair = source.columns[n], sink.columns[n]
             families = source.sql.family(pair[0]), sink.sql.family(pair[1])
             is_same_server = source.database.scheme == sink.database.scheme
-            if form in RANGE_FORMS and "boolean" not in families and "text" not in families:
-                yield True
+            if form in RANGE_FORMS:
+                # Each side has to understand the other's values as literals. PostgreSQL takes no fraction for an integer.
+                mixed = [
+                    side.database.scheme for side, family in zip((source, sink), families, strict=True) if family == "integer"
+                ]
+                yield (
+                    families[0] == families[1] != "boolean"
+                    or set(families) == {"zoned", "local"}
+                    or (set(families) == {"integer", "decimal"} and mixed == ["mysql"])
+                )
             elif form == "uuid" and is_same_server:
                 yield families == ("uuid", "uuid")
             elif form == "text" and is_same_server and families == ("text", "text"):

@@ -8,6 +8,7 @@ import pytest
 
 from airflow_kafka_spark.sources import MySqlCdcSource
 from tests.sources.mysql_cdc.kit import CONN, Binlog
+from tests.sources.postgres_cdc.kit import Windows
 
 
 def found(source: MySqlCdcSource) -> dict[str, str]:
@@ -101,6 +102,10 @@ def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, mon
     reader = source.reader(source.freeze(None).splits, None)
     assert not isinstance(reader, str)
     assert sum(batch.num_rows for batch in reader.read(0)) == 1
+    snapshot = Windows(orders.source(tables=["shop.orders"], snapshot="initial", snapshot_chunk_rows=1))
+    assert found(snapshot.source) == {} and len(snapshot.drain()) == 1
+    orders.execute("REVOKE SELECT ON shop.orders FROM reader", "GRANT SELECT (id) ON shop.orders TO reader")
+    assert "GRANT SELECT ON shop.orders TO reader" in found(snapshot.source)["source.snapshot"]
 
 
 def test_nothing_is_looked_up_at_dag_parse_and_the_asset_has_no_credentials():

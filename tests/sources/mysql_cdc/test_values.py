@@ -122,6 +122,12 @@ def test_values_of_every_type_are_written_as_debezium_does_and_the_schema_says_s
     assert compared == 4 * len(CASES)
     assert [schema[f"c{n}"]["type"] for n in range(len(CASES))] == [case[2] for case in CASES]
     assert records[0]["key"]["payload"] == {"id": 0}
+    read = {r["key"]["payload"]["id"]: r for r in types.windows(schemas_enable=True, snapshot="initial").drain()}
+    for number, record in enumerate(records):
+        found, parts = read[number]["value"], (read[number]["value"]["payload"], record["value"]["payload"])
+        assert found["schema"] == record["value"]["schema"] and read[number]["topic"] == record["topic"]
+        assert parts[0]["after"] == parts[1]["after"], "a snapshot reads what the log has"
+        assert (parts[0]["op"], parts[0]["source"]["snapshot"]) == ("r", "incremental")
 
 
 def test_texts_of_each_character_set_are_those_that_the_server_writes(shop: Binlog):

@@ -43,17 +43,15 @@ class Csv(DeclaredFormat):
     timestamp_ntz       as in :class:`.Json`, without a zone                          anything else
     ==================  ============================================================  ==========================================
 
-    - Spaces belong to the fields. Whether a field is in quotes says nothing about its type, but a null never is: ``""`` is an
-      empty text.
+    - Spaces belong to the fields. A field of any type may be in quotes, but a null never is: ``""`` is an empty text.
     - Quotes stand around a whole field, and are doubled within; delimiters and line breaks may stand within them.
     - Bad as a whole: more or fewer fields than columns; a quote within a field without quotes, or anything between a closing
       quote and the delimiter; line breaks outside of quotes, but for one at the end; a byte order mark; invalid UTF-8.
-    - A record without a value is a tombstone: a row of nulls, never bad. An empty one is one field that is empty.
+    - A record without a value is a tombstone: a row of nulls, never bad. An empty record is one empty field.
 
-    Values that are written are read again as the same values: texts always in quotes, nulls and everything else without. Whole
-    batches are decoded by Arrow. Decoded row by row, with the same results, are bad records (and a few beside each), and
-    records with NUL, with an escape other than the quote, with ``+7`` or ``.5``, or with instants of which some have a zone and
-    some have none.
+    Written values are read back unchanged: texts are always in quotes, nulls and all other values never. Arrow decodes whole
+    batches. These records are decoded row by row, with equal results: bad records (and a few next to each), and records with NUL,
+    with an escape other than the quote, with ``+7`` or ``.5``, or with instants of which only some have a zone.
 
     :param schema: the columns in the order of the fields, as DDL or as a pyspark ``StructType``; no arrays, maps and structs.
         Required to read; rows are written with their own columns. Default empty.

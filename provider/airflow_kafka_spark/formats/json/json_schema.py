@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 class JsonSchema(RegistryFormat):
     """One JSON object per record, described by a JSON Schema (draft-07 or 2020-12); its properties become the columns.
 
-    With ``registry``: values are in Confluent's wire format (a magic byte, the id of the writer's schema, the object), and
+    With ``registry``, values are in Confluent's wire format (a magic byte, the id of the writer's schema, the object), and
     schemas come from a schema registry, as Confluent's serializers and Connect's ``JsonSchemaConverter`` write them. Records of
-    different versions are all read as the reader's schema defines them. All versions of the subjects are fetched before Spark
-    starts, and tasks never ask the registry. Without ``registry``: values are objects without a header, as :class:`.Json` reads
-    them.
+    all versions are read with the reader's schema. All versions of the subjects are fetched before Spark starts, and tasks never
+    ask the registry. Without ``registry``, values are objects without a header, as :class:`.Json` reads them.
 
     The columns are those of :func:`.columns_of_json_schema`, with the types of Connect's keywords (``connect.type``, the titles
     of its Decimal, Date and Timestamp). Values are read as :class:`.Json` reads them.

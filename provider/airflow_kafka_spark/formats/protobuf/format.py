@@ -29,13 +29,13 @@ _IS_PROTO = re.compile(r"\{|^\s*(?:syntax|edition)\s*=").search
 class Protobuf(RegistryFormat):
     """One Protobuf message per record; its fields become the columns.
 
-    Either with ``schema`` alone: values are messages, without a header. Or with ``registry``: values are in Confluent's wire
-    format (a magic byte, the id of the writer's schema, the indexes of the message in it, the message), and schemas come from a
-    schema registry. Records of different versions are all read as the reader's schema defines them: a missing field is its
-    default, or null if the field may be absent. All versions of the subjects are fetched and compiled before Spark starts, and
-    tasks never ask the registry. Records of a version of which a field would be misread are bad.
+    With ``schema`` alone, values are messages without a header. With ``registry``, values are in Confluent's wire format (a magic
+    byte, the id of the writer's schema, the indexes of the message in it, the message), and schemas come from a schema registry.
+    Records of all versions are read with the reader's schema: a missing field gets its default, or null if the field may be
+    absent. All versions of the subjects are fetched and compiled before Spark starts, and tasks never ask the registry. If a
+    field of a version would be misread, the records of this version are bad.
 
-    The page `protobuf.md` of the documentation has the types of columns and all that makes a record bad.
+    The page `protobuf.md` of the documentation lists the types of columns and the bad records.
 
     :param schema: the text of a ``.proto`` file; or a descriptor set, bytes written by ``protoc --include_imports
         --descriptor_set_out``, of which the last file is used; or, to write, columns as DDL or a pyspark ``StructType``, from

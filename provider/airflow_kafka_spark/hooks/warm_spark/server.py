@@ -5,7 +5,7 @@ It reads its settings from standard input, and reports through a pipe when it is
 for their answers.
 
 Each task has a gateway of its own in the JVM, with a port and a secret that are sent through the Unix socket and stored in no
-file, and a tag on all jobs that it starts. When the task's connection to the socket is closed, for whatever reason, its jobs are
+file, and a tag on all jobs that it starts. When the task's connection to the socket is closed, for any reason, its jobs are
 cancelled, its gateway is closed, and no further task is accepted until both is done.
 
 Python workers and the JVM end with this process, however it ends, because the JVM reads its standard input.

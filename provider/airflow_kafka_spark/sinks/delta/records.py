@@ -77,7 +77,7 @@ class Records:
         try:
             self.keep(pipeline, version)
             directory = f"{WINDOWS}/{pipeline_slug(pipeline)}/{number:010d}"
-            replays = [int(i.base_name[:-5]) for i in self.store.children(directory) if re.fullmatch(r"\d+\.json", i.base_name)]
+            replays = [int(name[:-5]) for name in self.store.names(directory) if re.fullmatch(r"\d+\.json", name)]
             text = self.store.get(f"{directory}/{max(replays)}.json") if replays else None
         except OSError as error:
             raise SinkUnavailable(self.store.place.uri, "reading the record of a window", str(error)) from error

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
+from airflow_kafka_spark.hooks.storage import OBJECT_STORES
 from airflow_kafka_spark.sinks.base import Shape, SplitWriter
 from airflow_kafka_spark.sinks.files.directory import FilesTable, merged_columns, window_directory
 from airflow_kafka_spark.sinks.storage.attempts import (
@@ -43,7 +44,8 @@ from airflow_kafka_spark.sinks.storage.attempts import (
     marker_name,
     sweep_abandoned,
 )
-from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore, open_store, pipeline_slug
+from airflow_kafka_spark.sinks.storage.objects import open_objects
+from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore, pipeline_slug
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, files_of
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.interval import parse_ledger_name
@@ -179,7 +181,7 @@ class ManifestTable:
             return None
         directory = self._window_directory(pipeline, number)
         try:
-            names = [info.base_name for info in self.store.children(directory)]
+            names = self.store.names(directory)
             replays = [int(found[1]) for name in names if (found := _REPLAY.fullmatch(name))]
             text = self.store.get(f"{directory}/{max(replays)}.json") if replays else None
         except OSError as error:
@@ -290,9 +292,7 @@ class ManifestTable:
             place = f"{self._window_directory(note['pipeline'], note['window'])}/{note['replay']}.json"
             committed = self.store.get(place)
             named = {file["path"] for file in self._load(committed, place).files} if committed is not None else set()
-            for path in self.files_of(note["data"], marker):
-                if path not in named:
-                    self.store.remove(path)
+            self.store.remove_files([path for path in self.files_of(note["data"], marker) if path not in named])
             if committed is not None and note["replay"]:
                 self._remove_replaced(note["pipeline"], note["window"], note["replay"])
             self.store.remove_empty(note["data"])
@@ -301,12 +301,11 @@ class ManifestTable:
     def _remove_replaced(self, pipeline: str, number: int, replay: int) -> None:
         """Remove the files and the records of a window that a replay has replaced."""
         directory = self._window_directory(pipeline, number)
-        for info in self.store.children(directory):
-            found = _REPLAY.fullmatch(info.base_name)
-            if found and int(found[1]) < replay and (text := self.store.get(f"{directory}/{info.base_name}")) is not None:
-                for file in self._load(text, directory).files:
-                    self.store.remove(file["path"])
-                self.store.remove(f"{directory}/{info.base_name}")
+        for name in self.store.names(directory):
+            found = _REPLAY.fullmatch(name)
+            if found and int(found[1]) < replay and (text := self.store.get(f"{directory}/{name}")) is not None:
+                self.store.remove_files([file["path"] for file in self._load(text, directory).files])
+                self.store.remove(f"{directory}/{name}")
 
     def files_of(self, directory: str, marker: str) -> list[str]:
         """Return the data files that an attempt has written below a directory.
@@ -371,7 +370,7 @@ def open_manifests(sink: FilesSinkOptions) -> ManifestTable:
     :raises ValueError: ``path`` names no table.
     :raises Exception: the connection does not exist, or gives no credentials.
     """
-    return ManifestTable(open_store(sink.place, sink.conn_id), sink.window_column)
+    return ManifestTable(open_objects(sink.place, sink.conn_id), sink.window_column)
 
 
 def records_of(sink: FilesSinkOptions) -> FilesTable | ManifestTable:
@@ -495,6 +494,6 @@ def window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str]
     :raises ValueError: the path names no table.
     :raises SinkUnavailable: the store did not answer.
     """
-    store = open_store(TablePlace.parse(path), conn_id)
+    store = open_objects(TablePlace.parse(path, OBJECT_STORES), conn_id)
     records = ManifestTable(store, "").visible_records(pipelines)
     return [f"{store.place.location}/{file['path']}" for record in records for file in record.files]

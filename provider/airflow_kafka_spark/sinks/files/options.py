@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors.arguments import names_of
+from airflow_kafka_spark.hooks.storage import OBJECT_STORES
 from airflow_kafka_spark.sinks.files.directory import FilesTable
 from airflow_kafka_spark.sinks.storage.store import TablePlace
 
@@ -34,8 +35,8 @@ class FilesSinkOptions:
 
     @property
     def uri(self) -> str:
-        """``file:///abs/path`` or ``s3://bucket/prefix``. A path that ``validate`` refuses, or that is not rendered yet, is
-        returned as it is."""
+        """``file:///abs/path``, or a URI such as ``s3://bucket/prefix``. A path that ``validate`` refuses, or that is not
+        rendered yet, is returned as it is."""
         try:
             return self.place.uri if "{{" not in self.path else self.path
         except ValueError:
@@ -45,9 +46,9 @@ class FilesSinkOptions:
     def place(self) -> TablePlace:
         """The place of the table.
 
-        :raises ValueError: ``path`` is not an absolute local path, a ``file://`` or an ``s3://`` URI.
+        :raises ValueError: ``path`` is not an absolute local path, a ``file://`` URI or that of an object store.
         """
-        return TablePlace.parse(str(self.path))
+        return TablePlace.parse(str(self.path), OBJECT_STORES)
 
     @property
     def directory(self) -> Path:

@@ -51,11 +51,12 @@ class FilesSink(FilesSinkOptions, Sink):
     Airflow worker and all of Spark's executors have to share the file system: a local disk for ``local[*]``, else NFS or another
     mount.
 
-    In S3 nothing can be renamed. There, a window's files are hidden below ``path/_data``, and one conditional write
-    (``If-None-Match``) commits it. Readers get the files of complete windows from :func:`.window_files`, not from a listing.
+    In an object store nothing can be renamed. There, a window's files are hidden below ``path/_data``, and one conditional write
+    commits it (``If-None-Match`` in S3 and Azure, ``x-goog-if-generation-match`` in GCS). Readers get the files of complete
+    windows from :func:`.window_files`, not from a listing.
 
-    :param path: the table: an absolute path, a ``file://`` URI or ``s3://bucket/prefix``. Created if it does not exist.
-        Templated.
+    :param path: the table: an absolute path, a ``file://`` URI, ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
+        ``abfss://container@account.dfs.core.windows.net/prefix``. Created if it does not exist. Templated.
     :param format: ``parquet`` (default), ``json`` (one object per line), ``csv`` or ``orc``.
     :param partition_by: columns that become directories ``column=value`` within the window, as Spark writes them, and are left
         out of the files. They may be booleans, integers, decimals, dates and strings. Default: none.
@@ -68,10 +69,11 @@ class FilesSink(FilesSinkOptions, Sink):
     :param window_column: the partition column that holds the window's name; default ``window``.
     :param auto_evolve: True: rows may have columns that earlier windows of the pipeline lack. Default False: such rows are
         refused before Spark starts. A column never changes its type.
-    :param visibility: how readers find complete windows: ``rename`` (default on a file system) or ``manifest`` (default in S3;
-        possible on a file system, too, for instance on NFS with replays).
-    :param conn_id: the Airflow connection of type ``aws`` for S3; default None, the credentials of the environment, for instance
-        of a role. It needs the rights to get, put, list and delete objects below ``path``. Spark's executors get its credentials.
+    :param visibility: how readers find complete windows: ``rename`` (default on a file system) or ``manifest`` (default in an
+        object store; possible on a file system, too, for instance on NFS with replays).
+    :param conn_id: the Airflow connection: of type ``aws`` for S3, ``google_cloud_platform`` for GCS, ``wasb`` for Azure; default
+        None, the credentials of the environment, for instance of a role. It needs the rights to get, put, list and delete objects
+        below ``path``. Spark's executors get its credentials.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("path", "conn_id")

@@ -62,8 +62,9 @@ def _table_place(sink: FilesSinkOptions) -> Iterator[Problem]:
     except ValueError as error:
         yield Problem(
             "sink.path",
-            f"{error}. Expected an absolute path or a file:// URI on a local disk, NFS or another mount, or s3://bucket/prefix",
-            "Other object stores and HDFS are not supported",
+            f"{error}. Expected an absolute path or a file:// URI on a local disk, NFS or another mount, s3://bucket/prefix, "
+            "gs://bucket/prefix, or abfss://container@account.dfs.core.windows.net/prefix",
+            "HDFS and other stores are not supported",
         )
         return
     if not place.is_local:
@@ -80,10 +81,10 @@ def _object_store(sink: FilesSinkOptions, place: TablePlace) -> Iterator[Problem
         yield Problem("sink.visibility", what, "Leave it out: windows are published by manifests there")
         return
     if importlib.util.find_spec("obstore") is None:
-        action = 'Install "airflow-provider-kafka-spark[object-stores]" on the Airflow worker'
-        yield Problem("sink.path", "the package `obstore`, which writes to S3, is not installed", action)
+        action = 'Install "airflow-provider-kafka-spark[object-stores]" on the Airflow worker and on Spark\'s executors'
+        yield Problem("sink.path", "the package `obstore`, which writes to object stores, is not installed", action)
         return
-    if sink.conn_id and importlib.util.find_spec("airflow.providers.amazon") is None:
+    if place.scheme == "s3" and sink.conn_id and importlib.util.find_spec("airflow.providers.amazon") is None:
         action = "Install apache-airflow-providers-amazon on the Airflow worker"
         yield Problem("sink.conn_id", "S3 with a connection needs Airflow's Amazon provider", action)
         return

@@ -144,9 +144,9 @@ class Attempts:
         store = self.lake.metadata_store(table)
         begins = manifest_prefix(snapshot_id)
         kept = {path.rpartition("/")[2] for path in named or ()}
-        for info in store.children(""):
-            if info.base_name.startswith(begins) and info.base_name not in kept:
-                store.remove(info.base_name)
+        for name in store.names(""):
+            if name.startswith(begins) and name not in kept:
+                store.remove(name)
 
 
 def snapshot_of(marker: str) -> int:

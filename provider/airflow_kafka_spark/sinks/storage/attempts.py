@@ -141,7 +141,7 @@ class TableAttempt:
         :raises OSError: the store did not answer.
         """
         if there is None:
-            there = (f"{self.directory}/{info.base_name}" for info in self.data.children(self.directory))
+            there = (f"{self.directory}/{name}" for name in self.data.names(self.directory))
         found = set(there)
         if gone := [path for path in files if path not in found]:
             if not self.home.exists(f"{ATTEMPTS}/{self.marker}/{BEGUN}"):
@@ -210,8 +210,8 @@ def keep_only(data: TableStore, directory: str, files: Iterable[str]) -> None:
     if not named:
         data.remove_all(directory)
         return
-    for info in data.children(directory):
-        if (path := f"{directory}/{info.base_name}") not in named:
+    for name in data.names(directory):
+        if (path := f"{directory}/{name}") not in named:
             data.remove(path)
 
 
@@ -221,7 +221,7 @@ def list_attempts(store: TableStore, pipeline: str) -> tuple[list[str], list[str
     :raises SinkUnavailable: the store did not answer.
     """
     try:
-        names = [info.base_name for info in store.children(ATTEMPTS)]
+        names = store.names(ATTEMPTS)
     except OSError as error:
         raise SinkUnavailable(store.place.uri, "looking for earlier attempts", str(error)) from error
     found = [(match[1], name) for name in names if (match := _MARKER.fullmatch(name))]

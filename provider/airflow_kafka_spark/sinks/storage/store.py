@@ -8,27 +8,23 @@ import os
 import re
 import urllib.parse
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.storage import S3Access, local_path, s3_access, scheme_of
+from airflow_kafka_spark.hooks.storage import AZURE, S3Access, local_path, s3_access, scheme_of
 from airflow_kafka_spark.windows.model import OffsetRange
 
 if TYPE_CHECKING:
-    import obstore.store
     import pyarrow as pa
     import pyarrow.fs
 
 log = logging.getLogger(__name__)
 
-AMAZON = "amazonaws.com"
-"""The server of S3 if the connection names no other."""
-
-_S3_SCHEMES = ("s3", "s3a", "s3n")
+_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": AZURE, "wasbs": AZURE, "wasb": AZURE}
 
 
 LONGEST_NAME = 255
@@ -79,31 +75,43 @@ def flush(path: str | Path) -> None:
 class TablePlace:
     """The place of a table.
 
-    :param scheme: ``file`` or ``s3``.
-    :param path: an absolute path, or ``bucket/prefix``.
+    :param scheme: ``file``, ``s3``, ``gs`` or ``abfss``.
+    :param path: an absolute path, ``bucket/prefix``, or ``container@account-host/prefix``.
     """
 
     scheme: str
     path: str
 
     @classmethod
-    def parse(cls, text: str) -> TablePlace:
+    def parse(cls, text: str, schemes: Sequence[str] = ("s3",)) -> TablePlace:
         """Return the place that a path or URI names.
 
-        :raises ValueError: it is neither an absolute local path, a ``file://`` nor an ``s3://`` URI.
+        :param schemes: the object stores that are supported.
+        :raises ValueError: it is neither an absolute local path, nor a ``file://`` URI, nor one of these schemes.
         """
-        scheme = scheme_of(text)
-        if scheme in _S3_SCHEMES:
+        scheme = _SCHEMES.get(scheme_of(text), scheme_of(text))
+        if scheme in schemes:
             parts = urllib.parse.urlsplit(text)
-            if not parts.netloc or not parts.path.strip("/") or "@" in parts.netloc:
-                raise ValueError(f"`{text}` is not of the form s3://bucket/prefix")
-            return cls("s3", f"{parts.netloc}/{parts.path.strip('/')}")
+            if not parts.netloc or not parts.path.strip("/") or ("@" in parts.netloc) != (scheme == AZURE):
+                form = "abfss://container@account.dfs.core.windows.net" if scheme == AZURE else f"{scheme}://bucket"
+                raise ValueError(f"`{text}` is not of the form {form}/prefix")
+            return cls(scheme, f"{parts.netloc}/{parts.path.strip('/')}")
         if scheme != "file":
             raise ValueError(f"`{text}` is in a store that is not supported: {scheme}")
         path = local_path(text)
         if path == os.path.dirname(path):
             raise ValueError("the root directory cannot be a table")
         return cls("file", path)
+
+    @property
+    def bucket(self) -> str:
+        """The bucket or container."""
+        return self.path.partition("/")[0].partition("@")[0]
+
+    @property
+    def account(self) -> str:
+        """The host of the storage account, which only Azure's places name; else ""."""
+        return self.path.partition("/")[0].partition("@")[2]
 
     @property
     def is_local(self) -> bool:
@@ -123,7 +131,7 @@ class TablePlace:
 
 @dataclass(frozen=True)
 class TableStore:
-    """The files of a table. Paths are relative to it.
+    """The files of a table, on a file system or in S3 by Arrow. Paths are relative to it.
 
     :param place: where the table is.
     :param access: how S3 is reached; None for a local table.
@@ -150,7 +158,7 @@ class TableStore:
     @property
     def server(self) -> str:
         """The server of S3 that has the table, because two servers may have buckets of the same name; "" for a local table."""
-        return (self.access.endpoint.partition("://")[2] or AMAZON) if self.access else ""
+        return self.access.server if self.access else ""
 
     def full(self, path: str) -> str:
         """Return a path as :attr:`filesystem` names it."""
@@ -177,13 +185,12 @@ class TableStore:
             raise
 
     def create(self, path: str, content: str) -> bool:
-        """Write a small file in one step, durably, unless there is one of this name (``If-None-Match: *``, ``link(2)``).
+        """Write a small file in one step, durably, unless there is one of this name (``link(2)``, in an object store
+        ``If-None-Match: *`` or ``x-goog-if-generation-match: 0``).
 
-        :return: False if there is one. In S3 it may be this one, written by a request whose answer was lost.
+        :return: False if there is one. In an object store it may be this one, written by a request whose answer was lost.
         :raises OSError: the store refused it, or it is not known whether it was written.
         """
-        if not self.place.is_local:
-            return self._create_object(path, content)
         target = Path(self.full(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
@@ -198,63 +205,23 @@ class TableStore:
         flush(target.parent)
         return True
 
-    def _create_object(self, path: str, content: str) -> bool:
-        import obstore
-        from obstore.exceptions import AlreadyExistsError, BaseError
-
-        try:
-            obstore.put(self._objects, self._key(path), content.encode(), mode="create", use_multipart=False)
-        except AlreadyExistsError:
-            return False
-        except BaseError as error:
-            raise OSError(str(error)) from error
-        return True
-
-    @cached_property
-    def _objects(self) -> obstore.store.S3Store:
-        """The bucket, by a client that writes on conditions. Arrow's has none."""
-        assert self.access is not None
-        return self.access.object_store(self.place.path.partition("/")[0])
-
-    def _key(self, path: str) -> str:
-        return f"{self.place.path.partition('/')[2]}/{path}"
-
     def names_after(self, directory: str, name: str) -> list[str]:
         """Return the names of the files in a directory that sort after a name, in their order.
 
-        In S3 the names before it are not listed.
+        In an object store the names before it are not listed.
 
         :raises OSError: the store did not answer.
         """
-        if self.place.is_local:
-            with suppress(FileNotFoundError):
-                return sorted(found for found in os.listdir(self.full(directory)) if found > name and not found.startswith("."))
-            return []
-        import obstore
-        from obstore.exceptions import BaseError
-
-        begin = f"{self._key(directory)}/"
-        try:
-            pages = obstore.list(self._objects, begin, offset=f"{begin}{name}" if name else None)
-            return [found["path"].removeprefix(begin) for page in pages for found in page]
-        except BaseError as error:
-            raise OSError(str(error)) from error
+        with suppress(FileNotFoundError):
+            return sorted(found for found in os.listdir(self.full(directory)) if found > name and not found.startswith("."))
+        return []
 
     def probe(self) -> None:
         """Ask the store for one name below the table. This is one request, regardless of the number of files.
 
         :raises OSError: the bucket does not exist, or may not be listed.
         """
-        if self.place.is_local:
-            self.children("")
-            return
-        import obstore
-        from obstore.exceptions import BaseError
-
-        try:
-            next(iter(obstore.list(self._objects, self._key(""), chunk_size=1)), None)
-        except BaseError as error:
-            raise OSError(str(error)) from error
+        self.names("")
 
     def files_below(self, directory: str) -> list[str]:
         """Return the paths of all files in a directory and in those within it.
@@ -286,14 +253,15 @@ class TableStore:
         if self.place.is_local:
             os.makedirs(self.full(path), exist_ok=True)
 
-    def children(self, path: str) -> list[pyarrow.fs.FileInfo]:
-        """Return the entries of a directory; an empty list if it does not exist.
+    def names(self, path: str) -> list[str]:
+        """Return the names of the entries of a directory; an empty list if it does not exist.
 
         :raises OSError: the store did not answer.
         """
         import pyarrow.fs
 
-        return list(self.filesystem.get_file_info(pyarrow.fs.FileSelector(self.full(path), allow_not_found=True)))
+        selector = pyarrow.fs.FileSelector(self.full(path), allow_not_found=True)
+        return [info.base_name for info in self.filesystem.get_file_info(selector)]
 
     def exists(self, path: str) -> bool:
         """Return True if there is a file or directory of this name.
@@ -312,10 +280,22 @@ class TableStore:
         mtime = self.filesystem.get_file_info(self.full(path)).mtime_ns
         return None if mtime is None else mtime / 1e9
 
+    def size(self, path: str) -> int:
+        """Return the number of bytes of a file that was written.
+
+        :raises OSError: the store did not answer.
+        """
+        return int(self.filesystem.get_file_info(self.full(path)).size)
+
     def remove(self, path: str) -> None:
         """Remove a file. Never raises."""
         with suppress(OSError):
             self.filesystem.delete_file(self.full(path))
+
+    def remove_files(self, paths: Sequence[str]) -> None:
+        """Remove files. Never raises."""
+        for path in paths:
+            self.remove(path)
 
     def remove_all(self, path: str) -> None:
         """Remove a directory and everything in it. Never raises; the next attempt removes what is left."""

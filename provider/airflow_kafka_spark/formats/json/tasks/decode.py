@@ -6,7 +6,7 @@ newline, and inside a JSON document ``}`` is never followed by ``{``; so every n
 record can end in another one. Hence each record is one or more whole documents, and if there are as many rows as records it is
 exactly one. This needs no guard column or key that a record might forge.
 
-Whatever Arrow accepts beyond JSON (NUL, bytes that are not UTF-8, ``Inf``, unlimited nesting) is searched for before it reads.
+Arrow accepts more than JSON: NUL, bytes that are not UTF-8, ``Inf``, unlimited nesting. These are searched for before it reads.
 Where its result may differ from that of :mod:`.json.tasks.row_decode`, the result is checked, or the column is read as text or
 as a wider type. If a check fails, the batch is divided, see :mod:`.tasks.batch_decoder`.
 """

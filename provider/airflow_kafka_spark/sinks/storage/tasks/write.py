@@ -177,7 +177,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
 
     def finish_file(self, file: LakeFileT, key: PartitionKey) -> Mapping[str, Any]:
         file.finish()
-        size = self.target.store.filesystem.get_file_info(self.target.store.full(file.path)).size
+        size = self.target.store.size(file.path)
         return {"path": file.path, "rows": file.rows, "bytes": size, **self.describe(file, key)}
 
     # --- errors -------------------------------------------------------------------------------------------------------

@@ -208,5 +208,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
             return
         for oid in truncate.relations:
             table = self._tables[oid]
-            if table.is_taken and not (self._filter is not None and self._filter.is_superfluous_truncate(table.relation)):
+            if table.is_taken and not (
+                self._filter is not None and self._filter.is_superfluous_truncate((table.relation.schema, table.relation.table))
+            ):
                 yield self.event(table, lsn, "t", "", "null", "null")

@@ -10,16 +10,11 @@ from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.hooks.postgres import rows
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, BATCH_ROWS, EventReader
+from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions, EventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import Message, NotPgoutput, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, parse_lsn
-from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import (
-    SnapshotFilter,
-    TableSnapshot,
-    chunk_rows,
-    chunk_token,
-    open_chunk,
-)
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import SnapshotFilter, chunk_rows, chunk_token, open_chunk
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import UserType
 
 if TYPE_CHECKING:
@@ -79,8 +74,13 @@ class CdcReader(EventReader):
         tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]
         if not tables:
             return None
-        by_name = {table.table: table for table in tables}
-        return SnapshotFilter(self.server, connection, self.publication, by_name, "t" not in self.options.skipped)
+        return SnapshotFilter(
+            tables={table.table: table for table in tables},
+            publishes_truncates="t" not in self.options.skipped,
+            server=self.server,
+            connection=connection,
+            publication=self.publication,
+        )
 
     def _messages(self, connection: psycopg.Connection[Any], end: str) -> Iterator[list[tuple[int, Message]]]:
         """Yield LSN and message, some at a time. The server keeps the result, in a file if it is large, and hands out pieces."""

@@ -1,0 +1,129 @@
+"""Sinks on a store that fails at each request in turn. Run by ``tests/test_s3.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable
+from airflow_kafka_spark.hooks.storage import s3_access
+from airflow_kafka_spark.sinks import window_files
+from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.sinks.delta.sink import DeltaSink
+from airflow_kafka_spark.sinks.files.sink import FilesSink
+from tests.sinks.attempt import apply
+from tests.sinks.feed import SCHEMA, Feed
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.s3 import Bucket, EmbeddedS3
+
+ALL = os.environ.get("STORE_FAULTS") == "all"
+"""True: every request fails in every way, in minutes. False: each request fails in one of these ways."""
+
+ENDLESS = 1_000_000
+FAULTS: dict[Fault, int] = {"lost": 0, "expired": ENDLESS, "unavailable": 0, "skewed": ENDLESS}
+"""How many requests fail after the first one."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A table behind the proxy. It is read past the proxy, from the objects or the log."""
+
+    proxy: FaultProxy
+    bucket: Bucket
+    sink: Sink
+    feed: Feed
+
+    def read(self) -> Counter[int]:
+        if isinstance(self.sink, DeltaSink):
+            return Counter(self.delta.to_pyarrow_table(columns=["id"])["id"].to_pylist())
+        filesystem, files = s3_access("lake").filesystem(), sorted(self.named())
+        tables = [pa.parquet.read_table(f"{self.bucket.name}/{file}", filesystem=filesystem, columns=["id"]) for file in files]
+        return Counter(i for table in tables for i in table["id"].to_pylist())
+
+    @property
+    def delta(self) -> DeltaTable:
+        return DeltaTable(self.sink.uri, storage_options=s3_access("lake").storage_options)
+
+    def named(self) -> set[str]:
+        """The data files that readers see."""
+        if isinstance(self.sink, DeltaSink):
+            return {f"lake/{path}" for path in pa.table(self.delta.get_add_actions(flatten=True)).column("path").to_pylist()}
+        return {uri.partition(f"{self.bucket.name}/")[2] for uri in window_files(self.sink.uri, "lake")}
+
+    def leftovers(self) -> set[str]:
+        objects = self.bucket.objects()
+        data = {key for key in objects if key.endswith(".parquet")}
+        return data - self.named() | {key for key in objects if "attempts/" in key and not key.endswith("attempts/")}
+
+
+@pytest.fixture(scope="module")
+def proxy(s3: EmbeddedS3) -> Iterator[FaultProxy]:
+    with FaultProxy(s3.url) as started:
+        connection = json.loads(s3.connection_json())
+        connection["extra"]["endpoint_url"] = started.url
+        os.environ["AIRFLOW_CONN_FAULTY"] = json.dumps(connection)
+        yield started
+
+
+@pytest.fixture(params=["files", "delta"] if ALL else ["files"])
+def place(proxy: FaultProxy, s3: EmbeddedS3, unique: Callable[[str], str], request: pytest.FixtureRequest) -> Place:
+    proxy.arm(None)
+    bucket = s3.create_bucket(unique("bucket"))
+    kinds: dict[str, Any] = {"files": FilesSink, "delta": DeltaSink}
+    sink = kinds[request.param](f"s3://{bucket.name}/lake", conn_id="faulty")
+    place = Place(proxy, bucket, sink, Feed(SCHEMA))
+    apply(sink, place.feed.next(1, 0, 0))
+    return place
+
+
+def test_a_window_is_there_once_whichever_request_fails(place):
+    """Each way of failing at each request; then the attempt is repeated, as Airflow does."""
+    place.proxy.arm(None)
+    apply(place.sink, place.feed.next(1, 0, 0))
+    count, moved, errors = len(place.proxy.requests), 2, Counter[str]()
+    for number in range(1, count + 1):
+        for kind, (fault, more) in enumerate(FAULTS.items()):
+            if not ALL and number % len(FAULTS) != kind:
+                continue
+            job, moved = place.feed.next(1, 0, 0), moved + 1
+            place.proxy.arm(fault, number, number + more)
+            try:
+                apply(place.sink, job)
+            except KafkaSparkError as error:
+                assert isinstance(error, SinkUnavailable), (fault, number, place.proxy.failed[0])
+                errors[fault] += 1
+            place.proxy.arm(None)
+            assert apply(place.sink, job).ranges == job.window.ranges
+    found = place.read()
+    assert (set(found.values()), len(found)) == ({1}, moved)
+    assert errors["expired"] and errors["skewed"], "these are not tried again"
+    # The last attempt removes what earlier ones could not.
+    apply(place.sink, place.feed.next(1, 0, 0))
+    assert place.leftovers() == set()
+
+
+def test_a_store_that_slows_its_clients_down_is_waited_for(place):
+    job = place.feed.next(1, 0, 0)
+    place.proxy.arm("slow down", 1, ENDLESS, every=3)
+    apply(place.sink, job)
+    assert len(place.proxy.failed) > 5
+    place.proxy.arm(None)
+    assert set(place.read().values()) == {1}
+
+
+def test_a_conditional_put_whose_answer_is_lost_is_recognised_as_the_own_one(place):
+    job = place.feed.next(1, 0, 0)
+    part = "/_delta_log/" if isinstance(place.sink, DeltaSink) else "/log/000"
+    place.proxy.arm_at(lambda request: request.startswith("PUT") and part in request, "lost")
+    assert apply(place.sink, job).ranges == job.window.ranges
+    assert len(place.proxy.failed) == 1 and part in place.proxy.failed[0]
+    place.proxy.arm(None)
+    assert set(place.read().values()) == {1} and len(place.read()) == 2
