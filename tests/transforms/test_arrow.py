@@ -180,6 +180,17 @@ EXPRESSIONS += [
         "cast(at as string)",
         "cast(day as string)",
     ),
+    *(
+        f"date_format({what}, '{pattern}')"
+        for what in ("at", "day")
+        for pattern in (
+            "yyyy-MM-dd",
+            "yyyyMMdd HH:mm:ss.SSS",
+            "d.M.yy H:m:s",
+            "yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX",
+            "SS S xxx Z",
+        )
+    ),
 ]
 """Expressions that never fail for a value."""
 
@@ -219,7 +230,7 @@ FALLIBLE = [
 
 UNKNOWN = [
     *("rand()", "initcap(t)", "try_add(i64, 1)", "cast(t as float)", "d / 3", "cast(f64 as string)", "round(f64, 1)"),
-    *("t RLIKE '.*'", r"t RLIKE r'\s'", "t RLIKE '(?i)a'", r"t LIKE r'a\%'", "date_format(at, 'yyyy')", "timestamp_millis(i64)"),
+    *("t RLIKE '.*'", r"t RLIKE r'\s'", "t RLIKE '(?i)a'", r"t LIKE r'a\%'", "date_format(at, 'EEE')", "timestamp_millis(i64)"),
     "CASE WHEN abs(cast(i64 as double)) < 253402300800000 THEN null ELSE timestamp_millis(i64) END",
     *("substring(t, 1, -1)", "t LIKE 'a/%' ESCAPE '/'", "named_struct(concat('a', 'b'), i32)"),
     *(

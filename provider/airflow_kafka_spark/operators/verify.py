@@ -41,8 +41,8 @@ class VerifyOperator(BaseOperator):
     Databases compute a count and a checksum per chunk of the key, and send nothing else. The checksum adds up a part of the
     MD5 of each row, so that the order of rows does not count, and a row that is there twice does. A chunk that differs is cut
     into smaller ones, and at last its rows are read from both sides. So no Spark is started: the databases do the work, and the
-    number of their sessions is the limit, not the number of executors. A table in Delta or Iceberg is read by the task, a batch
-    at a time.
+    number of their sessions is the limit, not the number of executors. Tables in Delta or Iceberg and files are read by the task,
+    a batch at a time.
 
     Values are equal if they are equal as values: numbers of any scale, ``timestamp`` with and without time zone by microsecond
     (without one, as UTC), ``char(n)`` without blanks at its end, floating-point numbers by bit (a single in a double as a
@@ -60,8 +60,8 @@ class VerifyOperator(BaseOperator):
 
     :param source: the table that is right: its connection, ``table`` or ``query``, ``key`` (default: its primary key) and
         ``include_columns``; the other options mean nothing here.
-    :param sink: the table that is compared with it: a ``PostgresSink``, ``DeltaSink`` or ``IcebergSink`` as the pipeline has it,
-        or a ``JdbcSource`` that reads it. Columns that only the sink has are not compared.
+    :param sink: the table that is compared with it: a ``PostgresSink``, ``DeltaSink``, ``IcebergSink`` or ``FilesSink`` (Parquet)
+        as the pipeline has it, or a ``JdbcSource`` that reads it. Columns that only the sink has are not compared.
     :param columns: source column -> sink column, where the names differ; default none.
     :param exclude_columns: columns of the source that are not compared; default none.
     :param where: a condition for the source's rows, in its SQL; default empty, all rows.

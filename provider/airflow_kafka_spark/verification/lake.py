@@ -1,4 +1,4 @@
-"""One side of a comparison by buckets: a Delta or an Iceberg table, which is read as Arrow, a batch at a time."""
+"""One side of a comparison by buckets: a Delta or an Iceberg table, or files, read as Arrow, a batch at a time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable
 from airflow_kafka_spark.hooks.postgres import quote
-from airflow_kafka_spark.sinks import DeltaSink, IcebergSink
+from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.sinks.delta.log import DeltaLog
+from airflow_kafka_spark.sinks.files.manifest import DATA, open_manifests
 from airflow_kafka_spark.verification.arrow_values import family_of, rows_of
 from airflow_kafka_spark.verification.buckets import Buckets, BucketSums, add_sums
 from airflow_kafka_spark.verification.forms import Comparable, Form, Row, Sums, row_checksum
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.dataset as ds
     from deltalake import DeltaTable
 
-LakeSink = DeltaSink | IcebergSink
+LakeSink = DeltaSink | IcebergSink | FilesSink
 Piece = Callable[[], "Iterator[pa.RecordBatch]"]
 """Reads a part of a table."""
 
@@ -47,6 +49,9 @@ class LakeTable:
             if isinstance(sink, DeltaSink):
                 delta = _load_delta(sink, doing)
                 return None if delta is None else cls(sink, pa.schema(delta.schema().to_arrow()))
+            if isinstance(sink, FilesSink):
+                files = _load_files(sink)
+                return None if files is None else cls(sink, files.schema)
             with sink.open() as lake:
                 table = lake.load(doing)
                 return None if table is None else cls(sink, table.schema().as_arrow())
@@ -75,7 +80,7 @@ class LakeSide:
     :param columns: the columns that are compared, those of the key first.
     :param forms: the form of each.
     :param key: the number of columns of the key.
-    :param where: a condition: SQL for Delta, an expression of pyiceberg for Iceberg; empty for all rows.
+    :param where: a condition: SQL for Delta, an expression of pyiceberg for Iceberg; empty for all rows, and for files.
     """
 
     sink: LakeSink
@@ -100,7 +105,12 @@ class LakeSide:
     def pieces(self) -> Iterator[Piece]:
         doing = "listing its files"
         with _errors(self.sink, doing):
-            yield from self._delta(doing) if isinstance(self.sink, DeltaSink) else self._iceberg(self.sink, doing)
+            if isinstance(self.sink, DeltaSink):
+                yield from self._delta(self.sink, doing)
+            elif isinstance(self.sink, FilesSink):
+                yield from self._files(self.sink)
+            else:
+                yield from self._iceberg(self.sink, doing)
 
     def bucket_sums(self, piece: Piece, buckets: Buckets) -> BucketSums:
         total: BucketSums = {}
@@ -120,14 +130,24 @@ class LakeSide:
                     if number is not None:
                         yield number, row
 
-    def _delta(self, doing: str) -> Iterator[Piece]:
+    def _files(self, sink: FilesSink) -> Iterator[Piece]:
+        """Yield each file."""
+        import pyarrow.dataset as ds
+
+        if (files := _load_files(sink)) is None:
+            return
+        for fragment in files.get_fragments():
+            yield lambda fragment=fragment: ds.Scanner.from_fragment(  # type: ignore[misc]
+                fragment, schema=files.schema, columns=list(self.columns), use_threads=False
+            ).to_batches()
+
+    def _delta(self, sink: DeltaSink, doing: str) -> Iterator[Piece]:
         """Yield the whole table: its query engine reads files side by side."""
         from deltalake import QueryBuilder
 
-        assert isinstance(self.sink, DeltaSink)
-        table = _load_delta(self.sink, doing)
+        table = _load_delta(sink, doing)
         if table is None:
-            raise SinkUnavailable(self.sink.uri, doing, "the table is gone")
+            raise SinkUnavailable(sink.uri, doing, "the table is gone")
         selected = ", ".join(map(quote, self.columns))
         query = f"SELECT {selected} FROM verified" + (f" WHERE {self.where}" if self.where else "")
 
@@ -174,6 +194,30 @@ class _errors:  # noqa: N801 - used like `contextlib.suppress`
         if isinstance(self.sink, IcebergSink):
             raise self.sink.open().unavailable(self.doing, error) from error
         raise SinkUnavailable(self.sink.uri, self.doing, f"{type(error).__name__}: {error}") from error
+
+
+def _load_files(sink: FilesSink) -> ds.Dataset | None:
+    """Return the files of complete windows; None if there are none."""
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+    import pyarrow.fs
+
+    columns = [sink.window_column, *sink.partition_by]
+    hive = ds.HivePartitioning(pa.schema([(name, pa.string()) for name in columns]))
+    found: pyarrow.fs.FileSelector | list[str]
+    if sink.renames:
+        if not sink.directory.exists():
+            return None
+        base, filesystem = str(sink.directory), pyarrow.fs.LocalFileSystem()
+        found = pyarrow.fs.FileSelector(base, recursive=True)
+    else:
+        table = open_manifests(sink)
+        base, filesystem = table.store.full(DATA), table.store.filesystem
+        found = [table.store.full(file["path"]) for record in table.visible_records() for file in record.files]
+    given = ds.FileSystemFactoryOptions(partition_base_dir=base, partitioning=hive, selector_ignore_prefixes=[".", "_"])
+    factory = ds.FileSystemDatasetFactory(filesystem, found, ds.ParquetFileFormat(), given)
+    files = factory.finish(factory.inspect(promote_options="permissive", fragments=None if sink.auto_evolve else 1))
+    return files if files.files else None
 
 
 def _load_delta(sink: DeltaSink, doing: str) -> DeltaTable | None:

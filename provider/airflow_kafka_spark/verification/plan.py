@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.sinks import DeltaSink, IcebergSink, PostgresSink
+from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink, PostgresSink
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.jdbc.windows import find_relation
@@ -37,9 +37,11 @@ def make_plan(options: VerificationOptions) -> tuple[VerificationPlan | None, li
     problems, source, sink = [], options.source, options.sink
     if not isinstance(source, JdbcSource):
         problems.append(Problem("source", f"it is of type {type(source).__name__}; expected a JdbcSource"))
-    if not isinstance(sink, (JdbcSource, PostgresSink, DeltaSink, IcebergSink)):
-        found = f"it is of type {type(sink).__name__}; expected a PostgresSink, a DeltaSink, an IcebergSink or a JdbcSource"
-        problems.append(Problem("sink", found))
+    if not isinstance(sink, (JdbcSource, PostgresSink, DeltaSink, IcebergSink, FilesSink)):
+        expected = "a PostgresSink, a DeltaSink, an IcebergSink, a FilesSink or a JdbcSource"
+        problems.append(Problem("sink", f"it is of type {type(sink).__name__}; expected {expected}"))
+    if isinstance(sink, FilesSink):
+        problems += _files_problems(sink, options.sink_where)
     if problems:
         return None, problems
     left_out = {f"source column `{name}`" for name in options.exclude_columns}
@@ -58,9 +60,17 @@ def make_plan(options: VerificationOptions) -> tuple[VerificationPlan | None, li
     return (None if problems else found_plan), [*problems, *wrong]
 
 
+def _files_problems(sink: FilesSink, condition: str) -> Iterator[Problem]:
+    if sink.format != "parquet":
+        yield Problem("sink.format", f"it is `{sink.format}`; only files of `parquet` can be compared")
+    if condition:
+        action = 'Leave `where` out, or give `sink_where=""` if the files have only rows that meet it'
+        yield Problem("sink_where", "rows of files cannot be chosen by a condition", action)
+
+
 def _sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, list[Problem]]:
     """Return the sink's table; or None, and why it cannot be compared."""
-    if isinstance(sink, (DeltaSink, IcebergSink)):
+    if isinstance(sink, (DeltaSink, IcebergSink, FilesSink)):
         try:
             if (problems := sink.target_problems()) or (found := LakeTable.load(sink)) is not None:
                 return (None, problems) if problems else (found, [])
