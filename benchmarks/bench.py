@@ -41,6 +41,8 @@ class Stand:
     cpu: CpuMeter = field(default_factory=lambda: CpuMeter())
     aside: float = 0.0
     """Seconds spent on preparing and on checking: nobody's time."""
+    cpu_aside: float = 0.0
+    """CPU seconds of the same."""
 
     def ratio(self, name: str) -> float:
         """Return the newest ratio of a contestant to its base."""
@@ -48,11 +50,12 @@ class Stand:
 
     @contextmanager
     def put_aside(self) -> Iterator[None]:
-        begun = time.monotonic()
+        begun, before = time.monotonic(), self.cpu.seconds()
         try:
             yield
         finally:
             self.aside += time.monotonic() - begun
+            self.cpu_aside += self.cpu.seconds() - before
 
     def table(self, name: str, *, primary_key: bool = True) -> str:
         """A new, empty table; the server's buffers are written out first, so that nobody pays for another's rows."""
@@ -83,9 +86,11 @@ def compare(
     used: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(stand.rounds + 1):
         for name, run in contestants.items():
-            begun, stand.aside, before = time.monotonic(), 0.0, stand.cpu.seconds()
+            stand.aside = stand.cpu_aside = 0.0
+            begun, before = time.monotonic(), stand.cpu.seconds()
             run(turn)
-            seconds, cpu = time.monotonic() - begun - stand.aside, stand.cpu.seconds() - before
+            seconds = time.monotonic() - begun - stand.aside
+            cpu = stand.cpu.seconds() - before - stand.cpu_aside
             if turn:
                 times[name].append(seconds)
                 used[name].append(cpu)

@@ -27,6 +27,7 @@ from airflow_kafka_spark.operators.options import (
     WindowOptions,
 )
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
+from airflow_kafka_spark.sinks import DeltaSink, IcebergSink
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres, KafkaSecurity
 from airflow_kafka_spark.triggers.interval import KafkaIntervalTrigger
 from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
@@ -77,6 +78,10 @@ OWN_MEANING = {
     *("errors_tolerance", "errors_deadletterqueue_topic_name", "errors_skip", "max_errors", "kwargs"),
 }
 """Parameters that mean something else in each operator, and that each describes in its own words."""
+
+LAKES = (DeltaSink, IcebergSink)
+OF_LAKES = {"conn_id", "partition_by", "auto_create", "auto_evolve", "compression", "table_properties"}
+"""Parameters that say what is special of Delta or Iceberg."""
 
 NUMBER = re.compile(r"\b(int|float|timedelta|Count|Duration)\b")
 UNIT = re.compile(
@@ -159,7 +164,9 @@ def test_a_docstring_says_the_default_of_every_parameter_that_has_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "own"), [(MOVING, OWN_MEANING), (SENSORS, OF_EACH), (TRIGGERS, OF_EACH)], ids=["operators", "sensors", "triggers"]
+    ("classes", "own"),
+    [(MOVING, OWN_MEANING), (SENSORS, OF_EACH), (TRIGGERS, OF_EACH), (LAKES, OF_LAKES)],
+    ids=["operators", "sensors", "triggers", "lakes"],
 )
 def test_classes_that_share_a_parameter_describe_it_in_the_same_words(classes: tuple[type, ...], own: set[str]) -> None:
     def texts(name: str) -> set[str]:

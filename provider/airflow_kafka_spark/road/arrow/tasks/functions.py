@@ -293,6 +293,7 @@ def _refused(where: Value) -> bool:
 _OVERFLOW = "ARITHMETIC_OVERFLOW: a result does not fit into its type"
 _ZERO = "DIVIDE_BY_ZERO: a divisor is 0"
 _RANGE = "NUMERIC_VALUE_OUT_OF_RANGE: a number does not fit into its type"
+_NO_DECIMAL = "NUMERIC_OUT_OF_SUPPORTED_RANGE: a number has more than 38 digits"
 _MALFORMED = "CAST_INVALID_INPUT: a text is not a value of the type it is cast to"
 _CAST_RANGE = "CAST_OVERFLOW: a number does not fit into the type it is cast to"
 
@@ -489,7 +490,10 @@ def decimal_of_text_or_fail(kind: pa.DataType, text: Value) -> Value:
     found = decimal_of_text(kind, text)
     if found.null_count > text.null_count:
         first = text.filter(pc.and_(found.is_null(), text.is_valid()))[0].as_py()
-        raise ValueRefused(_RANGE if _DECIMAL_TEXT.fullmatch(first.strip(_JAVA_SPACE)) else _MALFORMED)
+        stripped = first.strip(_JAVA_SPACE)
+        if not _DECIMAL_TEXT.fullmatch(stripped):
+            raise ValueRefused(_MALFORMED)
+        raise ValueRefused(_RANGE if Decimal(stripped).adjusted() < 38 else _NO_DECIMAL)
     return found
 
 
