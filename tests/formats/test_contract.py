@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 
-from airflow_kafka_spark.formats import Avro, Csv, Debezium, Json, Raw, String
+from airflow_kafka_spark.formats import Avro, Csv, Debezium, Format, Json, Protobuf, Raw, String
 from tests.formats.contract import CHECKS, Case
 
 CASES = {
@@ -88,3 +89,20 @@ def test_importing_formats_is_cheap() -> None:
     code = "import sys; from airflow_kafka_spark import formats; print({'pyarrow', 'numpy', 'pyspark'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("format", "package", "extra"),
+    [
+        (CASES["avro"].format, "polars", "avro"),
+        (Protobuf(schema='syntax = "proto3"; message Order { int64 id = 1; }'), "grpc_tools", "protobuf"),
+    ],
+    ids=["avro", "protobuf"],
+)
+def test_a_missing_package_is_a_problem_that_names_the_extra(
+    format: Format, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == package else find(name, *a))
+    (problem,) = format.validate("value")
+    assert f"pip install 'airflow-provider-kafka-spark[{extra}]'`, on the executors too" in str(problem)

@@ -253,6 +253,7 @@ class ToSink(Subject):
             self._skip,
             self._reset,
             self._go_elsewhere,
+            self._share_its_group,
             self._rename,
             self._forget,
             self._change_arguments,
@@ -318,6 +319,18 @@ class ToSink(Subject):
             self.run()
             return "another place"
         raise AssertionError("a run with another destination took an open window")
+
+    def _share_its_group(self, chance: random.Random) -> str:
+        """Another pipeline must not begin with the group of this one."""
+        from airflow_kafka_spark.errors import GroupOwned
+
+        self.next_run()
+        self.run()
+        try:
+            self.attempts.run(self.run_id, facts=self.facts, pipeline=f"{self._name}-stranger")
+        except GroupOwned:
+            return "another pipeline with its group"
+        raise AssertionError("another pipeline began with the group of this one")
 
     def _change_arguments(self, chance: random.Random) -> str | None:
         """A run with other arguments finishes a window of which any part may be done."""

@@ -291,7 +291,7 @@ def is_own(actor: str, step: tuple[Any, ...]) -> bool:
     return kind not in ("commit", "sink.commit", "read") or (kind == "read" and args[1][0].startswith(b'["%s' % actor.encode()))
 
 
-TAKES = {"records": 0, "timeouts": 0, "at_once": is_own, "switches": 5}
+TAKES = {"records": 0, "timeouts": 0, "at_once": is_own, "switches": 4}
 
 
 def taker(pipeline: str, run: str, group: str, hour: int | None = None):
@@ -331,8 +331,11 @@ def an_hour_of_a_group() -> World:
 
 
 def compete(world: World, acts: dict[str, Any], finish=(), groups: int = 1, **options: Any):
-    """Explore pipelines of which some need the same group."""
-    finish = [*map(refused, (*finish, *acts.values()))]
+    """Explore pipelines of which some need the same group.
+
+    :param finish: what is done at last; by default, each act once more.
+    """
+    finish = [*map(refused, finish or acts.values())]
     found = explore(world, acts, finish, always=each_its_own(world, groups), **{**TAKES, **options})
     assert all(found.ends[name].keys() >= {"done", "GroupOwned"} for name in "pq"), found.ends
     return found
@@ -347,13 +350,23 @@ def test_a_pipeline_gets_another_group_while_a_new_one_begins_with_it(model):
     compete(world, {"p": taker("p", "2", "other"), "q": taker("q", "1", "other")})
 
 
+def test_a_window_with_another_group_is_given_up_while_a_new_pipeline_begins_with_it(model):
+    world = run_alone(World(end=1), taker("p", "1", "g"), "p")._replace(end=2)
+    p, q = taker("p", "2", "other"), taker("q", "1", "other")
+    compete(world, {"p": p, "q": q, "skip": partial(skip, HOOK, "p", running=False, **COMMAND)}, [p, q])
+
+
 def test_intervals_get_another_group_while_a_new_pipeline_begins_with_it(model):
     compete(an_hour_of_a_group(), {"p": taker("p", "1", "other", 1), "q": taker("q", "1", "other")})
 
 
 def test_intervals_come_back_to_their_group_while_a_new_pipeline_begins_with_it(model):
-    acts = {"p": taker("p", "1", "other", 1), "r": taker("r", "1", "other"), "q": taker("q", "1", "g")}
-    compete(an_hour_of_a_group(), acts, [acts["p"], taker("p", "1", "g", 1)], groups=2, switches=4)
+    def two_others() -> None:
+        taker("r", "1", "other")()
+        taker("q", "1", "g")()
+
+    p = taker("p", "1", "other", 1)
+    compete(an_hour_of_a_group(), {"p": p, "q": two_others}, [p, taker("p", "1", "g", 1), two_others], groups=2, switches=3)
 
 
 # --- a rule is taken away, and it is noticed -----------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def forget(
 
     :param hook: the cluster.
     :param request: the pipeline, the author and the reason.
-    :param group_id: its consumer group. Default: the one that its last report names.
+    :param group_id: its consumer group. Default: that of its newest window.
     :param delete_group: True to delete its group with the offsets that it has committed.
     :param discard_open: True to give up an open window, even if its sink may have committed it already.
     :raises PipelineUnknown: the ledger holds nothing of it.

@@ -373,7 +373,6 @@ class FromKafkaOperator(WindowOperator):
             return self._intervals.window(ledger, run)
         topics = self.resolve()
         log = read_log(self.kafka, topics)
-        warn_of_lost_transactions(self.kafka, log)
         of_group = self.kafka.committed(self.group_id, log.partitions)
         refuse_other_group(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
@@ -383,6 +382,7 @@ class FromKafkaOperator(WindowOperator):
             ledger.read()
             found = self._beginning(ledger, log, of_group, committed)
         position = found.position
+        warn_of_lost_transactions(self.kafka, log, position.offsets)
         if found.decided_by == "sink":
             self.log.warning(
                 "The ledger knows nothing of pipeline %s, but its sink does: going on after window %d",

@@ -324,10 +324,10 @@ def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
 def test_a_transaction_that_is_open_for_longer_than_brokers_allow_is_named_with_the_command_that_ends_it(
     kafka, hook, topic, caplog, monkeypatch
 ):
-    def warned():
+    def warned(offsets=None):
         caplog.clear()
-        warn_of_lost_transactions(hook, read_log(hook, [topic]))
-        return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        warn_of_lost_transactions(hook, read_log(hook, [topic]), offsets)
+        return [record.getMessage() for record in caplog.records if record.name == warn_of_lost_transactions.__module__]
 
     produce(kafka, topic, 1, *[SECOND] * 3)
     with transaction(kafka) as producer:
@@ -339,6 +339,8 @@ def test_a_transaction_that_is_open_for_longer_than_brokers_allow_is_named_with_
         assert f"--topic {topic} --partition 0 --start-offset 0" in one and "32 minutes" in one
         monkeypatch.setattr("time.time", lambda: 1_900.0)
         assert len(warned()) == 2 and f"--topic {topic} --partition 1 --start-offset 3" in caplog.text
+        (one,) = warned({TopicPartition(topic, 0): 0, TopicPartition(topic, 1): 1})
+        assert "--partition 0" in one, "a window gets on in the other partition"
         monkeypatch.undo()
         producer.commit_transaction(20)
     assert eventually(lambda: not warned())

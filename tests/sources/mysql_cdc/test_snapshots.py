@@ -334,10 +334,13 @@ def test_a_chunk_that_is_given_up_leaves_out_its_rows_as_they_were(shop: Binlog)
     assert [(op, after["id"]) for op, _, after in changes(found)] == [("u", 5), ("u", 15)]
 
 
-def test_what_cannot_be_read_in_a_snapshot_is_named_before_it_begins(shop: Binlog):
+def test_what_cannot_be_read_in_a_snapshot_is_named_before_it_begins(shop: Binlog, monkeypatch):
     shop.execute("CREATE TABLE a (id int PRIMARY KEY) ENGINE=Aria", "CREATE TABLE empty (id int PRIMARY KEY)")
     [problem] = shop.source(snapshot="initial").validate()
     assert "the engine of shop.a is Aria" in problem.what and "InnoDB" in problem.action
     [problem] = shop.source(snapshot="initial", tables=["empty"], starting_position="earliest").validate()
     assert problem.where == "source.starting_position"
     assert shop.windows(snapshot="initial", tables=["empty"]).drain() == []
+    monkeypatch.setattr("airflow_kafka_spark.sources.mysql_cdc.validation.is_mariadb", lambda connection: False)
+    [problem] = shop.source(snapshot="initial", tables=["empty"]).validate()
+    assert "does not tell the place" in problem.what, "as MySQL"

@@ -30,6 +30,9 @@ def test_wrong_options_are_all_reported_at_once():
         "time_precision_mode": "nanos",
         "bigint_unsigned_handling_mode": "short",
         "zero_date_handling_mode": "epoch",
+        "snapshot": "always",
+        "snapshot_chunk_rows": 0,
+        "snapshot_chunks_per_window": 101,
     }
     texts = {problem.where: problem.what for problem in MySqlCdcSource("nobody", **wrong).validate()}
     assert {f"source.{name}" for name in wrong} | {"source.conn_id"} == set(texts)

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaUnavailable, RightMissing
@@ -61,16 +62,19 @@ def read_log(hook: KafkaHook, topics: Iterable[str]) -> Log:
     )
 
 
-def warn_of_lost_transactions(hook: KafkaHook, log: Log) -> None:
+def warn_of_lost_transactions(hook: KafkaHook, log: Log, offsets: Mapping[TopicPartition, int] | None = None) -> None:
     """Log a warning for each partition whose first open transaction is older than the brokers let a transaction be by default.
 
     The brokers may have lost it (a hanging transaction, KIP-664). Then no window ever gets past it, and no window fails.
 
     :param log: the present log of the topics that are read.
+    :param offsets: where the next window begins. Partitions with committed records behind that are left out. Default: none.
     """
     import confluent_kafka
 
-    left = {tp: there.lso for tp, there in log.partitions.items() if there.lso < there.high}
+    held = ((tp, there.lso) for tp, there in log.partitions.items() if there.lso < there.high)
+    stuck = ((tp, lso) for tp, lso in held if offsets is None or offsets.get(tp) == lso)
+    left = dict(islice(stuck, PARTITIONS_PER_CONSUMER))
     if not left:
         return
     config = {**hook.consumer_config(**_EPOCH_SETTINGS), "isolation.level": "read_uncommitted"}

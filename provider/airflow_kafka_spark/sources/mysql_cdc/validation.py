@@ -75,8 +75,9 @@ class BinlogValidation:
             found = self._setting(connection, name)
             if found not in ("", "OFF", "0"):
                 yield Problem("source.conn_id", f"`{name}` of the server is `{found}`: {reason}", f"SET GLOBAL {name} = DEFAULT")
-        if self.options.snapshot != "never" and not is_mariadb(connection):
-            what = "the server is MySQL, which does not tell the place of its log at which a transaction sees the tables"
+        tells_place = is_mariadb(connection) and rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_position'")
+        if self.options.snapshot != "never" and not tells_place:
+            what = "the server does not tell the place of its log at which a transaction sees the tables, as MariaDB does"
             yield Problem("source.snapshot", what, 'Use `snapshot="never"` and the place of a backup (`starting_position`)')
         yield from self._kept_problems(connection)
         yield from self._replica_problems(connection)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import SqlFailed
 from airflow_kafka_spark.formats.internal_columns import OFFSET
-from airflow_kafka_spark.road.arrow.tasks.functions import FALLIBLE, FUNCTIONS, Value, ValueRefused
+from airflow_kafka_spark.road.arrow.tasks.functions import FALLIBLE, FUNCTIONS, ExpressionFailed, Value
 
 COLUMN, LITERAL, FIELD, STRUCT, CASE, KEPT, CALL = "column", "literal", "field", "struct", "case", "kept", "call"
 
@@ -90,7 +90,7 @@ class Program:
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns of a batch.
 
-        :raises ValueRefused: the program fails for a value.
+        :raises ExpressionFailed: the program fails for a value.
         """
         return _Evaluation(self, batch).run()
 
@@ -103,7 +103,7 @@ class Program:
         for batch in batches:
             try:
                 made = self(batch)
-            except ValueRefused as refused:
+            except ExpressionFailed as refused:
                 raise SqlFailed(f"{place}@{self._first_refused(batch)}", str(refused)) from None
             yield made
 
@@ -113,7 +113,7 @@ class Program:
             try:
                 self(half)
                 batch = batch.slice(half.num_rows)
-            except ValueRefused:
+            except ExpressionFailed:
                 batch = half
         return int(batch.column(batch.schema.get_field_index(OFFSET))[0].as_py())
 

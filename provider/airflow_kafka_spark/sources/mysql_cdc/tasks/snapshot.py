@@ -6,6 +6,7 @@ exactly the transactions before it.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,8 +121,9 @@ def _is_changed(server: LogServer, connection: Any, place: Place, name: Sequence
     end = server.end(connection)
     if end.order <= place.order:
         return False
+    named = re.compile(rf"(?<![\w$]){re.escape(name[1].replace('`', '``'))}(?![\w$])", re.IGNORECASE)
     for located in server.events_up_to(place, end):
-        if located.event.kind == binlog.QUERY and name[1].casefold() in binlog.query(located.event.body)[1].casefold():
+        if located.event.kind == binlog.QUERY and named.search(binlog.query(located.event.body)[1]):
             return True
         if located.end.order >= end.order:
             break
