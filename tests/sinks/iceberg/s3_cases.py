@@ -17,12 +17,13 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
-from airflow_kafka_spark.errors import SinkUnavailable
+from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable
 from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
 from tests.sinks.attempt import Victim, apply
 from tests.sinks.feed import SCHEMA, Feed, replayed
 from tests.sinks.oracle import same_multiset
 from tests.sinks.postgres.kit import Pipeline, dead, write
+from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3 import Bucket, EmbeddedS3
 
 KEYED = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -119,6 +120,42 @@ def test_an_upsert_deletes_and_updates_once_and_a_zombie_of_it_changes_nothing(l
     rows = Counter((line["id"], line["v"]) for line in lake.read("id", "v"))
     assert rows == Counter({(0, "back"): 1, (1, "newest"): 1, (2, "old"): 1, (3, "old"): 1})
     assert lake.leftovers() == []
+
+
+ALL = os.environ.get("STORE_FAULTS") == "all"
+"""True: each request to Glue and S3 fails in each way, in minutes. False: every tenth, in one of them."""
+ENDLESS = 1_000_000
+FAULTS: dict[Fault, int] = {"lost": 0, "expired": ENDLESS, "unavailable": 0, "skewed": ENDLESS}
+"""How many requests fail after the first one."""
+
+
+def test_a_window_is_there_once_whichever_request_to_glue_or_s3_fails(lake, s3):
+    with FaultProxy(s3.url) as proxy:
+        behind = {name: proxy.url if name.endswith(".endpoint") else value for name, value in lake.options.items()}
+        behind |= {"glue.max-retries": "1"}
+        os.environ["AIRFLOW_CONN_GLUE"] = json.dumps({"conn_type": "iceberg", "extra": {"name": "lake", **behind}})
+        feed, jobs = Feed(SCHEMA), []
+        for _ in range(2):
+            proxy.arm(None)
+            apply(lake.sink, feed.next(1, 0, 0))
+        count, errors = len(proxy.requests), 0
+        for number in range(1, count + 1):
+            for kind, (fault, more) in enumerate(FAULTS.items()):
+                if not ALL and (number % 10 or number // 10 % len(FAULTS) != kind):
+                    continue
+                jobs.append(feed.next(1, 0, 0))
+                proxy.arm(fault, number, number + more)
+                try:
+                    apply(lake.sink, jobs[-1])
+                except KafkaSparkError as error:
+                    assert isinstance(error, SinkUnavailable), (fault, number, proxy.failed[0])
+                    errors += 1
+                proxy.arm(None)
+                assert apply(lake.sink, jobs[-1]).ranges == jobs[-1].window.ranges
+        assert errors and len(jobs) >= count // 10
+        apply(lake.sink, feed.next(1, 0, 0))
+        assert Counter(lake.ids()) == Counter(range(len(jobs) + 3))
+        assert lake.leftovers() == [], "the last attempt has removed what earlier ones could not"
 
 
 def test_a_table_that_cannot_be_reached_is_reported_without_the_secret(lake):
