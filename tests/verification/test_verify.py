@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_kafka_spark.errors import SinkDiffers, SourceUnavailable, ValidationError
+from airflow_kafka_spark.errors import SinkDiffers, ValidationError
 from airflow_kafka_spark.operators import VerifyOperator
 from airflow_kafka_spark.sources import JdbcSource
-from airflow_kafka_spark.verification.ranges import ScanState
-from airflow_kafka_spark.verification.run import SavedState
+from airflow_kafka_spark.verification.database_side import DatabaseSide
 from airflow_kafka_spark.verification.work import Work
 from tests.sinks.postgres.kit import Place
-from tests.support.runs import context
+from tests.support.runs import ROOT, context
 from tests.verification.conftest import MARIA
 
 
@@ -138,44 +142,71 @@ def test_rows_that_a_recheck_finds_equal_do_not_differ(orders: Place, monkeypatc
 
 
 class Store:
-    """Airflow's store, which holds JSON."""
+    """Airflow's store, which holds JSON and outlives the task.
 
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
+    :param file: where it is kept.
+    :param kills: SIGKILL once a state of so many chunks is kept.
+    """
+
+    def __init__(self, file: Path, kills: int = 0) -> None:
+        self.file, self.kills = file, kills
 
     def get(self, key: str) -> Any:
-        return json.loads(self.values.get(key, "null"))
+        return json.loads(self.file.read_text()).get(key) if self.file.exists() else None
 
     def set(self, key: str, value: Any) -> None:
-        self.values[key] = json.dumps(value)
-        assert len(self.values[key]) < 10_000
+        self.file.write_text(json.dumps({key: value}))
+        if value["chunks"] == self.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def delete(self, key: str) -> None:
-        self.values.pop(key, None)
+        self.file.unlink(missing_ok=True)
 
 
-def test_a_retry_goes_on_behind_the_chunks_that_are_compared(orders: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_kafka_spark.verification.run.SAVE_SECONDS", 0.0)
+KILLED = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from airflow_kafka_spark.verification import run
+from tests.verification import test_verify
+run.SAVE_SECONDS = 0.0
+conn_id, schema, state = sys.argv[1:]
+sink = test_verify.JdbcSource(conn_id, f"{schema}.t")
+place = SimpleNamespace(conn_id=conn_id, quoted=schema, sink=lambda table: sink)
+test_verify.verify(place, test_verify.Store(Path(state), kills=3), chunk_rows=100, parallel=1)
+"""
+
+
+def test_a_retry_behind_sigkill_goes_on_behind_the_chunks_that_are_compared(orders: Place, tmp_path: Path) -> None:
     orders.connection.execute("DELETE FROM t WHERE id IN (50, 950)")
-    store = Store()
-
-    def stop(state: SavedState, scanned: ScanState, save: Any = SavedState.save) -> None:
-        save(state, scanned)
-        if scanned.chunks == 3:
-            raise SourceUnavailable("s", "reading", "gone")
-
-    with monkeypatch.context() as first:
-        first.setattr(SavedState, "save", stop)
-        with pytest.raises(SourceUnavailable):
-            verify(orders, store, chunk_rows=100, parallel=1)
+    state = tmp_path / "state"
+    command = [sys.executable, "-c", KILLED, orders.conn_id, orders.quoted, str(state)]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
     # Not seen: these chunks are compared.
     orders.connection.execute("DELETE FROM t WHERE id IN (150, 250)")
-    found = verify(orders, store, chunk_rows=100, on_difference="warn")
+    sink = JdbcSource(orders.conn_id, f"{orders.quoted}.t")
+    found = verify(orders, Store(state), sink=sink, chunk_rows=100, on_difference="warn")
     assert named(found) == [{"kind": "missing", "key": {"id": 50}}, {"kind": "missing", "key": {"id": 950}}]
     assert (found["chunks"], found["source_rows"], found["sink_rows"], found["differing_chunks"]) == (11, 1000, 998, 2)
-    again = verify(orders, store, chunk_rows=100, on_difference="warn")
+    again = verify(orders, Store(state), sink=sink, chunk_rows=100, on_difference="warn")
     assert again["missing"] == 4, "an attempt behind a complete one begins anew"
-    assert not store.values
+    assert not state.exists()
+
+
+def test_a_server_that_does_not_answer_is_asked_again(orders: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders.connection.execute("DELETE FROM t WHERE id = 50")
+    waits = []
+
+    def ended(side: DatabaseSide, session: Any, chunk: Any, sums: Any = DatabaseSide.sums) -> Any:
+        if not waits:
+            orders.connection.execute("SELECT pg_terminate_backend(%s)", [session.connection.info.backend_pid])
+        return sums(side, session, chunk)
+
+    monkeypatch.setattr(Work, "wait", lambda work, seconds: waits.append(seconds))
+    monkeypatch.setattr(DatabaseSide, "sums", ended)
+    found = verify(orders, chunk_rows=300, parallel=1, on_difference="warn")
+    assert named(found) == [{"kind": "missing", "key": {"id": 50}}] and found["source_rows"] == 1000
+    assert waits == [1.0]
 
 
 def test_only_rows_of_the_condition_are_compared(orders: Place) -> None:

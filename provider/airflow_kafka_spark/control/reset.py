@@ -24,6 +24,7 @@ from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown
 from airflow_kafka_spark.ledger.attempt import ChangeLedger
 from airflow_kafka_spark.ledger.group import source_window_of
 from airflow_kafka_spark.windows.memory import Memory
+from airflow_kafka_spark.windows.model import PUBLISHED_IN_PART
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, ShiftBy, Written, parse_target
 from airflow_kafka_spark.windows.plan import Log
 
@@ -119,7 +120,10 @@ def _behind_lost_window(
             expected="a window that the ledger has lost, with the position of the source",
             action="Name the topic that the pipeline publishes to with `only`. To publish rows again, `forget` the pipeline",
         )
-    position = replace(memory.position, source=named.position)
+    source = named.position
+    if named.is_planned and source is not None:
+        source = {**source, PUBLISHED_IN_PART: True}
+    position = replace(memory.position, source=source)
     log = Log("", {}, {})
     return PositionChange(memory.next_change, position, {}, (), open_entries(memory), log, last_number=named.number)
 

@@ -18,6 +18,9 @@ from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources import JdbcSource
 
 if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+    from jinja2 import Environment
+
     from airflow_kafka_spark.verification.options import VerificationOptions
     from airflow_kafka_spark.verification.plan import VerificationPlan
     from airflow_kafka_spark.verification.report import VerificationReport
@@ -113,7 +116,7 @@ class VerifyOperator(BaseOperator):
         self.on_difference = on_difference
         self._stopped = Event()
 
-    def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
+    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
         """Render the operator's templates, and those of source and sink, which are frozen."""
         super().render_template_fields(context, jinja_env)
         env = jinja_env or self.get_template_env()

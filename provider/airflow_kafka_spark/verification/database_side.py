@@ -86,6 +86,8 @@ class DatabaseSide:
     def end_of(self, session: DatabaseSession, chunk: Chunk, size: int) -> SplitKey | None:
         """Return the key of a chunk's row number ``size``; None if it has fewer rows."""
         order = self._order(session)
+        if self.is_indexed:
+            session.prefer_indexes()
         row = f"SELECT {order.sql} FROM {self.rows_of(session, chunk)} ORDER BY {order.sql} LIMIT 1 OFFSET {size - 1}"
         found = session.rows(f"SELECT {order.texts} FROM ({row}) AS __end")
         if not found:

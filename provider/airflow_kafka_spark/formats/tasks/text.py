@@ -130,7 +130,7 @@ class TextEncoder(Encoder):
         column = rows[self.column]
         if self.kind in ("zoned", "local"):
             # SQL casts timestamps to text without trailing zeros of the second.
-            return pc.replace_substring_regex(_timestamps(column, " "), r"\.?0+$", "").cast(pa.binary())
+            return pc.replace_substring_regex(timestamp_texts(column, " "), r"\.?0+$", "").cast(pa.binary())
         if self.kind == "date":
             return _dates(column).cast(pa.binary())
         return column if self.kind == "binary" else column.cast(pa.string()).cast(pa.binary())
@@ -144,7 +144,7 @@ def _texts_of_kind(column: pa.Array, kind: Kind) -> ValueTexts:
     if kind == "fine decimal":
         return ValueTexts(_with_exponents(column))
     if kind in ("zoned", "local"):
-        return ValueTexts(_timestamps(column, "T"), zone="Z" if kind == "zoned" else "", quoted=True)
+        return ValueTexts(timestamp_texts(column, "T"), zone="Z" if kind == "zoned" else "", quoted=True)
     if kind == "date":
         return ValueTexts(_dates(column), quoted=True)
     if kind == "binary":
@@ -274,7 +274,7 @@ def _scalars(array: pa.Array, json: bool, style: _Style = _FILES) -> ValueTexts 
         return ValueTexts(_java_floats(array, '"') if style.as_java else _floats(array, '"' if json else ""))
     if pa.types.is_timestamp(kind):
         # Without its zone the value is in UTC already, and written thirty times as fast.
-        text = _timestamps(array.cast(pa.timestamp("us")), "T", sign=style.sign)
+        text = timestamp_texts(array.cast(pa.timestamp("us")), "T", sign=style.sign)
         return ValueTexts(text, zone="Z" if kind.tz else "", quoted=True)
     if pa.types.is_date(kind):
         return ValueTexts(_dates(array.cast(pa.date32()), sign=style.sign), quoted=True)
@@ -505,7 +505,7 @@ def _dates(column: pa.Array, sign: str = "+") -> pa.Array:
     return _far(plain.cast(pa.int64()), "D", sign)
 
 
-def _timestamps(column: pa.Array, between: str, sign: str = "+") -> pa.Array:
+def timestamp_texts(column: pa.Array, between: str, sign: str = "+") -> pa.Array:
     """Return timestamps to the microsecond, in UTC if they have a zone.
 
     :param column: microseconds since 1970.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS, is_common
+from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS, is_common, pattern_parts
 from airflow_kafka_spark.road.arrow.tasks.program import (
     CALL,
     CASE,
@@ -629,6 +629,14 @@ class Expression:
         if kind != INSTANT or self._trees[at]["num-children"] != 1:
             raise Unknown(f"ParseToDate of {kind}")
         return self._builder.call("day_of", pa.date32(), value)
+
+    def _DateFormatClass(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        moment, pattern = map(self._node, self._children(at))
+        said = self._constant(pattern)
+        # An empty pattern, or one for the legacy parser, has another meaning.
+        if self._builder.type_of(moment) != INSTANT or not said or pattern_parts(said) is None:
+            raise Unknown(f"DateFormatClass {said!r}")
+        return self._builder.call("formatted", TEXT, moment, pattern)
 
     def _TruncTimestamp(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         unit, moment = map(self._node, self._children(at))

@@ -73,7 +73,7 @@ class TopicRules:
             is_read = topic is not None and self.read is not None and self.read.matches(topic)
             if is_read or topic in self.reserved:
                 offset = rows.column(OFFSET)[pc.index(topics, pa.scalar(topic, topics.type)).as_py()].as_py()
-                what = RESERVED if topic in self.reserved else "read: it would go round"
+                what = RESERVED if topic in self.reserved else "read: it would be read again"
                 found = f"the transforms send it to topic `{topic}`, which is {what}"
                 row = f"record {place}@{offset}" if place.topic else f"row {offset} of split {place.partition}"
                 raise RowRejected(row, found, "Correct the transforms")

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, ReadChunk, TableSnapshot, caught_up
-from airflow_kafka_spark.windows.model import IF_GIVEN_UP
+from airflow_kafka_spark.windows.model import IF_GIVEN_UP, PUBLISHED_IN_PART
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +28,13 @@ class SnapshotState:
 
     :param tables: the tables that are not complete, in the order in which they are read.
     :param behind: a place of the log behind all chunks that are read; "": the log has caught up with them.
+    :param repeats: True if rows that are not read may be published already, because a window of chunks was lost with the ledger.
+        Then no event is left out, although a chunk includes it: of a row that was deleted since, only its event is left.
     """
 
     tables: tuple[TableSnapshot, ...] = ()
     behind: str = ""
+    repeats: bool = False
 
     @property
     def is_caught_up(self) -> bool:
@@ -40,19 +43,26 @@ class SnapshotState:
 
     def caught_up(self) -> SnapshotState:
         """Return the state once the log is read up to ``behind``."""
-        return SnapshotState(caught_up(self.tables))
+        return replace(self, tables=caught_up(self.tables), behind="")
+
+    @property
+    def filter(self) -> list[dict[str, Any]]:
+        """Return what decides which events a window of the log leaves out; empty if none."""
+        return [] if self.repeats else [table.to_json() for table in self.tables]
 
     def to_json(self) -> dict[str, Any]:
         """Return what a position holds of it; nothing once the snapshot is complete."""
         if not self.tables:
             return {}
-        return {"snapshot": {"behind": self.behind, "tables": [table.to_json() for table in self.tables]}}
+        repeats = {"repeats": True} if self.repeats else {}
+        return {"snapshot": {"behind": self.behind, "tables": [table.to_json() for table in self.tables], **repeats}}
 
     @classmethod
     def from_json(cls, position: Mapping[str, Any]) -> SnapshotState:
         """Return the state that a position holds."""
         value = position.get("snapshot") or {}
-        return cls(tuple(TableSnapshot.from_json(table) for table in value.get("tables", ())), value.get("behind", ""))
+        tables = tuple(TableSnapshot.from_json(table) for table in value.get("tables", ()))
+        return cls(tables, value.get("behind", ""), bool(value.get("repeats") or position.get(PUBLISHED_IN_PART)))
 
 
 @dataclass(kw_only=True)
@@ -156,7 +166,7 @@ def _after_chunks(
         chunk = ReadChunk(None if upto is None else tuple(upto), token["seen"])
         tables[schema, name] = replace(table, read=(*table.read, chunk))
         places.append(token["behind"])
-    return SnapshotState(tuple(tables.values()), max(places, key=order))
+    return replace(state, tables=tuple(tables.values()), behind=max(places, key=order))
 
 
 def _after_truncates(

@@ -165,6 +165,10 @@ class DatabaseSession(ABC):
     def stream(self, statement: str) -> Iterator[tuple]:
         """Yield the rows of a query, which the server sends a few thousand at a time. Read to the end, or close the session."""
 
+    def prefer_indexes(self) -> None:  # noqa: B027
+        """Let the rest of the session go along indexes where there are any, also in a table without statistics, whose size the
+        planner does not know. Does nothing by default."""
+
     @abstractmethod
     def estimated_rows(self, relation: str) -> int:
         """Return how many rows the server's planner expects, by its statistics, without reading the table.

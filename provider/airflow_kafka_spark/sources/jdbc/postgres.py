@@ -157,6 +157,13 @@ class PostgresSession(DatabaseSession):
             cursor.execute(statement.encode())
             yield from cursor
 
+    def prefer_indexes(self) -> None:
+        # Without statistics the planner expects few rows in a range, and would read and sort the whole table for each step.
+        settings = ", ".join(
+            f"set_config('{name}', 'off', false)" for name in ("enable_seqscan", "enable_bitmapscan", "enable_sort")
+        )
+        self.rows(f"SELECT {settings}")
+
     def estimated_rows(self, relation: str) -> int:
         plan = self.rows(f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {relation}")[0][0]
         return int(plan[0]["Plan"]["Plan Rows"])

@@ -285,7 +285,10 @@ def _split_window(
     limit = min(most, options.max_records or most)
     ranges = _RangeQueries(order, relation, start, end)
     unique = any(set(key) <= set(start.order) for key in relation.keys)
-    find_bounds = ranges.step_along_index if unique and ranges.indexed else ranges.number_rows
+    find_bounds = ranges.number_rows
+    if unique and ranges.indexed:
+        order.session.prefer_indexes()
+        find_bounds = ranges.step_along_index
     bounds = find_bounds(options.split_records, limit)
     splits, last, rows, whole = _splits_between(start, bounds)
     rest = 0

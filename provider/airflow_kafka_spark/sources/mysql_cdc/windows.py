@@ -125,8 +125,8 @@ class MySqlLogWindows:
         if behind := found["bytes_behind"]:
             log.info("%s bytes of the log lie behind this window", f"{behind:,}")
         bounds: dict[str, Any] = {"start": str(start), "end": str(end), "log": {**identity, "created": created}}
-        if state.tables:
-            bounds["snapshot"] = [table.to_json() for table in state.tables]
+        if state.filter:
+            bounds["snapshot"] = state.filter
         is_left = behind > 0 or bool(after.tables)
         return FrozenWindow((bounds,) if has_changes else (), found, remaining=is_left)
 

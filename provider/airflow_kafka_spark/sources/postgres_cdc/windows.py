@@ -124,8 +124,8 @@ class PostgresLogWindows:
             # A window holds one transaction at least, so that windows always get on.
             end = min(flushed, max(start + self.options.max_wal_bytes, first + 1))
         bounds: dict[str, Any] = {"start": format_lsn(start), "end": format_lsn(end), "log": dict(identity)}
-        if snapshot.tables:
-            bounds["snapshot"] = [table.to_json() for table in snapshot.tables]
+        if snapshot.filter:
+            bounds["snapshot"] = snapshot.filter
         if behind := flushed - end:
             log.info("%s bytes of the log lie behind this window", f"{behind:,}")
         after = _after_log(snapshot, end)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Kind
-from airflow_kafka_spark.formats.tasks.text import TextEncoder, plain_decimals
+from airflow_kafka_spark.formats.tasks.text import TextEncoder, plain_decimals, timestamp_texts
 
 Value = Any
 """A ``pyarrow.Array``, or a ``pyarrow.Scalar`` with the value of all rows."""
@@ -293,6 +293,7 @@ def _refused(where: Value) -> bool:
 _OVERFLOW = "ARITHMETIC_OVERFLOW: a result does not fit into its type"
 _ZERO = "DIVIDE_BY_ZERO: a divisor is 0"
 _RANGE = "NUMERIC_VALUE_OUT_OF_RANGE: a number does not fit into its type"
+_NO_DECIMAL = "NUMERIC_OUT_OF_SUPPORTED_RANGE: a number has more than 38 digits"
 _MALFORMED = "CAST_INVALID_INPUT: a text is not a value of the type it is cast to"
 _CAST_RANGE = "CAST_OVERFLOW: a number does not fit into the type it is cast to"
 
@@ -489,7 +490,10 @@ def decimal_of_text_or_fail(kind: pa.DataType, text: Value) -> Value:
     found = decimal_of_text(kind, text)
     if found.null_count > text.null_count:
         first = text.filter(pc.and_(found.is_null(), text.is_valid()))[0].as_py()
-        raise ValueRefused(_RANGE if _DECIMAL_TEXT.fullmatch(first.strip(_JAVA_SPACE)) else _MALFORMED)
+        stripped = first.strip(_JAVA_SPACE)
+        if not _DECIMAL_TEXT.fullmatch(stripped):
+            raise ValueRefused(_MALFORMED)
+        raise ValueRefused(_RANGE if Decimal(stripped).adjusted() < 38 else _NO_DECIMAL)
     return found
 
 
@@ -649,6 +653,77 @@ def _as_text_of(kind: Kind) -> Function:
 date_text, moment_text, local_text = _as_text_of("date"), _as_text_of("zoned"), _as_text_of("local")
 
 
+_PATTERN_PART = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|[^A-Za-z']")
+_SLICES = {
+    "yyyy": (0, 4), "yy": (2, 4), "MM": (5, 7), "M": (5, 7), "dd": (8, 10), "d": (8, 10), "HH": (11, 13), "H": (11, 13),
+    "mm": (14, 16), "m": (14, 16), "ss": (17, 19), "s": (17, 19), **{"S" * n: (20, 20 + n) for n in range(1, 7)},
+}  # fmt: skip
+_UTC = {"X": "Z", "XX": "Z", "XXX": "Z", "x": "+00", "xx": "+0000", "xxx": "+00:00", "Z": "+0000"}
+
+
+def pattern_parts(pattern: str) -> list[str | tuple[str, int, int]] | None:
+    """Return the parts of a pattern of Java for dates: texts, and letters with the part of ``yyyy-MM-dd HH:mm:ss.SSSSSS`` that
+    they mean; None for a pattern with other letters."""
+    parts: list[str | tuple[str, int, int]] = []
+    for found in _PATTERN_PART.finditer(pattern):
+        text, quoted = found.group(), found.group(1)
+        if quoted is not None:
+            parts.append(quoted.replace("''", "'") or "'")
+        elif text in _UTC:
+            parts.append(_UTC[text])
+        elif text in _SLICES:
+            parts.append((text, *_SLICES[text]))
+        elif found.group(2) or text in "[]{}#":
+            return None
+        else:
+            parts.append(text)
+    return parts if "".join(found.group() for found in _PATTERN_PART.finditer(pattern)) == pattern else None
+
+
+def formatted(kind: pa.DataType, moment: Value, pattern: pa.Scalar) -> Value:
+    """Return timestamps (UTC) in a pattern for which :func:`pattern_parts` gives parts."""
+    if isinstance(moment, pa.Scalar):
+        return formatted(kind, pa.array([moment.as_py()], moment.type), pattern)[0]
+    parts = pattern_parts(pattern.as_py()) or []
+    # Without a zone, and to the microsecond.
+    whole = timestamp_texts(_without_zone(moment), " ")
+    usual = pc.match_substring_regex(whole, r"^[0-9]{4}-")
+    made = _in_pattern(pc.if_else(usual, whole, pa.scalar(None, whole.type)), parts)
+    if usual.true_count + usual.null_count == len(whole):
+        return made
+    unusual = pc.fill_null(pc.invert(usual), False)
+    return pc.replace_with_mask(made, unusual, _per_value(kind, whole.filter(unusual), lambda text: _far_in_pattern(text, parts)))
+
+
+def _in_pattern(texts: pa.Array, parts: list[str | tuple[str, int, int]]) -> pa.Array:
+    made = []
+    for found in parts:
+        if isinstance(found, str):
+            made.append(pa.scalar(found, texts.type))
+            continue
+        letters, start, end = found
+        digits = pc.utf8_slice_codeunits(texts, start, end)
+        made.append(pc.replace_substring_regex(digits, "^0", "") if len(letters) == 1 and letters != "S" else digits)
+    return pc.binary_join_element_wise(*made, pc.utf8_slice_codeunits(texts, 0, 0), pa.scalar("", texts.type))
+
+
+def _far_in_pattern(text: str, parts: list[str | tuple[str, int, int]]) -> str:
+    """Return a timestamp outside of the years 1 to 9999, whose year has a sign."""
+    at = text.index("-", 1)
+    year, rest = text[:at], text[at:]
+    ends = {"yyyy": year, "yy": year[-2:]}
+    made = []
+    for found in parts:
+        if isinstance(found, str):
+            made.append(found)
+        elif found[0] in ends:
+            made.append(ends[found[0]])
+        else:
+            digits = rest[found[1] - 4 : found[2] - 4]
+            made.append(digits.removeprefix("0") if len(found[0]) == 1 and found[0] != "S" else digits)
+    return "".join(made)
+
+
 def decimal_text(_: pa.DataType, value: Value) -> Value:
     """Return decimals in plain notation, with all digits of their scale."""
     return plain_decimals(pa.array([value.as_py()], value.type))[0] if isinstance(value, pa.Scalar) else plain_decimals(value)
@@ -664,7 +739,7 @@ FUNCTIONS: Mapping[str, Any] = {
         plus, minus, times, opposite, ratio, whole_ratio, whole_remainder, largest, smallest,
         fitting_decimal, whole_part, as_double, float_of_text, decimal_of_text, decimal_of_text_or_fail,
         trimmed, left_trimmed, right_trimmed, count_of_characters, count_of_bytes, part, replaced, replaced_matches, joined,
-        entry, count_of_items, day_of, seconds_of, later_day, earlier_day, days_between, beginning_of, decimal_text,
+        entry, count_of_items, day_of, seconds_of, later_day, earlier_day, days_between, beginning_of, decimal_text, formatted,
     )
 } | {
     "equal": equal,
