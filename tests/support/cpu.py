@@ -50,7 +50,7 @@ class Process:
     seconds: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class CpuMeter:
     """Look at the processes of the run until :meth:`write`; a plugin of pytest's first process."""
 

@@ -14,7 +14,7 @@ KINDS: tuple[DifferenceKind, ...] = ("missing", "extra", "different", "doubled")
 
 
 @dataclass(frozen=True)
-class Difference:
+class RowDifference:
     """A row that differs.
 
     :param kind: ``missing``: the sink lacks it; ``extra``: the source has no row of its key; ``different``: a value differs;
@@ -51,7 +51,7 @@ class Findings:
     key: int
     most: int
     counts: Counter[DifferenceKind] = field(default_factory=Counter)
-    kept: list[Difference] = field(default_factory=list)
+    kept: list[RowDifference] = field(default_factory=list)
 
     def compare(self, source: Iterable[Row], sink: Iterable[Row]) -> None:
         """Compare all rows of both sides that have some keys."""
@@ -82,7 +82,7 @@ class Findings:
         if len(self.kept) < self.most:
             named = zip(self.names, map(shown, self.forms, key), strict=False)
             others = zip(self.names[self.key :], ours, theirs, strict=False)
-            self.kept.append(Difference(kind, tuple(named), tuple(name for name, a, b in others if a != b)))
+            self.kept.append(RowDifference(kind, tuple(named), tuple(name for name, a, b in others if a != b)))
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class VerificationReport:
     differing_chunks: int
     settled_chunks: int
     counts: dict[DifferenceKind, int]
-    differences: Sequence[Difference]
+    differences: Sequence[RowDifference]
     uncounted_chunks: int
     seconds: float
 

@@ -38,7 +38,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class TableShape:
+class MySqlTableShape:
     """A table as it is now.
 
     :param table: its columns, as the log would describe them.
@@ -81,7 +81,7 @@ class TableShape:
             raise SourceRejected(self.shown, what, f"Restore the key until the snapshot is complete. {NEW_PIPELINE}")
 
 
-def table_shape(server: LogServer, connection: Any, name: TableName, form: ValueForm) -> TableShape | None:
+def table_shape(server: LogServer, connection: Any, name: TableName, form: ValueForm) -> MySqlTableShape | None:
     """Return the present definition of a table; None if no table has this name.
 
     :raises SourceRejected: its engine has no snapshots.
@@ -107,7 +107,7 @@ def table_shape(server: LogServer, connection: Any, name: TableName, form: Value
     names = [column.name for column in columns]
     table = LogTable(0, *name, columns, tuple(names.index(column) for column in primary))
     key = _cut_by(found, {column.name: column for column in columns}, form)
-    return TableShape(table, found.name, key, tuple(found.columns[column].literal for column in key))
+    return MySqlTableShape(table, found.name, key, tuple(found.columns[column].literal for column in key))
 
 
 def _cut_by(relation: Relation, columns: dict[str, LogColumn], form: ValueForm) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from airflow_kafka_spark.sources.cdc.tasks.snapshot import ChunkFilter, Key, Tab
 from airflow_kafka_spark.sources.jdbc.database import SourceColumn
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
-from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, TableShape, table_shape
+from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape, table_shape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import TABLE_CHANGED, LogServer, Place, rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
 
@@ -37,7 +37,7 @@ SESSION = (
 
 
 @dataclass(frozen=True)
-class OpenChunk:
+class MySqlOpenChunk:
     """A chunk in the transaction that reads it.
 
     :param shape: the table.
@@ -45,7 +45,7 @@ class OpenChunk:
     :param now_us: the time of the snapshot, microseconds since 1970.
     """
 
-    shape: TableShape
+    shape: MySqlTableShape
     place: Place
     now_us: int
 
@@ -58,7 +58,7 @@ def take_snapshot(connection: Any) -> Place:
     return Place(str(found["binlog_snapshot_file"]), int(found["binlog_snapshot_position"]))
 
 
-def open_chunk(server: LogServer, connection: Any, chunk: Mapping[str, Any], form: ValueForm) -> OpenChunk:
+def open_chunk(server: LogServer, connection: Any, chunk: Mapping[str, Any], form: ValueForm) -> MySqlOpenChunk:
     """Take the snapshot in which a chunk is read.
 
     The snapshot is taken again if the table was changed before the transaction has used it: from then on the server keeps its
@@ -84,7 +84,7 @@ def open_chunk(server: LogServer, connection: Any, chunk: Mapping[str, Any], for
     if shape is None:
         raise SourceRejected(".".join(name), "it is no table any more")
     shape.refuse_other_key(tuple(chunk["key"]), tuple(chunk.get("types", ())))
-    return OpenChunk(shape, place, int(now))
+    return MySqlOpenChunk(shape, place, int(now))
 
 
 def _includes(server: LogServer, place: Place, start: Place) -> bool:
@@ -130,7 +130,7 @@ def _is_changed(server: LogServer, connection: Any, place: Place, name: Sequence
     return False
 
 
-def chunk_rows(connection: Any, chunk: Mapping[str, Any], shape: TableShape) -> Iterator[tuple[bytes | None, ...]]:
+def chunk_rows(connection: Any, chunk: Mapping[str, Any], shape: MySqlTableShape) -> Iterator[tuple[bytes | None, ...]]:
     """Yield the rows of a chunk: bytes, of texts in the character set of their column. They are not held in memory."""
     from pymysql.cursors import SSCursor
 

@@ -88,7 +88,7 @@ class KeyColumn:
 
 
 @dataclass(frozen=True)
-class TableShape:
+class PostgresTableShape:
     """A table as it is now.
 
     :param relation: its columns, as the log describes them.
@@ -142,7 +142,7 @@ _SHAPE = (
 )
 
 
-def table_shape(connection: psycopg.Connection[Any], publication: str, table: Sequence[str]) -> TableShape | None:
+def table_shape(connection: psycopg.Connection[Any], publication: str, table: Sequence[str]) -> PostgresTableShape | None:
     """Return the present definition of a table; None if no table has this name.
 
     :param publication: the publication, which may leave out columns and rows.
@@ -164,7 +164,7 @@ def table_shape(connection: psycopg.Connection[Any], publication: str, table: Se
             key.append((position, KeyColumn(column, type_name, f" COLLATE {collation}" if collation else "")))
     relation = RelationMessage(oid, schema, name, identity, tuple(columns))
     quoted = f"{quote(schema)}.{quote(name)}"
-    return TableShape(relation, quoted if kind == "p" else f"ONLY {quoted}", tuple(c for _, c in sorted(key)), row_filter)
+    return PostgresTableShape(relation, quoted if kind == "p" else f"ONLY {quoted}", tuple(c for _, c in sorted(key)), row_filter)
 
 
 def _published(
@@ -185,7 +185,7 @@ def _published(
 
 
 @dataclass(frozen=True)
-class OpenChunk:
+class PostgresOpenChunk:
     """A chunk in the transaction that reads it.
 
     :param shape: the table.
@@ -194,13 +194,13 @@ class OpenChunk:
     :param now_us: the time of the snapshot, microseconds since 1970.
     """
 
-    shape: TableShape
+    shape: PostgresTableShape
     seen: str
     lsn: int
     now_us: int
 
 
-def open_chunk(connection: psycopg.Connection[Any], publication: str, chunk: Mapping[str, Any]) -> OpenChunk:
+def open_chunk(connection: psycopg.Connection[Any], publication: str, chunk: Mapping[str, Any]) -> PostgresOpenChunk:
     """Take the snapshot in which a chunk is read; the connection is in a transaction with REPEATABLE READ.
 
     The table is locked before, as any SELECT does it (ACCESS SHARE): TRUNCATE and ALTER TABLE show in older snapshots, too.
@@ -219,7 +219,7 @@ def open_chunk(connection: psycopg.Connection[Any], publication: str, chunk: Map
     if shape is None:
         raise SourceRejected(f"{schema}.{table}", "it is no table any more")
     shape.refuse_other_key(chunk["key"])
-    return OpenChunk(shape, seen, _behind(parse_lsn(lsn), block), now_us)
+    return PostgresOpenChunk(shape, seen, _behind(parse_lsn(lsn), block), now_us)
 
 
 PAGE_HEADER = 40
@@ -235,7 +235,7 @@ def _behind(lsn: int, block: int) -> int:
     return lsn - into if into <= PAGE_HEADER else lsn
 
 
-def chunk_rows(connection: psycopg.Connection[Any], chunk: Mapping[str, Any], shape: TableShape) -> Iterator[Tuple]:
+def chunk_rows(connection: psycopg.Connection[Any], chunk: Mapping[str, Any], shape: PostgresTableShape) -> Iterator[Tuple]:
     """Yield the rows of a chunk, with values as PostgreSQL writes them. They are not held in memory."""
     ends = ((">", chunk["after"]), ("<=", chunk["upto"]))
     conditions = [shape.compared(operator, key) for operator, key in ends if key is not None]
@@ -404,7 +404,7 @@ class SnapshotFilter(ChunkFilter):
                 time.sleep(0.02)
 
 
-def chunk_token(opened: OpenChunk) -> dict[str, Any]:
+def chunk_token(opened: PostgresOpenChunk) -> dict[str, Any]:
     """Return what the source has to know of a chunk that is read."""
     return {"seen": opened.seen, "behind": format_lsn(opened.lsn)}
 
