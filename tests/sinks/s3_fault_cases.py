@@ -73,7 +73,7 @@ def proxy(s3: EmbeddedS3) -> Iterator[FaultProxy]:
         yield started
 
 
-@pytest.fixture(params=["files", "delta"] if ALL else ["files"])
+@pytest.fixture(params=["manifest", "listing"] if ALL else ["manifest"])
 def place(proxy: FaultProxy, s3: EmbeddedS3, unique: Callable[[str], str], request: pytest.FixtureRequest) -> Place:
     proxy.arm(None)
     bucket = s3.create_bucket(unique("bucket"))

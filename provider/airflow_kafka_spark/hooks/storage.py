@@ -118,6 +118,25 @@ class S3Access:
             config["endpoint"] = self.endpoint
         return obstore.store.S3Store(bucket, config=config, client_options=_client(self.endpoint), retry_config=_RETRIES)
 
+    def client(self) -> Any:
+        """Return a client of boto3, for uploads in parts that others complete."""
+        import boto3  # type: ignore[import-not-found]
+        from botocore.config import Config  # type: ignore[import-not-found]
+
+        named = {
+            "aws_access_key_id": self.access_key,
+            "aws_secret_access_key": self.secret_key,
+            "aws_session_token": self.session_token,
+            "region_name": self.region,
+            "endpoint_url": self.endpoint,
+        }
+        # Checksums that not every server of S3 knows are sent only where they are required.
+        checksums: Any = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
+        config = Config(
+            retries={"max_attempts": 5, "mode": "standard"}, s3={"addressing_style": "path"} if self.endpoint else {}, **checksums
+        )
+        return boto3.client("s3", config=config, **{name: value for name, value in named.items() if value})
+
     def filesystem(self) -> pyarrow.fs.FileSystem:
         """Return the file system of Arrow."""
         import pyarrow.fs
