@@ -24,6 +24,7 @@ import random
 import re
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ log = logging.getLogger(__name__)
 
 DATA = "_data"
 WINDOWS = "_windows"
+SYMLINKS = "_symlink_format_manifest"
 
 _NEWEST = "newest"
 _NONCE_BITS = 20
@@ -423,8 +425,8 @@ class ListedTable(ManifestTable):
         return {upload: path for upload, path in self.uploads.pending(directory).items() if of in path.rpartition("/")[2]}
 
     def remove_unnamed(self, directory: str, marker: str, named: Set[str]) -> None:
-        uploads = self._uploads_of(directory, marker)
-        self.uploads.abort({upload: path for upload, path in uploads.items() if path not in named})
+        # Those of a commit are completed by now. One whose answer was lost was begun twice, under one path.
+        self.uploads.abort(self._uploads_of(directory, marker))
 
     def data_directory(self, window: Window) -> str:
         return window_directory(self.window_column, window)
@@ -552,6 +554,38 @@ class ManifestWindowWriter(AttemptWindowWriter):
             log.warning("The next attempt removes what window %s has left: %s", self.window, error)
 
 
+def write_symlink_manifest(path: str, conn_id: str | None = None, pipelines: Sequence[str] = ()) -> int:
+    """Write which files the complete windows of a table have, in the form that Trino, Athena and Hive read
+    (``SymlinkTextInputFormat``): files named ``manifest`` below ``<path>/_symlink_format_manifest``, as Delta writes them.
+
+    A table without ``partition_by`` has one such file, which is replaced in one step: readers see whole windows. Else there is
+    one for each combination of partition values; each is replaced in one step. Call it after a window, for instance in a task
+    behind the operator's.
+
+    :param path: the table's path, as given to :class:`.FilesSink`.
+    :param conn_id: the Airflow connection, as that of the sink; None (default) for the credentials of the environment.
+    :param pipelines: names of the pipelines whose windows are wanted; default all.
+    :return: the number of data files.
+    :raises ValueError: the path names no table.
+    :raises SinkUnavailable: the store did not answer.
+    """
+    table = ManifestTable(open_objects(TablePlace.parse(path, OBJECT_STORES), conn_id), "")
+    store, by_partition, count = table.store, defaultdict[str, list[str]](list), 0
+    for record in table.visible_records(pipelines):
+        for file in record.files:
+            directories = file["path"].removeprefix(f"{DATA}/").split("/")[1:-1]
+            by_partition["/".join([SYMLINKS, *directories])].append(f"{store.place.location}/{file['path']}\n")
+            count += 1
+    try:
+        there = [name for name in store.files_below(SYMLINKS) if name.endswith("/manifest")]
+        for name in {*there, *(f"{directory}/manifest" for directory in by_partition)}:
+            store.make(name.rpartition("/")[0])
+            store.put(name, "".join(by_partition.get(name.rpartition("/")[0], ())))
+    except OSError as error:
+        raise SinkUnavailable(store.place.uri, "writing the symlink manifest", str(error)) from error
+    return count
+
+
 def window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str] = ()) -> list[str]:
     """Return the data files of all complete windows of a table that is published by manifests.
 
@@ -560,7 +594,7 @@ def window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str]
     for the partition columns, the common directory is ``<path>/_data`` (``basePath`` of Spark).
 
     :param path: the table's path, as given to :class:`.FilesSink`.
-    :param conn_id: the Airflow connection of type ``aws``; None (default) for the credentials of the environment.
+    :param conn_id: the Airflow connection, as that of the sink; None (default) for the credentials of the environment.
     :param pipelines: names of the pipelines whose windows are wanted; default all.
     :return: URIs, or paths on a file system, in the order of pipelines and windows.
     :raises ValueError: the path names no table.
