@@ -1,5 +1,6 @@
-"""``python -m benchmarks [files] [postgres] [kafka] [records] [fan_out] [around] [splits] [memory] [ui] [ledger]
-[small] [scale] [--records N] [--rounds N]``"""
+"""``python -m benchmarks [files] [postgres] [kafka] [between_topics] [records] [shapes] [fan_out] [around] [splits] [memory]
+[ui] [ledger] [small] [scale] [verification] [lakes] [--records N] [--rounds N] [--windows N]
+[--files N]``"""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def main() -> None:
             "files",
             "postgres",
             "kafka",
+            "between_topics",
             "records",
+            "shapes",
             "fan_out",
             "around",
             "splits",
@@ -27,24 +30,47 @@ def main() -> None:
             "ledger",
             "small",
             "scale",
+            "verification",
+            "lakes",
             [],
         ],
         help="default: all",
     )
     parser.add_argument("--records", type=int, default=4_000_000)
     parser.add_argument("--rounds", type=int, default=3, help="measured turns after one to warm up; the median counts")
+    parser.add_argument("--windows", type=int, default=1_000, help="of lakes: windows behind which commits are measured")
+    parser.add_argument("--files", type=int, default=10_000, help="of lakes: files of one window")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-bench-") as temporary:
         os.environ.setdefault("AIRFLOW_HOME", str(Path(temporary) / "airflow"))
         os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
-        from benchmarks import around, fan_out, ledger, memory, records, scale, small, splits, to_files, to_kafka, to_postgres, ui
+        from benchmarks import (
+            around,
+            between_topics,
+            fan_out,
+            lakes,
+            ledger,
+            memory,
+            records,
+            scale,
+            shapes,
+            small,
+            splits,
+            to_files,
+            to_kafka,
+            to_postgres,
+            ui,
+            verification,
+        )
         from benchmarks.bench import stand
 
         known = {
             "files": to_files,
             "postgres": to_postgres,
             "kafka": to_kafka,
+            "between_topics": between_topics,
             "records": records,
+            "shapes": shapes,
             "fan_out": fan_out,
             "around": around,
             "splits": splits,
@@ -56,6 +82,8 @@ def main() -> None:
             "ledger": ledger.run,
             "small": lambda: small.run(Path(temporary), options.rounds),
             "scale": lambda: scale.run(Path(temporary)),
+            "verification": verification.run,
+            "lakes": lambda: lakes.run(Path(temporary), options.records, options.rounds, options.windows, options.files),
         }
         chosen = options.which or [*alone, *known]
         for name in (name for name in chosen if name in alone):

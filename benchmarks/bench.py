@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ SCHEMA = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
 COLUMNS = "id bigint, customer text, amount numeric(12,2), placed_at timestamptz"
 AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
+TOOLS = "org.apache.kafka:kafka-tools:4.2.0"
 
 
 @dataclass
@@ -34,16 +38,24 @@ class Stand:
     rounds: int
     directory: Path
     results: list[tuple[str, str, float, float]] = field(default_factory=list)
+    cpu: CpuMeter = field(default_factory=lambda: CpuMeter())
     aside: float = 0.0
     """Seconds spent on preparing and on checking: nobody's time."""
+    cpu_aside: float = 0.0
+    """CPU seconds of the same."""
+
+    def ratio(self, name: str) -> float:
+        """Return the newest ratio of a contestant to its base."""
+        return next(ratio for _, contestant, _, ratio in reversed(self.results) if contestant == name)
 
     @contextmanager
     def put_aside(self) -> Iterator[None]:
-        begun = time.monotonic()
+        begun, before = time.monotonic(), self.cpu.seconds()
         try:
             yield
         finally:
             self.aside += time.monotonic() - begun
+            self.cpu_aside += self.cpu.seconds() - before
 
     def table(self, name: str, *, primary_key: bool = True) -> str:
         """A new, empty table; the server's buffers are written out first, so that nobody pays for another's rows."""
@@ -61,29 +73,101 @@ class Stand:
         assert found == (n, n, n * (n - 1) // 2), f"{name} holds {found}"
 
 
-def compare(stand: Stand, title: str, contestants: dict[str, Callable[[int], None]], *, base: str) -> None:
-    """Let each run once to warm up, then in turns; print medians and ratios to ``base``."""
+def compare(
+    stand: Stand, title: str, contestants: dict[str, Callable[[int], None]], *, base: str, records: int | None = None
+) -> None:
+    """Let each run once to warm up, then in turns; print medians, ratios to ``base``, and a core's microseconds per record.
+
+    :param records: how many records each contestant moves; default the stand's.
+    """
     print(f"\n## {title}\n", flush=True)
+    records = records or stand.records
     times: dict[str, list[float]] = {name: [] for name in contestants}
+    used: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(stand.rounds + 1):
         for name, run in contestants.items():
-            begun, stand.aside = time.monotonic(), 0.0
+            stand.aside = stand.cpu_aside = 0.0
+            begun, before = time.monotonic(), stand.cpu.seconds()
             run(turn)
             seconds = time.monotonic() - begun - stand.aside
+            cpu = stand.cpu.seconds() - before - stand.cpu_aside
             if turn:
                 times[name].append(seconds)
-            print(f"   {name}: {seconds:.2f} s{'' if turn else ' (warming up)'}", flush=True)
+                used[name].append(cpu)
+            print(f"   {name}: {seconds:.2f} s, {cpu:.1f} s of a core{'' if turn else ' (warming up)'}", flush=True)
     medians = {name: statistics.median(t) for name, t in times.items()}
-    print(f"\n| what | k records/s | ratio to {base} |\n| --- | ---: | ---: |")
+    print(f"\n| what | k records/s | ratio to {base} | microseconds of a core per record, servers left out |")
+    print("| --- | ---: | ---: | ---: |")
     for name, seconds in medians.items():
         ratio = medians[base] / seconds
-        stand.results.append((title, name, stand.records / seconds, ratio))
-        print(f"| {name} | {stand.records / seconds / 1000:,.0f} | {ratio:.2f} |", flush=True)
+        stand.results.append((title, name, records / seconds, ratio))
+        core = statistics.median(used[name]) / records * 1e6
+        print(f"| {name} | {records / seconds / 1000:,.0f} | {ratio:.2f} | {core:.2f} |", flush=True)
+
+
+class CpuMeter:
+    """Counts the CPU seconds of this process, Spark's JVM and its Python workers.
+
+    Python workers end with a job, and their parent does not count them. The processes are therefore looked at all the time.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[int, float], float] = {}
+        threading.Thread(target=self._watch, name="cpu", daemon=True).start()
+
+    def seconds(self) -> float:
+        """Return the seconds until now."""
+        self._look()
+        return sum(self._seconds.values())
+
+    def _watch(self) -> None:
+        while True:
+            self._look()
+            time.sleep(0.1)
+
+    def _look(self) -> None:
+        import psutil
+
+        own = psutil.Process()
+        found = {own}
+        for child in own.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # one that has just ended, or is a zombie
+                if any("SparkSubmit" in word for word in child.cmdline()):
+                    found |= {child, *child.children(recursive=True)}
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                self._seconds[process.pid, process.create_time()] = times.user + times.system
+
+
+def produce_at_the_limit(stand: Stand, topic: str) -> None:
+    """Let Kafka's own ProducerPerformance write the orders, one transaction a second: what a broker takes exactly once."""
+    payload = stand.directory / "payload.jsonl"
+    if not payload.exists():
+        payload.write_bytes(b"\n".join(events.order(n) for n in range(100_000)))
+    arguments = [
+        str(jars.find_java()), "-Xmx512m", "-cp", ":".join(map(str, jars.resolve([TOOLS]))),
+        "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, "--num-records", str(stand.records),
+        "--payload-file", str(payload), "--throughput", "-1", "--transactional-id", topic, "--transaction-duration-ms", "1000",
+        "--producer-props", f"bootstrap.servers={stand.kafka.bootstrap_servers}", "compression.type=lz4", "linger.ms=5",
+        "batch.size=262144",
+    ]  # fmt: skip
+    begun = time.monotonic()
+    said = subprocess.run(arguments, capture_output=True, text=True, check=True, env={**os.environ}).stdout
+    rate = float(re.findall(r"([\d.]+) records/sec", said)[-1])
+    # Its own count: the start of its JVM is not what the broker can take.
+    stand.aside += time.monotonic() - begun - stand.records / rate
 
 
 @contextmanager
-def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
-    """Everything started and filled."""
+def stand(
+    records: int, rounds: int, directory: Path, packages: Sequence[str] = (), settings: Mapping[str, str] | None = None
+) -> Iterator[Stand]:
+    """Everything started and filled.
+
+    :param packages: Maven coordinates of further jars.
+    :param settings: further settings of Spark's session.
+    """
     from pyspark.sql import SparkSession
 
     from airflow_kafka_spark.hooks.spark import SparkHook
@@ -92,6 +176,7 @@ def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
         *jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True),
         *jars.resolve([JDBC_DRIVER], exclude_bundled=True),
         *jars.resolve([AVRO], exclude_bundled=True),
+        *(path for package in packages for path in jars.resolve([package], exclude_bundled=True)),
     ]
     with (
         EmbeddedKafka(jvm_options=("-Xmx1g",)) as kafka,
@@ -106,14 +191,15 @@ def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
         # As operators make one.
-        settings = {
+        configuration = {
             **SparkHook().settings(),
             "spark.master": "local[2]",
             "spark.jars": ",".join(map(str, spark_jars)),
             "spark.driver.memory": "2g",
+            **(settings or {}),
         }
         builder: Any = SparkSession.builder
-        for key, value in settings.items():
+        for key, value in configuration.items():
             builder = builder.config(key, value)
         spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
@@ -123,34 +209,41 @@ def stand(records: int, rounds: int, directory: Path) -> Iterator[Stand]:
             spark.stop()
 
 
-def offsets(stand: Stand) -> tuple[str, str]:
+def offsets(stand: Stand, topic: str = events.TOPIC) -> tuple[str, str]:
     """The whole topic, as Spark's Kafka source wants it."""
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     with KafkaHook() as hook:
-        found = hook.offsets([events.TOPIC])
+        found = hook.offsets([topic])
     start = {str(tp.partition): o.low for tp, o in found.items()}
     end = {str(tp.partition): o.lso for tp, o in found.items()}
-    return json.dumps({events.TOPIC: start}), json.dumps({events.TOPIC: end})
+    return json.dumps({topic: start}), json.dumps({topic: end})
 
 
-def plain_spark(stand: Stand) -> Any:
-    """``spark.read.format("kafka")`` -> ``from_json``, as everybody writes it."""
-    from pyspark.sql import functions as F
-
-    start, end = offsets(stand)
-    frame = (
+def read_plainly(stand: Stand, topic: str = events.TOPIC) -> Any:
+    """``spark.read.format("kafka")`` of a whole topic."""
+    start, end = offsets(stand, topic)
+    return (
         stand.spark.read.format("kafka")
         .option("kafka.bootstrap.servers", stand.kafka.bootstrap_servers)
-        .option("subscribe", events.TOPIC)
+        .option("subscribe", topic)
         .option("startingOffsets", start)
         .option("endingOffsets", end)
         .load()
     )
-    return frame.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("v")).select("v.*")
 
 
-def operate(stand: Stand, name: str, turn: int, sink: Any, **options: Any) -> dict[str, Any]:
+def plain_spark(stand: Stand, topic: str = events.TOPIC, schema: str = SCHEMA) -> Any:
+    """``spark.read.format("kafka")`` -> ``from_json``, as everybody writes it."""
+    from pyspark.sql import functions as F
+
+    frame = read_plainly(stand, topic)
+    return frame.select(F.from_json(F.col("value").cast("string"), schema).alias("v")).select("v.*")
+
+
+def operate(
+    stand: Stand, name: str, turn: int, sink: Any, *, topic: str = events.TOPIC, records: int | None = None, **options: Any
+) -> dict[str, Any]:
     """One whole window through the operator: validate, fence, plan, move, commit, close."""
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.operators import KafkaToSinkOperator
@@ -159,7 +252,7 @@ def operate(stand: Stand, name: str, turn: int, sink: Any, **options: Any) -> di
     pipeline = f"{name}-{turn}"
     operator = KafkaToSinkOperator(
         task_id="bench",
-        topics=events.TOPIC,
+        topics=topic,
         group_id=pipeline,
         pipeline=pipeline,
         value=Json(schema=SCHEMA),
@@ -167,5 +260,5 @@ def operate(stand: Stand, name: str, turn: int, sink: Any, **options: Any) -> di
         **options,
     )
     report = operator.execute(context(f"run-{turn}"))
-    assert report["records_read"] == stand.records, report
+    assert report["records_read"] == (records or stand.records), report
     return report

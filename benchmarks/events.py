@@ -8,14 +8,17 @@ TOPIC = "orders"
 PARTITIONS = 4
 
 
-def produce(config: dict[str, Any], first: int, count: int, topic: str = TOPIC) -> None:
-    """Put orders ``first`` to ``first + count - 1`` on a topic."""
+def produce(config: dict[str, Any], first: int, count: int, topic: str = TOPIC, step: int = 1) -> None:
+    """Put orders ``first`` to ``first + count - 1`` on a topic.
+
+    :param step: their ids are multiples of it.
+    """
     from confluent_kafka import Producer
 
     producer = Producer({**config, "compression.type": "lz4", "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
     for start in range(first, first + count, 10_000):
         numbers = range(start, min(start + 10_000, first + count))
-        producer.produce_batch(topic, [{"key": b"%d" % n, "value": order(n)} for n in numbers])
+        producer.produce_batch(topic, [{"key": b"%d" % (n * step), "value": order(n * step)} for n in numbers])
         producer.poll(0)
     producer.flush(120)
 

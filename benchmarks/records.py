@@ -6,9 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import statistics
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from benchmarks import events
@@ -156,14 +154,10 @@ def _errors(stand: Stand) -> None:
     stand.kafka.create_topic(BAD, PARTITIONS)
     _fill_bad(stand)
     tolerant: dict[str, Any] = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": "orders-dead"}
-    used: dict[str, list[float]] = {}
 
     def ours(turn: int, name: str, topic: str = events.TOPIC, wrong: int = 0, **options: Any) -> None:
-        before = _cpu_seconds()
         report = _operate(stand, name, turn, topic, Json(schema=SCHEMA), **options)
         assert (report["records_written"], report["records_rejected"]) == (stand.records - wrong, wrong), report
-        if turn:
-            used.setdefault(name, []).append(_cpu_seconds() - before)
 
     base = "errors_tolerance=none"
     contestants: dict[str, Callable[[int], None]] = {
@@ -172,25 +166,6 @@ def _errors(stand: Stand) -> None:
         "errors_tolerance=all, 1 % dead letters": lambda turn: ours(turn, "dead", BAD, bad, **tolerant),
     }
     compare(stand, "Tolerated errors", contestants, base=base)
-    print("\n| what | microseconds of a core per record, servers left out |\n| --- | ---: |")
-    for name, seconds in zip(contestants, used.values(), strict=True):
-        print(f"| {name} | {statistics.median(seconds) / stand.records * 1e6:.2f} |", flush=True)
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU seconds that this process, Spark's JVM and its Python workers have used, ended workers included."""
-    import psutil
-
-    spark = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # one that has just ended, or is a zombie
-            spark += [child] if any("SparkSubmit" in word for word in child.cmdline()) else []
-    used = psutil.Process().cpu_times()
-    seconds = used.user + used.system
-    for process in {*spark, *(child for p in spark for child in p.children(recursive=True))}:
-        with suppress(psutil.NoSuchProcess):
-            seconds += sum(process.cpu_times()[:4])
-    return seconds
 
 
 def _fill_bad(stand: Stand) -> None:

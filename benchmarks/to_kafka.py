@@ -3,27 +3,18 @@ the limit; and what looking for a split's marker costs."""
 
 from __future__ import annotations
 
-import os
-import re
 import statistics
-import subprocess
 import time
 from typing import Any
 
-from airflow_kafka_spark.hooks import jars
-from benchmarks import events
-from benchmarks.bench import COLUMNS, Stand, compare
+from benchmarks.bench import COLUMNS, Stand, compare, produce_at_the_limit
 
-TOOLS = "org.apache.kafka:kafka-tools:4.2.0"
 SPARK = "Spark JDBC -> to_json -> Kafka (at-least-once)"
 LIMIT = "limit: ProducerPerformance, one transaction a second"
 
 
 def run(stand: Stand) -> None:
     _fill(stand)
-    payload = stand.directory / "payload.jsonl"
-    payload.write_bytes(b"\n".join(events.order(n) for n in range(100_000)))
-    class_path = ":".join(map(str, jars.resolve([TOOLS])))
 
     def topic(stand: Stand, name: str, turn: int) -> str:
         with stand.put_aside():
@@ -82,17 +73,7 @@ def run(stand: Stand) -> None:
         publish(turn, "parquet", source=FilesSource(path=str(stand.directory / "shop")))
 
     def limit(turn: int) -> None:
-        arguments = [
-            str(jars.find_java()), "-Xmx512m", "-cp", class_path, "org.apache.kafka.tools.ProducerPerformance", "--topic",
-            topic(stand, "limit", turn), "--num-records", str(stand.records), "--payload-file", str(payload),
-            "--throughput", "-1", "--transactional-id", f"limit-{turn}", "--transaction-duration-ms", "1000", "--producer-props",
-            f"bootstrap.servers={stand.kafka.bootstrap_servers}", "compression.type=lz4", "linger.ms=5", "batch.size=262144",
-        ]  # fmt: skip
-        begun = time.monotonic()
-        said = subprocess.run(arguments, capture_output=True, text=True, check=True, env={**os.environ}).stdout
-        rate = float(re.findall(r"([\d.]+) records/sec", said)[-1])
-        # Its own count: the start of its JVM is not what the broker can take.
-        stand.aside += time.monotonic() - begun - stand.records / rate
+        produce_at_the_limit(stand, topic(stand, "limit", turn))
 
     contestants: dict[str, Any] = {
         LIMIT: limit,

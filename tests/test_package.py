@@ -57,6 +57,7 @@ FLOORS = {
     "triggers": 20,
     "bad_records": 25,
     "road": 30,
+    "verification": 30,
     "operators": 40,
     "plugins": 40,
     "sensors": 40,

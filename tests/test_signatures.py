@@ -17,9 +17,21 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
 from airflow_kafka_spark.hooks.spark import SparkConnectHook, SparkHook
-from airflow_kafka_spark.operators.options import FollowOptions, LedgerOptions, RecordOptions, SparkOptions, WindowOptions
+from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
+from airflow_kafka_spark.operators.options import (
+    FollowOptions,
+    LedgerOptions,
+    ReadOptions,
+    RecordOptions,
+    SparkOptions,
+    WindowOptions,
+)
+from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
+from airflow_kafka_spark.sinks import DeltaSink, IcebergSink
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres, KafkaSecurity
+from airflow_kafka_spark.triggers.interval import KafkaIntervalTrigger
 from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
+from airflow_kafka_spark.triggers.window import KafkaWindowTrigger
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets
 
 PACKAGES = ("operators", "sensors", "sinks", "sources", "formats", "transforms")
@@ -39,10 +51,11 @@ def public_classes() -> list[type]:
 
 
 CLASSES = public_classes()
+GROUPS = (ErrorOptions, FollowOptions, LedgerOptions, ReadOptions, RecordOptions, SparkOptions, WindowOptions)
 ALSO = [
     *(KafkaHook, SparkHook, SparkConnectHook, SchemaRegistryHook),
-    *(ErrorOptions, FollowOptions, LedgerOptions, RecordOptions, SparkOptions, WindowOptions),
-    *(CommittedOffsets, KafkaLagTrigger),
+    *GROUPS,
+    *(CommittedOffsets, KafkaIntervalTrigger, KafkaLagTrigger, KafkaWindowTrigger),
     *(EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres, KafkaSecurity),
 ]
 """Public classes outside of these packages."""
@@ -50,6 +63,32 @@ ALSO = [
 ERRORS = [each for name in errors.__all__ if issubclass(each := getattr(errors, name), KafkaSparkError)]
 OF_AIRFLOW = [each for each in CLASSES if issubclass(each, BaseOperator)]
 OWN = [each for each in CLASSES if each not in OF_AIRFLOW]
+
+
+MOVING = (KafkaToSinkOperator, KafkaToKafkaOperator, SourceToKafkaOperator)
+"""The operators that move windows. Each shows all parameters, so that most of them stand in two or three constructors."""
+
+SENSORS = (KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor)
+TRIGGERS = (KafkaIntervalTrigger, KafkaLagTrigger, KafkaWindowTrigger)
+OF_EACH = {"topics", "pipeline"}
+"""Parameters of sensors and triggers that are required in one class and not in another."""
+
+OWN_MEANING = {
+    *("sink", "value", "metadata_columns", "behavior_on_null_values", "max_records", "read_with", "transforms"),
+    *("errors_tolerance", "errors_deadletterqueue_topic_name", "errors_skip", "max_errors", "kwargs"),
+}
+"""Parameters that mean something else in each operator, and that each describes in its own words."""
+
+LAKES = (DeltaSink, IcebergSink)
+OF_LAKES = {"conn_id", "partition_by", "auto_create", "auto_evolve", "compression", "table_properties"}
+"""Parameters that say what is special of Delta or Iceberg."""
+
+NUMBER = re.compile(r"\b(int|float|timedelta|Count|Duration)\b")
+UNIT = re.compile(
+    r"seconds|timedelta|bytes|MB|characters|digits|levels"
+    r"|number|sessions|records|rows|offsets|windows|partitions|replica|port|version",
+    re.IGNORECASE,
+)
 
 
 def name_of(cls: type) -> str:
@@ -77,7 +116,7 @@ def documented(*classes: type) -> set[str]:
 
 
 def test_there_are_many_public_classes() -> None:
-    assert len(OF_AIRFLOW) == 8 and len(OWN) > 30
+    assert len(OF_AIRFLOW) == 9 and len(OWN) > 30
 
 
 def failures(check: Callable[[type], Collection[str]], classes: Iterable[type]) -> dict[str, Collection[str]]:
@@ -120,6 +159,54 @@ def test_a_docstring_says_the_default_of_every_parameter_that_has_one() -> None:
     def unsaid(cls: type) -> list[str]:
         optional = [name for name, parameter in parameters(cls).items() if parameter.default is not parameter.empty]
         return [name for name in optional if "default" not in description(cls, name).lower()]
+
+    assert failures(unsaid, [*CLASSES, *ALSO]) == {}
+
+
+@pytest.mark.parametrize(
+    ("classes", "own"),
+    [(MOVING, OWN_MEANING), (SENSORS, OF_EACH), (TRIGGERS, OF_EACH), (LAKES, OF_LAKES)],
+    ids=["operators", "sensors", "triggers", "lakes"],
+)
+def test_classes_that_share_a_parameter_describe_it_in_the_same_words(classes: tuple[type, ...], own: set[str]) -> None:
+    def texts(name: str) -> set[str]:
+        return {" ".join(description(cls, name).split()) for cls in classes if name in parameters(cls)}
+
+    assert {name for cls in classes for name in parameters(cls) if len(texts(name)) > 1} == own
+
+
+def test_operators_and_groups_of_options_agree_on_types_and_defaults() -> None:
+    """A constructor hands its parameters on to groups by position, so nothing else compares the two."""
+    different: dict[str, object] = {}
+    compared = 0
+    for group in GROUPS:
+        names = getattr(group, "ARGUMENTS", {})
+        for field, parameter in parameters(group).items():
+            name = names.get(field, field)
+            for cls in MOVING:
+                shown = parameters(cls).get(name)
+                if shown is None:
+                    continue
+                compared += 1
+                if shown.annotation != parameter.annotation:
+                    different[f"{cls.__name__}.{name}"] = shown.annotation
+                elif parameter.default is not parameter.empty and shown.default != parameter.default:
+                    different[f"{cls.__name__}.{name}"] = shown.default
+    assert compared > 60
+    assert different == {
+        # Raw is the default of a copy, a deletion is not a record, and a share of a window is one transaction.
+        "KafkaToKafkaOperator.value": "Format | None",
+        "KafkaToKafkaOperator.behavior_on_null_values": "Literal['write', 'ignore', 'fail'] | None",
+        "KafkaToKafkaOperator.max_records": 10_000_000,
+    }
+
+
+def test_a_docstring_names_the_unit_of_every_number() -> None:
+    def unsaid(cls: type) -> list[str]:
+        numbers = [
+            n for n, p in parameters(cls).items() if re.search(r"\b(int|float|timedelta|Count|Duration)\b", str(p.annotation))
+        ]
+        return [name for name in numbers if not UNIT.search(description(cls, name))]
 
     assert failures(unsaid, [*CLASSES, *ALSO]) == {}
 

@@ -39,6 +39,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_kafka_spark.operators.source_to_kafka",
                     "airflow_kafka_spark.operators.kafka_to_kafka",
                     "airflow_kafka_spark.operators.control",
+                    "airflow_kafka_spark.operators.verify",
                 ],
             },
         ],

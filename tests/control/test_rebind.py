@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.pipelines import read_pipeline, show, to_json
 from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, Fenced, GroupOwned, PipelineUnknown
+from airflow_kafka_spark.ledger import attempt
 from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.ledger.group import owner_of
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import Window
 from airflow_kafka_spark.windows.offset_specs import ShiftBy
-from tests.support.control import rebind, rename
+from tests.support.control import rebind, rename, reset, skip
 
 TASK = Writer("dag", "task", deployment="prod")
 
@@ -143,6 +147,45 @@ def test_of_intervals_that_bind_a_pipeline_at_once_only_one_does_and_the_others_
     assert [text for text in told if text] == [f"bound to {won}."] * 3
 
 
+class Failing:
+    """A producer whose commit fails with an error that tells nothing, before or after it is done."""
+
+    def __init__(self, producer, *, is_committed):
+        self._producer, self._is_committed = producer, is_committed
+
+    def __getattr__(self, name):
+        return getattr(self._producer, name)
+
+    def commit_transaction(self, seconds):
+        if self._is_committed:
+            self._producer.commit_transaction(seconds)
+        raise KafkaException(KafkaError(KafkaError.UNKNOWN))
+
+
+@pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "left open"])
+@pytest.mark.parametrize("purpose", ["binding", "owner"])
+def test_a_binding_and_an_owner_whose_outcome_is_unknown_are_read_again(piped, monkeypatch, purpose, is_committed):
+    real, failed = attempt.fencing_producer, []
+
+    def fencing_producer(config, name, *arguments):
+        producer = real(config, name, *arguments)
+        if not name.endswith(f".{purpose}") or failed:
+            return producer
+        failed.append(name)
+        return Failing(producer, is_committed=is_committed)
+
+    monkeypatch.setattr(attempt, "fencing_producer", fencing_producer)
+    binding = Binding(TASK, origin=Endpoint(details={"group": piped.name}))
+    with interval_ledger(piped, 0, "run") as ledger:
+        ledger.bind(lambda whole: binding)
+        bounds = (ledger.interval.start_ms, ledger.interval.end_ms)
+        ledger.plan(Window(ledger.pipeline, 1, (), "run", "", interval=bounds, binding=binding))
+        assert failed and ledger.parent_memory.binding.owns
+        assert ledger.other_owner(piped.name) is None
+    with Ledger(piped.hook, "other", "x", topic=piped.ledger_topic) as other:
+        assert other.other_owner(piped.name) == piped.name
+
+
 def plan_with(piped, pipeline, slot, decided=0, close=True):
     """Plan the next window of a pipeline that reads a slot, as the operator does; close it if that is wanted."""
     binding = Binding(TASK, origin=Endpoint({"slot": slot}), decided=decided)
@@ -174,6 +217,31 @@ def test_a_slot_that_a_pipeline_has_got_by_a_rebind_is_its_own_and_the_one_that_
     memory = read_pipeline(piped.hook, one, piped.ledger_topic).memory
     assert (memory.last_number, memory.open_entry, memory.binding.origin.place) == (2, None, {"slot": "b"})
     assert plan_with(piped, one, "b", decided=2).window.number == 3
+
+
+def test_a_command_moves_the_group_of_the_newest_window_and_none_that_another_pipeline_uses(piped):
+    def plan(pipeline, group, close):
+        binding = Binding(TASK, origin=Endpoint(details={"group": group}))
+        with Ledger(piped.hook, pipeline, f"run at {group}", topic=piped.ledger_topic, group_id=group) as ledger:
+            ledger.bind(lambda whole: binding)
+            window = replace(piped.window(ledger, 5, 5), pipeline=pipeline, binding=binding)
+            ledger.plan(window)
+            if close:
+                ledger.close({"group_id": group}, window.ends)
+        piped.settle()
+
+    one, two, first, second = (f"{piped.name}-{n}" for n in ("p", "q", "g", "g2"))
+    plan(one, first, close=True)
+    plan(one, second, close=False)
+    piped.hook.delete_group(first)  # as if the window had committed no offsets
+    plan(two, first, close=True)
+    with pytest.raises(GroupOwned, match=f"`{first}` mirrors pipeline `{two}`"):
+        reset(piped.hook, one, "latest", group_id=first, discard_open=True, why="a slip", **piped.place)
+    done = skip(piped.hook, one, running=False, why="it is in the way", **piped.place)
+    assert done.group_id == second
+    with Ledger(piped.hook, two, "next", topic=piped.ledger_topic, group_id=first) as ledger:
+        assert ledger.other_owner(first) is None
+    assert owner_of(two, piped.hook.committed(first, [piped.tp(0)])) is None
 
 
 def test_the_ledger_knows_a_group_of_a_pipeline_that_was_renamed_by_its_new_name(piped):

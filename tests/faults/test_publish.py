@@ -53,7 +53,7 @@ def test_killed_then_retried_and_cleared_every_row_is_published_exactly_once(ord
 @pytest.mark.faults
 def test_killed_then_retried_and_cleared_every_row_is_a_record_or_a_dead_letter_exactly_once(orders):
     """The splits that are published first all hold a row that does not fit, so it is one with a letter that is killed. Letters in
-    a transaction that is still open: test_relay.py."""
+    a transaction that is still open: test_kafka_to_kafka.py."""
     dead = f"dead-{orders.topic}"
     options = {
         "value": avro(VALUE),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 
-from airflow_kafka_spark.formats import Json, Raw, String
+from airflow_kafka_spark.formats import Avro, Csv, Debezium, Format, Json, Protobuf, Raw, String
 from tests.formats.contract import CHECKS, Case
 
 CASES = {
@@ -39,6 +40,28 @@ CASES = {
         (b'{"id":1,"m":{}}', b'{"m":{"a":{"x":1},"b":null,"":{"x":"2.5"}}}'),
         (b'{"m":{"a":1}}', b'{"m":[]}', b'{"m":{"a":null,"a":null}}', b"{}"),
     ),
+    "csv": Case(
+        Csv("id bigint NOT NULL, customer string, amount decimal(12,2), placed_at timestamp"),
+        (b"1,a,12.34,2026-11-05T07:08:09Z", b'2,"a ""b"", c",-1,', b"3,,,2026-11-05 07:08\n"),
+        (b"x,a,1,", b",a,1,", b"1,a", b"1,a,0.001,", b'1,"a,1,'),
+    ),
+    "avro": Case(
+        Avro(
+            schema='{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}, '
+            '{"name": "customer", "type": ["null", "string"]}]}'
+        ),
+        (b"\x02\x00", b"\x04\x02\x02a", b"\x80\x01\x02\x00"),
+        (b"", b"\x02", b"\x02\x04", b"\x02\x00\x00", b"\x02\x02\x02\xff"),
+    ),
+    "debezium": Case(
+        Debezium(Json("id bigint NOT NULL, customer string")),
+        (
+            b'{"before":null,"after":{"id":1,"customer":"a"},"op":"c"}',
+            b'{"before":{"id":1},"after":{"id":1,"customer":null},"op":"u"}',
+            b'{"before":null,"after":{"id":2},"op":"r"}',
+        ),
+        (b'{"after":{"customer":"a"},"op":"c"}', b'{"op":"x"}', b"[]", b""),
+    ),
     "raw": Case(Raw(), (b"", b"a", b"\x00\xff" * 100)),
     "raw key": Case(Raw(column="key"), (b"k",)),
     "string": Case(String(), (b"", b"text", "é😀".encode(), b"\x00"), (b"\xff", b"a\xed\xa0\x80", b"\xc3")),
@@ -66,3 +89,20 @@ def test_importing_formats_is_cheap() -> None:
     code = "import sys; from airflow_kafka_spark import formats; print({'pyarrow', 'numpy', 'pyspark'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("format", "package", "extra"),
+    [
+        (CASES["avro"].format, "polars", "avro"),
+        (Protobuf(schema='syntax = "proto3"; message Order { int64 id = 1; }'), "grpc_tools", "protobuf"),
+    ],
+    ids=["avro", "protobuf"],
+)
+def test_a_missing_package_is_a_problem_that_names_the_extra(
+    format: Format, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == package else find(name, *a))
+    (problem,) = format.validate("value")
+    assert f"pip install 'airflow-provider-kafka-spark[{extra}]'`, on the executors too" in str(problem)

@@ -14,14 +14,16 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.definition import main
+from airflow_kafka_spark.control.unblock import unblock
 from airflow_kafka_spark.errors import Fenced, GroupOwned, LedgerUnreadable, WindowTooWide
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
 from airflow_kafka_spark.hooks.kafka.transactions import send_offsets
 from airflow_kafka_spark.ledger import topic as ledger_topic
-from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger
 from airflow_kafka_spark.ledger.open_transactions import transaction_of_record, transactional_id_of
 from airflow_kafka_spark.ledger.topic import LedgerTopic, may_lose_records
+from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive
 from airflow_kafka_spark.windows.memory import (
@@ -29,9 +31,11 @@ from airflow_kafka_spark.windows.memory import (
     LedgerRecord,
     WindowEntry,
     archive_record,
+    change_record,
     dead_key,
     group_key,
     group_record,
+    interval_key,
     interval_record,
     marker_record,
     position_record,
@@ -369,6 +373,27 @@ def test_a_command_says_whose_transaction_is_open_and_ends_it(
     assert "Nothing to do" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["position", "claim", "new name"])
+def test_the_open_transaction_of_a_command_that_has_died_is_ended_by_the_command_for_that(
+    attempt, hook, pipeline, topic, ledger_topic_name, kind
+):
+    complete_one(attempt, pipeline, topic, 1)
+    with ChangeLedger(hook, pipeline, "reset", topic=ledger_topic_name) as ledger:
+        entry = ledger.memory.entries[1]
+        producer = ledger._closer if kind == "claim" else ledger._planner
+        records = {
+            "position": [position_record(pipeline, ledger.memory.position, 1)],
+            "claim": [window_record(replace(entry, state=State.PLANNED))],
+            "new name": [change_record("other", Change(1, "rename", "ann", "why", "at", {}, {}, name=pipeline))],
+        }
+        producer.begin_transaction()
+        ledger.send(producer, records[kind])
+    dead = unblock(hook, pipeline, ledger_topic=ledger_topic_name)
+    assert dead.ended and not dead.warnings
+    with pytest.raises(KafkaException):
+        producer.commit_transaction(30)
+
+
 def test_a_member_that_joins_the_group_meanwhile_cannot_keep_a_flushed_window_open(attempt, hook, kafka, pipeline, topic):
     """Brokers take transactional offsets for a group with members too; before a window starts, members are an error."""
     with attempt() as ledger:
@@ -548,26 +573,30 @@ def test_what_an_older_attempt_writes_until_it_is_fenced_is_seen(attempt, pipeli
 
 
 HOUR = Interval.of_ms(0, 3_600_000)
+OF_HOUR = [f"l.{HOUR.ledger_name('p')}.plan", f"l.{HOUR.ledger_name('p')}.close"]
 PLANNED = WindowEntry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "t", "run", ""))
 
 
 @pytest.mark.parametrize(
     ("record", "ids"),
     [
-        (window_record(PLANNED), ["l.p.plan"]),
-        (window_record(replace(PLANNED, state=State.COMPLETE)), ["l.p.close"]),
-        (LedgerRecord(window_key("p", 2), None), ["l.p.close"]),
-        (LedgerRecord(window_key(HOUR.ledger_name("p"), 1), None), [f"l.{HOUR.ledger_name('p')}.close", "l.p.group"]),
-        (position_record("p", Position(), 1), ["l.p.close"]),
+        (window_record(PLANNED), ["l.p.plan", "l.p.close"]),
+        (window_record(replace(PLANNED, state=State.COMPLETE)), ["l.p.plan", "l.p.close"]),
+        (LedgerRecord(window_key("p", 2), None), ["l.p.plan", "l.p.close"]),
+        (LedgerRecord(window_key(HOUR.ledger_name("p"), 1), None), [*OF_HOUR, "l.p.group", "l.p.plan"]),
+        (position_record("p", Position(), 1), ["l.p.plan", "l.p.close"]),
+        (change_record("p", Change(1, "reset", "ann", "why", "at", {}, {})), ["l.p.plan", "l.p.close"]),
+        (change_record("p", Change(1, "rename", "ann", "why", "at", {}, {}, name="o")), ["l.p.plan", "l.p.close", "l.o.plan"]),
         (marker_record("p", Marker(2, 5)), ["l.p.split.5"]),
         (LedgerRecord(dead_key("p", 2), b"{}"), ["l.p.dead"]),
-        (interval_record("p", IntervalState(HOUR, State.PLANNED, ())), [f"l.{HOUR.ledger_name('p')}.plan"]),
-        (interval_record("p", IntervalState(HOUR, State.COMPLETE, ())), [f"l.{HOUR.ledger_name('p')}.close"]),
+        (interval_record("p", IntervalState(HOUR, State.PLANNED, ())), OF_HOUR),
+        (interval_record("p", IntervalState(HOUR, State.COMPLETE, ())), OF_HOUR),
+        (LedgerRecord(interval_key("p", HOUR), None), [*OF_HOUR, "l.p.plan", "l.p.close", "l.p.group"]),
         (interval_record("p", IntervalState(HOUR, State.COMPLETE, (), forgotten=True)), ["l.p.group"]),
         (archive_record("p", IntervalArchive.of([IntervalState(HOUR, State.COMPLETE, ())])), ["l.p.group"]),
         (LedgerRecord(b'["p","control",3]', b"{}"), ["l.p.control"]),
         (LedgerRecord(b'["p","binding"]', b"{}"), ["l.p.binding"]),
-        (LedgerRecord(b'["p","binding"]', None), ["l.p.close"]),
+        (LedgerRecord(b'["p","binding"]', None), ["l.p.plan", "l.p.close", "l.p.binding"]),
         (group_record("g", "p"), ["l.g.owner"]),
         (LedgerRecord(group_key("g"), b'{"v":1,"pipeline":"p","by":"p.x"}'), ["l.p.x.plan"]),
         (LedgerRecord(b"not ours", b"{}"), []),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.model import Mutant
 
 _LEDGER = "tests/ledger/test_attempt.py"
+_MODEL = "tests/windows/test_ledger_model.py"
 _PLAN = "tests/windows/test_plan.py"
 _READER = "tests/sources/kafka/test_read.py"
 
@@ -46,8 +47,63 @@ _OF_LEDGER = (
         old="    ledger.take_over(published)\n",
         new="",
         breaks="No task publishes a split of a window once a command has given it up.",
+        tests=(f"{_MODEL}::test_a_window_that_is_published_in_part_is_given_up_while_attempts_are_at_work_on_it",),
+    ),
+    Mutant(
+        name="ledger-owner-of-a-group-read-before-the-fence",
+        path="ledger/attempt.py",
+        old="""            producer = self._fence_as(transactional_id_of(self.topic.name, name, OWNER))
+            recorded = self._recorded_owner(name)
+""",
+        new="""            recorded = self._recorded_owner(name)
+            producer = self._fence_as(transactional_id_of(self.topic.name, name, OWNER))
+""",
+        breaks="Of two pipelines that take a group at once, one is refused.",
+        tests=(f"{_MODEL}::test_two_new_pipelines_with_one_group",),
+    ),
+    Mutant(
+        name="ledger-owner-of-any-group",
+        path="ledger/attempt.py",
+        old="        return binding is not None and binding.owns and self._exclusive(binding) == name\n",
+        new="        return binding is not None and binding.owns\n",
+        breaks="A pipeline that gets another group uses it only if no other pipeline does.",
+        tests=(f"{_MODEL}::test_a_pipeline_gets_another_group_while_a_new_one_begins_with_it",),
+    ),
+    Mutant(
+        name="ledger-owner-of-a-group-that-it-came-back-to",
+        path="ledger/attempt.py",
+        old="        return replace(before, owns=False)\n",
+        new="        return before\n",
+        breaks="A pipeline that is refused another group comes back to its own only if no other pipeline has taken that.",
+        tests=(f"{_MODEL}::test_intervals_come_back_to_their_group_while_a_new_pipeline_begins_with_it",),
+    ),
+    Mutant(
+        name="ledger-command-moves-the-group-of-another-pipeline",
+        path="control/position_change.py",
+        old="        raise GroupOwned(memory.pipeline, group, owner)\n",
+        new="        pass\n",
+        breaks="A command moves no group that another pipeline uses.",
         tests=(
-            "tests/windows/test_ledger_model.py::test_a_window_that_is_published_in_part_is_given_up_while_attempts_are_at_work_on_it",
+            "tests/control/test_rebind.py::test_a_command_moves_the_group_of_the_newest_window_and_none_that_another_pipeline_uses",
+        ),
+    ),
+    Mutant(
+        name="ledger-unblock-fences-closes-only",
+        path="ledger/open_transactions.py",
+        old='    found = [(own, "plan"), (own, "close")]\n',
+        new='    found = [(own, "close")]\n',
+        breaks="The open transaction of a command that has died is ended by `unblock`.",
+        tests=(f"{_LEDGER}::test_the_open_transaction_of_a_command_that_has_died_is_ended_by_the_command_for_that",),
+    ),
+    Mutant(
+        name="cdc-deletes-left-out-after-a-lost-window-of-chunks",
+        path="sources/cdc/snapshot.py",
+        old="        return [] if self.repeats else [table.to_json() for table in self.tables]\n",
+        new="        return [table.to_json() for table in self.tables]\n",
+        breaks="Rows of a lost window of chunks that were deleted since are deleted in copies.",
+        tests=(
+            "tests/sources/postgres_cdc/test_faults.py"
+            "::test_rows_of_a_lost_window_of_chunks_that_were_deleted_since_are_deleted_after_the_reset",
         ),
     ),
     Mutant(
@@ -56,7 +112,7 @@ _OF_LEDGER = (
         old="            if planned <= fenced and not _came_later(memory, keys):\n",
         new="            if planned <= fenced:\n",
         breaks="An interval that is planned while its pipeline is forgotten is fenced, or stays in the ledger whole.",
-        tests=("tests/windows/test_ledger_model.py::test_intervals_are_forgotten_while_one_is_planned_and_moved",),
+        tests=(f"{_MODEL}::test_intervals_are_forgotten_while_one_is_planned_and_moved",),
     ),
     Mutant(
         name="ledger-change-under-the-id-of-closes",
@@ -66,7 +122,7 @@ _OF_LEDGER = (
         new="""        producer, self._closer = self._closer, None
         assert producer is not None, "one ledger commits one change""",
         breaks="An attempt that fences at the same moment as a change by hand plans nothing by what it saw before.",
-        tests=("tests/windows/test_ledger_model.py::test_a_pipeline_is_moved_back_while_attempts_are_at_work",),
+        tests=(f"{_MODEL}::test_a_pipeline_is_moved_back_while_attempts_are_at_work",),
     ),
     Mutant(
         name="ledger-close-without-offsets",
@@ -306,4 +362,53 @@ _OF_SOURCES = (
     ),
 )
 
-OF_WINDOWS: tuple[Mutant, ...] = (*_OF_LEDGER, *_OF_PLANNING, *_OF_INTERVALS, *_OF_READING, *_OF_SOURCES)
+_SNAPSHOTS = "tests/sources/mysql_cdc/test_snapshots.py"
+_OF_ROWS_AND_LOG = f"{_SNAPSHOTS}::test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_again[1-False]"
+
+_OF_SNAPSHOTS = (
+    Mutant(
+        name="snapshot-place-is-asked-for-behind-it",
+        path="sources/mysql_cdc/tasks/snapshot.py",
+        old="""    return Place(str(found["binlog_snapshot_file"]), int(found["binlog_snapshot_position"]))
+""",
+        new="""    (end,) = rows(connection, "SHOW MASTER STATUS")
+    return Place(str(end[0]), int(end[1]))
+""",
+        breaks="The place of a chunk is that of its snapshot, also while others write.",
+        tests=(_OF_ROWS_AND_LOG,),
+    ),
+    Mutant(
+        name="snapshot-includes-what-is-behind-it",
+        path="sources/mysql_cdc/tasks/snapshot.py",
+        old="        return self._at < self._seen[seen]\n",
+        new="        return True\n",
+        breaks="A change behind the snapshot of its row's chunk is published.",
+        tests=(_OF_ROWS_AND_LOG,),
+    ),
+    Mutant(
+        name="snapshot-of-other-rows-than-those-of-the-place",
+        path="sources/mysql_cdc/tasks/snapshot.py",
+        old=" and not _is_changed(server, connection, place, name):",
+        new=":",
+        breaks="A table that was swapped before its snapshot was used is read in another one.",
+        tests=(f"{_SNAPSHOTS}::test_a_table_that_is_truncated_before_its_snapshot_is_used_is_read_in_another_one",),
+    ),
+    Mutant(
+        name="snapshot-older-than-what-was-left-to-it",
+        path="sources/mysql_cdc/tasks/snapshot.py",
+        old="if _includes(server, place, start) and ",
+        new="if ",
+        breaks="A chunk includes all that windows of the log have left out for it.",
+        tests=(f"{_SNAPSHOTS}::test_rows_that_a_new_snapshot_would_not_have_are_waited_for",),
+    ),
+    Mutant(
+        name="snapshot-chunks-before-the-log-has-caught-up",
+        path="sources/mysql_cdc/windows.py",
+        old="return state.caught_up() if not state.behind or end.order >= Place.parse(state.behind).order else state",
+        new="return state.caught_up()",
+        breaks="Chunks are forgotten only when the log is read up to a place behind them.",
+        tests=(_OF_ROWS_AND_LOG,),
+    ),
+)
+
+OF_WINDOWS: tuple[Mutant, ...] = (*_OF_LEDGER, *_OF_PLANNING, *_OF_INTERVALS, *_OF_READING, *_OF_SOURCES, *_OF_SNAPSHOTS)

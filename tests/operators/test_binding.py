@@ -500,6 +500,41 @@ def test_a_pipeline_of_intervals_that_another_one_overtakes_at_its_new_group_is_
     assert dry.run(1)["records_read"] == 1
 
 
+def stop():
+    """End an attempt that has bound its pipeline, and has planned nothing."""
+    raise RuntimeError("ended")
+
+
+def test_intervals_that_got_another_group_and_stopped_before_they_were_planned_leave_it_to_a_pipeline_that_took_it(dry):
+    dry.produce(0, 10, 70, 130)
+    dry.run(0)
+    group, other = f"{dry.name}-2", f"{dry.name}-other"
+    with pytest.raises(RuntimeError, match="ended"):
+        dry.run(1, group_id=group, between=stop)
+    assert dry.run(pipeline=other, group_id=group, between=None)["records_read"] == 4
+    with pytest.raises(GroupOwned, match=f"mirrors pipeline `{other}`"):
+        dry.run(1, group_id=group)
+    assert len(dry.moved.read_text().splitlines()) == 2
+
+
+def test_intervals_that_were_bound_and_never_planned_may_be_bound_anew_or_forgotten(dry, deployment):
+    dry.produce(0, 10, 70)
+    place = {"why": "it moves", "who": "ann", "ledger_topic": f"ledger-{dry.name}"}
+    deployment("a")
+    for name, command in (("rebound", rebind), ("forgotten", forget)):
+        pipeline = f"{dry.name}-{name}"
+        deployment("a")
+        with pytest.raises(RuntimeError, match="ended"):
+            dry.run(0, pipeline=pipeline, group_id=pipeline, between=stop)
+        deployment("b")
+        with pytest.raises(PipelineTaken):
+            dry.run(0, pipeline=pipeline, group_id=pipeline)
+        wait_stable(dry.kafka.connection_extra(), f"ledger-{dry.name}")
+        with KafkaHook() as hook:
+            command(hook, pipeline, **place)
+        assert dry.run(0, pipeline=pipeline, group_id=pipeline)["records_read"] == 2
+
+
 # --- intervals and replays ------------------------------------------------------------------------------------------------
 
 

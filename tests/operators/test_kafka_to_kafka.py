@@ -8,8 +8,9 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import BadRecords, PartitionsChanged, ValidationError
+from airflow_kafka_spark.errors import BadRecords, PartitionsChanged, SqlFailed, ValidationError
 from airflow_kafka_spark.formats import Json, String
+from airflow_kafka_spark.transforms import Sql
 from tests.support.pipelines import SCHEMA
 from tests.support.relay import decoded, make, relay
 from tests.support.timings import check_move
@@ -81,6 +82,47 @@ def test_columns_make_new_values_and_output_key_new_keys_which_land_where_anothe
     assert {r.key: r.partition for r in orders.read(again)} == placed and len(placed) == 500
 
 
+EVERY_KIND = {
+    "id": "id", "cents": "amount * 100", "fine": "cast(amount as decimal(20,10))", "text": "concat(customer, '\\n\\t\\\\ü\x01')",
+    "at": "placed_at", "local": "cast(null as timestamp_ntz)", "day": "cast(placed_at as date)", "large": "amount > 500",
+    "bytes": "cast(customer as binary)", "nothing": "if(id % 2 = 0, customer, null)", "a b": "upper(customer)",
+    "third": "cast(amount as double) / 3", "nested": "struct(id, amount as `the amount`, struct(customer))",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [Json(), Json(schema=SCHEMA)], ids=["columns", "transforms"])
+def test_what_tasks_write_in_arrow_is_byte_for_byte_what_spark_writes(orders, unique, caplog, value):
+    orders.send(300)
+    contents = []
+    for only_spark in ("", " AND rand() >= 0"):
+        output = orders.output if only_spark else unique("arrow")
+        if not only_spark:
+            orders.kafka.create_topic(output, 4)
+        condition = f"id % 3 != 0{only_spark}"
+        options = {"topic": output, "group_id": output, "pipeline": output, "value": ORDERS}
+        if value.schema:
+            orders.run(**options, transforms=[Sql(EVERY_KIND, filter=condition)])
+        else:
+            options |= {"output_key": ("id", "day"), "output_key_format": Json()}
+            orders.run(**options, filter=condition, columns=EVERY_KIND)
+        assert ("Spark's SQL transforms its records" in caplog.text) == bool(only_spark)
+        contents.append(sorted(r.content for r in orders.read(output)))
+    assert contents[0] == contents[1] and len(contents[0]) == 200
+
+
+def test_sql_that_fails_for_a_record_names_it_and_nothing_of_its_split_is_published(orders):
+    orders.send(90)
+    wrong = {r.partition: f"{orders.topic}-{r.partition}@{r.offset}" for r in orders.read(orders.topic) if decoded(r)["id"] == 70}
+    ((partition, record),) = wrong.items()
+    with pytest.raises(SqlFailed, match="DIVIDE_BY_ZERO") as failed:
+        orders.run(value=ORDERS, columns={"x": "100 div (id - 70)"})
+    assert failed.value.record == record
+    of_split = {r.content for r in orders.read(orders.topic) if r.partition == partition}
+    assert not of_split.intersection(r.content for r in orders.read(orders.output))
+    assert orders.run(value=ORDERS, filter="id != 70", columns={"x": "100 div (id - 70)"})["records_read"] == 90
+    assert len(orders.read(orders.output)) == 89
+
+
 def test_records_without_a_value_stay_so_and_pass_a_filter(orders):
     orders.records_in([(b"a", b'{"id": 1}', None), (b"b", None, None), (b"c", b'{"id": 2}', None)])
     report = orders.run(value=Json(schema="id bigint"), key=String("k"), filter="id = 1", columns={"n": "id + 1"})
@@ -109,7 +151,7 @@ def test_all_problems_come_at_once_those_of_sql_too_and_nothing_is_touched(order
             topic=orders.topic, columns={}, output_key="nothing", behavior_on_null_values="delete", metadata_columns=["offest"]
         )
     text = str(found.value)
-    for part in ("would go round", "offest", "delete"):
+    for part in ("would be read again", "offest", "delete"):
         assert part in text
     with pytest.raises(ValidationError) as found:
         orders.run(columns={}, output_key="nothing", partition="x", transaction_timeout=1_000_000)
@@ -117,7 +159,7 @@ def test_all_problems_come_at_once_those_of_sql_too_and_nothing_is_touched(order
         assert part in str(found.value)
     with pytest.raises(ValidationError, match="does not exist"):
         orders.run(topic="nowhere")
-    with pytest.raises(ValidationError, match="would go round"):
+    with pytest.raises(ValidationError, match="would be read again"):
         orders.run(topics=None, topics_pattern=f"{orders.topic}.*", topic=f"{orders.topic}-x", auto_create=True)
     with pytest.raises(ValidationError) as found:
         orders.run(value=ORDERS, filter="amuont > 1", columns={"x": "id +", "y": "id", "z": "nothing"})

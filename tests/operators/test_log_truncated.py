@@ -234,10 +234,10 @@ class LateOperator(KafkaToKafkaOperator):
         super().__init__(**{"task_id": "task", **with_sink(options, OF_RECORDS)})
         self.before = before
 
-    def _relay(self, *arguments):
+    def _publish_splits(self, *arguments):
         if self.before is not None:
             self.before()
-        super()._relay(*arguments)
+        super()._publish_splits(*arguments)
 
 
 def begin_log(kafka: EmbeddedKafka, topic: str) -> tuple[Path, int]:

@@ -42,7 +42,7 @@ from airflow_kafka_spark.operators import (
     SourceToKafkaOperator,
 )
 from airflow_kafka_spark.operators.control import ACTIONS
-from airflow_kafka_spark.operators.visibility.configuration import described
+from airflow_kafka_spark.operators.visibility.configuration import argument_json
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink, KafkaSink
 from airflow_kafka_spark.sources import FilesSource, JdbcSource, PostgresCdcSource
@@ -449,7 +449,7 @@ def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, unique
         landed = Landed(DEAD, 0, 0, 0, 1)
         names = frozenset(record["topic"] for record in DeadLetterReader(frozenset({"files", "seen"}), [landed], 5).read(hook))
         assert names <= {DEAD}
-        shown = RecordReader(TopicPartition(READ, 0), 0, 5, TopicFormats(described(Json(schema=SCHEMA)))).read(hook)
+        shown = RecordReader(TopicPartition(READ, 0), 0, 5, TopicFormats(argument_json(Json(schema=SCHEMA)))).read(hook)
         assert len(shown["records"]) == 5 and not shown["problem"]
     assert report["group_id"] == "seen"
 

@@ -236,7 +236,7 @@ def test_sinks_that_would_not_do_are_refused_all_at_once_and_before_anything_is_
     with pytest.raises(ValidationError, match=r"transforms\[1\] Filter\.to\.table column `n`: .*has integer"):
         table.run("run1", transforms=chain)
     split_sink = PostgresSink(conn_id="warehouse", table=table.place, atomic="split")
-    with pytest.raises(ValidationError, match="shows a window in pieces"):
+    with pytest.raises(ValidationError, match="shows parts of a window"):
         table.run("run1", transforms=chain, sink=split_sink)
 
 

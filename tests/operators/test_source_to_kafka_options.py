@@ -52,7 +52,7 @@ WRONG = [
     ({"table": "no_such_table"}, "source.table", "no_such_table"),
     ({"pipeline": "\n"}, "pipeline", ".*"),
     ({"errors_tolerance": "some"}, "errors_tolerance", "not one of none, all"),
-    ({"errors_tolerance": "all"}, "errors_deadletterqueue_topic_name", "lost without a word"),
+    ({"errors_tolerance": "all"}, "errors_deadletterqueue_topic_name", "lost silently"),
     ({"max_errors": 1}, "max_errors", "no bad record is tolerated"),
     ({"errors_tolerance": "all", "errors_skip": True, "max_errors": 1.5}, "max_errors", "neither a whole number"),
 ]
@@ -63,7 +63,7 @@ def test_what_is_wrong_is_said_before_anything_starts_and_all_of_it_at_once(orde
         found = problems(orders, **options)
         assert re.search(match, found.get(where, "")), (options, found)
     # Neither dead letters nor what a filter takes out go where good rows or the ledger are.
-    for topic, told in ((orders.topic, "where good rows go"), (f"ledger-{orders.name}", "is its ledger")):
+    for topic, told in ((orders.topic, "is the topic of good rows"), (f"ledger-{orders.name}", "is its ledger")):
         found = problems(orders, errors_tolerance="all", errors_deadletterqueue_topic_name=topic)
         assert told in found["errors_deadletterqueue_topic_name"]
         assert told in problems(orders, transforms=[Filter(to=topic)])["transforms[0] Filter.to"]

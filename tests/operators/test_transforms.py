@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_told_before_the_window_is_planned_all_of_it_at_onc
     assert [p.where.partition(" ")[0] for p in raised.value.problems] == ["transforms[0]", "transforms[1]"]
     with pytest.raises(ValidationError, match=r"transforms\[0\] Sql: .*`nothing` cannot be resolved"):
         files.run("run1", transforms=[Sql(columns={"x": "nothing"})])
-    with pytest.raises(ValidationError, match="tasks read by themselves"):
+    with pytest.raises(ValidationError, match="tasks read the topics themselves"):
         files.run("run1", transforms=[ReplaceField(exclude="id")], read_with="spark")
     with pytest.raises(ValidationError, match="`offset` is there already"):
         files.run("run1", transforms=[InsertField(offset_field="offset")], metadata_columns=["offset"])

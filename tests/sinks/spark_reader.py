@@ -9,7 +9,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,48 @@ class Partitions:
     values: tuple[Any, ...]
 
 
-def read(requests: Sequence[Request | Partitions], scratch: Path, zone: str = "UTC") -> list[Any]:
+@dataclass(frozen=True)
+class Statement:
+    """A statement of SQL: answered by its rows.
+
+    :param sql: the statement.
+    """
+
+    sql: str
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A point at which Spark creates one file, and waits for another: answered by None.
+
+    :param here: the file that is created.
+    :param there: the file that is waited for.
+    """
+
+    here: Path
+    there: Path
+
+    def wait(self) -> None:
+        """Wait for the other side."""
+        self.here.touch()
+        deadline = time.monotonic() + 200
+        while not self.there.exists():
+            assert time.monotonic() < deadline, f"nobody came to {self.there}"
+            time.sleep(0.02)
+
+
+def read(
+    requests: Sequence[Request | Partitions | Statement | Meeting],
+    scratch: Path,
+    zone: str = "UTC",
+    settings: Mapping[str, str] | None = None,
+) -> list[Any]:
     """The result of reading with Spark: the rows of each table, or the error's text.
 
     :param zone: the time zone of the JVM and its sessions.
+    :param settings: of Spark's session.
     """
-    (scratch / "requests").write_bytes(pickle.dumps(list(requests)))
+    (scratch / "requests").write_bytes(pickle.dumps((list(requests), dict(settings or {}))))
     command = [sys.executable, "-m", "tests.sinks.spark_reader", str(scratch / "requests"), str(scratch / "answers")]
     path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     env = {**os.environ, "PYTHONPATH": path, "TZ": zone, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -65,9 +102,12 @@ def read(requests: Sequence[Request | Partitions], scratch: Path, zone: str = "U
 def main() -> None:
     from pyspark.sql import SparkSession
 
-    requests = pickle.loads(Path(sys.argv[1]).read_bytes())
+    requests, settings = pickle.loads(Path(sys.argv[1]).read_bytes())
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.driver.extraJavaOptions", f"-Duser.timezone={os.environ['TZ']}").getOrCreate()
+    builder = builder.config("spark.driver.extraJavaOptions", f"-Duser.timezone={os.environ['TZ']}")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     answers: list[Any] = []
     for request in requests:
@@ -76,6 +116,13 @@ def main() -> None:
             frame = spark.createDataFrame(rows, f"n int, `{request.column}` {request.type}")
             frame.write.partitionBy(request.column).parquet(request.path)
             answers.append(sorted(name for name in os.listdir(request.path) if "=" in name))
+            continue
+        if isinstance(request, Meeting):
+            request.wait()
+            answers.append(None)
+            continue
+        if isinstance(request, Statement):
+            answers.append([row.asDict(recursive=True) for row in spark.sql(request.sql).collect()])
             continue
         reader = spark.read.format(request.format).options(**request.options)
         try:

@@ -22,11 +22,15 @@ from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from airflow_kafka_spark.windows.offset_specs import ShiftBy
 from tests.faults.test_capturing import Other
 from tests.operators.test_follows import load
+from tests.sources.mysql_cdc.kit import Binlog, log_server
+from tests.sources.mysql_cdc.shop import CapturedTable
+from tests.sources.mysql_cdc.shop import captured as table_with_log
 from tests.sources.postgres_cdc.shop import Captured, captured
 from tests.support.cluster import Driver, connection
 from tests.support.control import forget, pause, rename, replay, reset, resume, skip
 from tests.support.dead_letters import check_sorted_out, produce_mixed
 from tests.support.intervals import BEGIN
+from tests.support.mariadb import missing
 from tests.support.oracle import same_multiset, wait_stable
 from tests.support.pipelines import Pipeline, files_rows, order, pipeline, row_of
 from tests.support.relay import relay
@@ -249,6 +253,7 @@ class ToSink(Subject):
             self._skip,
             self._reset,
             self._go_elsewhere,
+            self._share_its_group,
             self._rename,
             self._forget,
             self._change_arguments,
@@ -314,6 +319,18 @@ class ToSink(Subject):
             self.run()
             return "another place"
         raise AssertionError("a run with another destination took an open window")
+
+    def _share_its_group(self, chance: random.Random) -> str:
+        """Another pipeline must not begin with the group of this one."""
+        from airflow_kafka_spark.errors import GroupOwned
+
+        self.next_run()
+        self.run()
+        try:
+            self.attempts.run(self.run_id, facts=self.facts, pipeline=f"{self._name}-stranger")
+        except GroupOwned:
+            return "another pipeline with its group"
+        raise AssertionError("another pipeline began with the group of this one")
 
     def _change_arguments(self, chance: random.Random) -> str | None:
         """A run with other arguments finishes a window of which any part may be done."""
@@ -546,6 +563,30 @@ class FromLog(Subject):
         return self.shop.compare()
 
 
+class FromBinlog(Subject):
+    """Changes of a MariaDB table in a topic, which begins with the rows that are there."""
+
+    EVERY = 3
+    """Steps after which all is read and compared, and another pipeline begins with the rows: meanwhile chunks are under way."""
+
+    def __init__(self, made: CapturedTable, unique: Callable[[str], str]) -> None:
+        super().__init__(made, faults.PUBLISHING)
+        self.table, self._unique = made, unique
+
+    def feed(self, chance: random.Random) -> None:
+        # A truncate would wait for the session of a frozen attempt.
+        self.table.change(chance.randrange(1, 80), truncates=False)
+
+    def check(self) -> int:
+        if self.number % self.EVERY:
+            return 0
+        self.table.drain(f"drain{self.number}")
+        settled(self.table.topic)
+        compared = self.table.compare()
+        self.table.begin(self._unique("binlog"))
+        return compared
+
+
 class WithDeadLetters(Subject):
     """Good records in a sink, bad ones in a topic of dead letters."""
 
@@ -695,4 +736,10 @@ def subjects(
     yield ByInterval(flow("postgres"), chance)
     yield BetweenTopics(stack.enter_context(relay(kafka, unique, place("relay"))))
     yield FromLog(stack.enter_context(captured(kafka, postgres, unique, place("log"), chance.randrange(10**6))))
+    # Not in the minute of `make test`: the server takes some seconds to start.
+    if "SOAK_MINUTES" in os.environ and not missing():
+        log = Binlog(server := stack.enter_context(log_server()), stack.enter_context(server.connect()))
+        options = {"snapshot": "initial", "snapshot_chunk_rows": 3, "snapshot_chunks_per_window": 2}
+        captured_table = table_with_log(kafka, log, unique, place("binlog"), chance.randrange(10**6), **options)
+        yield FromBinlog(stack.enter_context(captured_table), unique)
     yield FromTable(stack.enter_context(shop(kafka, postgres, unique, place("shop"))), stack)

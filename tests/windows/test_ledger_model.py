@@ -8,11 +8,20 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from airflow_kafka_spark.errors import BindingChanged, ChangeRefused, IntervalOverlaps, PipelineRenamed, PipelineUnknown
+from airflow_kafka_spark.errors import (
+    BindingChanged,
+    ChangeRefused,
+    GroupOwned,
+    IntervalOverlaps,
+    PipelineRenamed,
+    PipelineUnknown,
+    SourceChanged,
+)
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
@@ -21,7 +30,6 @@ from airflow_kafka_spark.windows.report import Report
 from tests.support import ledger_model
 from tests.support.control import forget, pause, rebind, rename, replay, reset, resume, skip
 from tests.support.ledger_model import (
-    EAGER,
     GROUP,
     HOOK,
     PIPELINE,
@@ -42,7 +50,11 @@ HOUR = partial(attempt, "hour", hour=0)
 NEXT_HOUR = partial(attempt, "next-hour", hour=1)
 BESIDE, LAST_BESIDE = (partial(attempt, run, beside=True) for run in ("one", "last"))
 CLEARED = partial(attempt, "first", max_tries=1, on_rerun="replay")
-DISJOINT = {"records": 0, "timeouts": 0, "at_once": (*EAGER, "fence", "sink.look", "offsets", "commit")}
+DISJOINT = {
+    "records": 0,
+    "timeouts": 0,
+    "at_once": lambda actor, step: step[0] in ("log", "committed", "fence", "sink.look", "offsets", "commit"),
+}
 """An interval and a progress window have transactional ids of their own, and names of their own in the sink: what counts is the
 order of what they write and of what they read in the ledger."""
 BESIDE_COMMANDS = {"records": 0, "timeouts": 0}
@@ -269,6 +281,92 @@ def finish_rename() -> None:
 def test_a_pipeline_is_renamed_while_attempts_are_at_work(model, attempts):
     found = explore(one_window(), {**attempts, "rename": RENAME}, [finish_rename, LAST_RENAMED], records=0)
     assert found.ends["rename"]["done"]
+
+
+def is_own(actor: str, step: tuple[Any, ...]) -> bool:
+    """Return True for a step that meets nobody, as the pipelines of all actors have only groups in common."""
+    kind, *args = step
+    if kind in ("fence", "produce"):
+        return not args[0].endswith((".owner", ".binding"))
+    return kind not in ("commit", "sink.commit", "read") or (kind == "read" and args[1][0].startswith(b'["%s' % actor.encode()))
+
+
+TAKES = {"records": 0, "timeouts": 0, "at_once": is_own, "switches": 4}
+
+
+def taker(pipeline: str, run: str, group: str, hour: int | None = None):
+    """Return an attempt at a window of a pipeline that records who uses its group, and may be refused the group."""
+
+    def run_it() -> None:
+        attempt(f"{pipeline}/{run}", pipeline=pipeline, group=group, hour=hour, takes=True)
+
+    return run_it
+
+
+def refused(act):
+    """Return an attempt that may be refused the group. A window that was planned with it then stays open."""
+
+    def run() -> None:
+        with suppress(GroupOwned, SourceChanged):
+            act()
+
+    return run
+
+
+def each_its_own(world: World, groups: int):
+    """Return the condition that from here on, no more pipelines move records than there are groups for them."""
+    before = {taken[:2] for taken in world.taken}
+
+    def enough(world: World) -> None:
+        users = {taken.pipeline.partition(".")[0] for taken in world.taken if taken[:2] not in before}
+        assert len(users) <= groups, f"{sorted(users)} have moved records with {groups} groups"
+
+    return enough
+
+
+def an_hour_of_a_group() -> World:
+    """The first hour is complete, and its attempt has died before it has moved its group. The next hour is over."""
+    with patch.object(IntervalLedger, "follow", lambda *args: {}):
+        return run_alone(World(), taker("p", "0", "g", 0), "p")._replace(end=4)
+
+
+def compete(world: World, acts: dict[str, Any], finish=(), groups: int = 1, **options: Any):
+    """Explore pipelines of which some need the same group.
+
+    :param finish: what is done at last; by default, each act once more.
+    """
+    finish = [*map(refused, finish or acts.values())]
+    found = explore(world, acts, finish, always=each_its_own(world, groups), **{**TAKES, **options})
+    assert all(found.ends[name].keys() >= {"done", "GroupOwned"} for name in "pq"), found.ends
+    return found
+
+
+def test_two_new_pipelines_with_one_group(model):
+    compete(World(end=1), {"p": taker("p", "1", "g"), "q": taker("q", "1", "g")})
+
+
+def test_a_pipeline_gets_another_group_while_a_new_one_begins_with_it(model):
+    world = run_alone(World(end=1), taker("p", "1", "g"), "p")._replace(end=2)
+    compete(world, {"p": taker("p", "2", "other"), "q": taker("q", "1", "other")})
+
+
+def test_a_window_with_another_group_is_given_up_while_a_new_pipeline_begins_with_it(model):
+    world = run_alone(World(end=1), taker("p", "1", "g"), "p")._replace(end=2)
+    p, q = taker("p", "2", "other"), taker("q", "1", "other")
+    compete(world, {"p": p, "q": q, "skip": partial(skip, HOOK, "p", running=False, **COMMAND)}, [p, q])
+
+
+def test_intervals_get_another_group_while_a_new_pipeline_begins_with_it(model):
+    compete(an_hour_of_a_group(), {"p": taker("p", "1", "other", 1), "q": taker("q", "1", "other")})
+
+
+def test_intervals_come_back_to_their_group_while_a_new_pipeline_begins_with_it(model):
+    def two_others() -> None:
+        taker("r", "1", "other")()
+        taker("q", "1", "g")()
+
+    p = taker("p", "1", "other", 1)
+    compete(an_hour_of_a_group(), {"p": p, "q": two_others}, [p, taker("p", "1", "g", 1), two_others], groups=2, switches=3)
 
 
 # --- a rule is taken away, and it is noticed -----------------------------------------------------------------------------------

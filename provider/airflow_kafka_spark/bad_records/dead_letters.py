@@ -47,7 +47,7 @@ MOST_REMEMBERED = 900_000
 class DeadLetterTopic:
     """The dead letter topic of a pipeline.
 
-    Guarantee: a ``read_committed`` reader sees each of a window's dead letters exactly once, whatever is killed meanwhile.
+    Guarantee: a ``read_committed`` reader sees each of a window's dead letters exactly once, also if attempts are killed.
 
     :param hook: the cluster, which is that of the ledger.
     :param name: the topic. It is created with one partition before the first letter if it does not exist.

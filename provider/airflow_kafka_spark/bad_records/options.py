@@ -17,6 +17,7 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, first_bad_records
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class ErrorOptions:
     :param tolerance: ``none`` (default): a bad record fails the window, and nothing of it is committed; ``all``: the other
         records are committed.
     :param topic: with ``all``, the topic that bad records go to (``errors_deadletterqueue_topic_name``); default None.
-    :param replication_factor: of the topic if it is created; default -1, the brokers' default.
+    :param replication_factor: number of replicas of the topic if it is created; default -1, the brokers' default.
     :param context_headers: True (default): dead letters carry headers with their origin and their error.
     :param skip: with ``all`` and without a topic: bad records are only counted, and lost; default False.
     :param most: maximum of bad records of a window (``max_errors``): a number, or a share of its records below 1; None (default):
@@ -72,9 +73,9 @@ class ErrorOptions:
     # --- validate ---
 
     def problems(self) -> list[Problem]:
-        """Return what is wrong with these options, without asking a server."""
-        if self.tolerance not in ("none", "all"):
-            return [Problem("errors_tolerance", f"`{self.tolerance}` is not one of none, all")]
+        """Return the problems of these options, without asking a server."""
+        if unknown := choice_problems("errors_tolerance", self.tolerance, ("none", "all")):
+            return unknown
         if not self.tolerates:
             given = {"errors_deadletterqueue_topic_name": self.topic, "errors_skip": self.skip or None, "max_errors": self.most}
             found = "no bad record is tolerated (`errors_tolerance` is `none`)"
@@ -90,14 +91,15 @@ class ErrorOptions:
     def _topic_problems(self) -> list[Problem]:
         where = "errors_deadletterqueue_topic_name"
         if self.topic and self.skip:
-            return [Problem("errors_skip", "bad records go to a topic: none is left out", f"Give one of it and `{where}`")]
+            found = "bad records are sent to a topic, so that none is left out"
+            return [Problem("errors_skip", found, f"Give one of it and `{where}`")]
         if not self.topic and not self.skip:
-            action = "Name a topic, or say `errors_skip=True`: they are then left out for good, and only counted"
-            return [Problem(where, "bad records would be lost without a word", action)]
+            action = "Name a topic, or set `errors_skip=True` to leave bad records out for good, and only count them"
+            return [Problem(where, "bad records would be lost silently", action)]
         found_wrong = _name_problems(where, self.topic) if self.topic else []
         factor = self.replication_factor
         if self.topic and (isinstance(factor, bool) or not isinstance(factor, int) or (factor < 1 and factor != -1)):
-            found = f"`{factor!r}` is no number of replicas; expected a whole number from 1, or -1 for the brokers' default"
+            found = f"`{factor!r}` is not a number of replicas; expected a whole number from 1, or -1 for the brokers' default"
             found_wrong.append(Problem("errors_deadletterqueue_topic_replication_factor", found))
         return found_wrong
 
@@ -125,7 +127,7 @@ class ErrorOptions:
     def accept(self, window: Window, results: Sequence[SplitResult], *, by_split: bool = False) -> None:
         """Log the bad records of a window, or fail it if there are too many.
 
-        :param by_split: True if splits without bad records are committed by themselves, and may be committed already.
+        :param by_split: True if splits without bad records are committed separately, and may be committed already.
         :raises TooManyBadRecords: there are more than ``max_errors``.
         """
         count, records = sum(r.rejected for r in results), sum(r.records for r in results)
@@ -161,14 +163,10 @@ class ErrorOptions:
 def _name_problems(where: str, topic: str) -> list[Problem]:
     if isinstance(topic, str) and TOPIC_NAME.fullmatch(topic):
         return []
-    return [
-        Problem(
-            where, f"`{topic}` is no name that a topic may have", "Use letters, digits, `.`, `_` and `-`, at most 249 of them"
-        )
-    ]
+    return [Problem(where, f"`{topic}` is not a valid topic name", "Use letters, digits, `.`, `_` and `-`, at most 249 of them")]
 
 
-def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str], what: str = "letters") -> list[Problem]:
+def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str], what: str = "dead letters") -> list[Problem]:
     """Return why records cannot be sent to a topic.
 
     :param where: the argument that names the topic.
@@ -178,7 +176,7 @@ def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str]
     if wrong := _name_problems(where, topic):
         return wrong
     if topic in taken:
-        return [Problem(where, f"`{topic}` is read by this very pipeline, or is its ledger", "Name another topic")]
+        return [Problem(where, f"`{topic}` is read by this pipeline, or is its ledger", "Name another topic")]
     try:
         found = hook.describe_topics([topic], missing="omit")
         policy = hook.topic_config([topic])[topic].get("cleanup.policy", "") if found else ""
@@ -199,7 +197,7 @@ def refuse_forgotten(window: Window, known: DeadLetters | None, *, has_dead_lett
     its options have changed.
 
     :param known: the records that the earlier attempt has sent.
-    :param has_dead_letters: True if there still is a dead letter topic.
+    :param has_dead_letters: True if the options still name a dead letter topic.
     :param has_routes: True if a transform still routes to a topic.
     :raises ValidationError: this attempt would not leave them out.
     """
@@ -240,5 +238,5 @@ def target_problems(target: str | None, errors: ErrorOptions, routes: Mapping[st
     :param what: the word for records in the message.
     """
     aside = {"errors_deadletterqueue_topic_name": errors.topic, **routes}
-    found = f"`{target}` is where good {what} go"
+    found = f"`{target}` is the topic of good {what}"
     return [Problem(where, found, "Name another topic") for where, topic in aside.items() if topic and topic == target]

@@ -13,8 +13,6 @@ from __future__ import annotations
 import getpass
 import logging
 import os
-import random
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,7 +21,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.control.pipelines import existing_ledger, open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
-from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.ledger.attempt import Ledger, wait_for_others
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
 from airflow_kafka_spark.ledger.topic import TOPIC, LedgerContent
 from airflow_kafka_spark.windows.binding import Binding
@@ -285,9 +283,7 @@ class ControlLedger(Ledger):
         failure: Exception | None = None
         sent: Change | None = None
         for again in range(TRIES):
-            if again:
-                # Writers that try again at the same moment would go on fencing each other.
-                time.sleep(random.random() * min(0.05 * 2**again, 2.0))
+            wait_for_others(again)
             self._events = ClientEvents(self.hook.config.get("error_cb"))
             seconds = beside.seconds if beside is not None else SECONDS
             settings: dict[str, Any] = {"transaction.timeout.ms": seconds * 1000, "message.timeout.ms": seconds * 1000}
@@ -394,9 +390,9 @@ def find_window(hook: KafkaHook, request: ChangeRequest, number: int | None, nam
 def refuse_blank(memory: Memory, ledger_topic: str) -> None:
     """Refuse a pipeline that was renamed or forgotten, of which the ledger has only the record of that change.
 
-    :raises PipelineUnknown: it holds no position, no window and no data interval.
+    :raises PipelineUnknown: it holds no position, no window, no data interval and no binding.
     """
-    if memory.is_blank and not memory.intervals:
+    if memory.is_unknown:
         raise PipelineUnknown(memory.pipeline, ledger_topic)
 
 

@@ -38,7 +38,7 @@ def forget(
 
     :param hook: the cluster.
     :param request: the pipeline, the author and the reason.
-    :param group_id: its consumer group. Default: the one that its last report names.
+    :param group_id: its consumer group. Default: that of its newest window.
     :param delete_group: True to delete its group with the offsets that it has committed.
     :param discard_open: True to give up an open window, even if its sink may have committed it already.
     :raises PipelineUnknown: the ledger holds nothing of it.
@@ -135,7 +135,7 @@ def _check_forget(
     """Return the group that is to be deleted, if any."""
     # A former name is forgotten, too, and a group may exist without its pipeline.
     left = memory.renamed_to is not None or (delete_group and group_id)
-    if memory.is_blank and not memory.intervals and not left:
+    if memory.is_unknown and not left:
         raise PipelineUnknown(memory.pipeline, ledger_topic)
     if not discard_open:
         refuse_open(memory)

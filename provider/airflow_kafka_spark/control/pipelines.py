@@ -104,7 +104,7 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
     :param hook: the cluster.
     :param pipeline: its name.
     :param ledger_topic: the ledger that knows it.
-    :param group_id: its group; None is the one that its last report names.
+    :param group_id: its group; None is that of its newest window.
     :raises PipelineUnknown: the ledger holds nothing of it.
     """
     memory = read_pipeline(hook, pipeline, ledger_topic).memory
@@ -154,7 +154,7 @@ def read_pipeline(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> 
     if topic is None:
         raise PipelineUnknown(pipeline, ledger_topic)
     found = topic.read_without_waiting(pipeline)
-    if found.memory.is_blank and not found.memory.history and not found.memory.intervals:
+    if found.memory.is_unknown and not found.memory.history:
         raise PipelineUnknown(pipeline, ledger_topic)
     return found
 
@@ -171,7 +171,9 @@ def open_entries(memory: Memory) -> tuple[WindowEntry, ...]:
 
 
 def group_of(memory: Memory) -> str | None:
-    """Return the group that mirrors the pipeline, from its newest report."""
+    """Return the group that mirrors the pipeline, from its binding or else from its newest report."""
+    if memory.binding is not None and (bound := memory.binding.origin.details.get("group")):
+        return bound
     reports = (memory.entries[number].report for number in sorted(memory.entries, reverse=True))
     return next((str(report["group_id"]) for report in reports if report and report.get("group_id")), None)
 

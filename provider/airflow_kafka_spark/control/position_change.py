@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.base import ChangeRequest, Move
 from airflow_kafka_spark.control.pipelines import group_of, open_entries
-from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, GroupHasMembers, WindowOpen
+from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, GroupHasMembers, GroupOwned, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import check_in_log, describe_partitions, resolve_start
-from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
+from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger, utc_now
 from airflow_kafka_spark.ledger.group import offset_metadata
 from airflow_kafka_spark.ledger.topic import Hint, LedgerContent
 from airflow_kafka_spark.windows.changes import Action, Change
@@ -48,11 +48,12 @@ KEEP_CHANGES = 100
 """Maximum number of changes of a pipeline that the ledger keeps."""
 
 
-def resolve_group(hook: KafkaHook, memory: Memory, group_id: str | None) -> str:
-    """Return the group that mirrors a pipeline, after a check that it has no members.
+def resolve_group(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None) -> str:
+    """Return the group that mirrors a pipeline, after a check that it has no members, and that no other pipeline uses it.
 
     :raises ChangeRefused: the group is not known.
     :raises GroupHasMembers: the group has members.
+    :raises GroupOwned: another pipeline uses the group.
     """
     group = group_id or group_of(memory)
     if not group:
@@ -60,6 +61,9 @@ def resolve_group(hook: KafkaHook, memory: Memory, group_id: str | None) -> str:
             f"It is not known which group mirrors pipeline `{memory.pipeline}`: none of its windows is complete",
             action="Say its `group_id`",
         )
+    ledger = Ledger(hook, memory.pipeline, "", topic=ledger_topic)
+    if ledger.topic.find_existing() and (owner := ledger.other_owner(group)) is not None:
+        raise GroupOwned(memory.pipeline, group, owner)
     refuse_members(hook, group)
     return group
 

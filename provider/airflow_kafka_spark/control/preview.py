@@ -105,7 +105,7 @@ def preview(
     :param pipeline: its name; one that has not run yet needs ``topics`` and ``group_id``.
     :param ledger_topic: the ledger that knows it.
     :param topics: the topics that its operator subscribes to; empty: those that it has read so far.
-    :param group_id: its group; None is the one that its last report names.
+    :param group_id: its group; None is that of its newest window.
     :param starting_offsets: as its operator says.
     :param ending_offsets: as its operator says.
     :param max_records: as its operator says.

@@ -31,10 +31,11 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
     :param hook: the cluster.
     :param request: the pipeline under its old name, the author and the reason.
     :param to: its new name, which no pipeline of the ledger has.
-    :param group_id: its consumer group. Default: the one that its last report names.
+    :param group_id: its consumer group. Default: that of its newest window.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises WindowOpen: it has an open window, which has to be finished, or given up, under the old name.
     :raises GroupHasMembers: its group has members.
+    :raises GroupOwned: another pipeline uses the group.
     :raises ChangeRefused: the new name is taken; or the pipeline moves data intervals or reads rows, or is paused.
     """
     pipeline = request.pipeline
@@ -42,7 +43,7 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
         raise ChangeRefused(f"`{to}` is no new name for pipeline `{pipeline}`", expected="another name", action="Give one")
 
     def planned(memory: Memory, other: Memory) -> tuple[str, Change]:
-        group = _check(hook, memory, other, to, group_id)
+        group = _check(hook, memory, other, to, request.ledger_topic, group_id)
         offsets = dict(memory.position.offsets)
         return group, Change(memory.next_change, "rename", request.who, request.why, utc_now(), offsets, {}, name=to)
 
@@ -73,7 +74,7 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
     )
 
 
-def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, group_id: str | None) -> str:
+def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, ledger_topic: str, group_id: str | None) -> str:
     """Return the group whose metadata gets the new name."""
     refuse_intervals(memory)
     refuse_intervals(other)
@@ -95,7 +96,7 @@ def _check(hook: KafkaHook, memory: Memory, other: Memory, to: str, group_id: st
     if memory.pause is not None:
         action = "Resume it, and pause it again under its new name"
         raise ChangeRefused(f"Pipeline `{memory.pipeline}` is paused", expected="one that is not", action=action)
-    return resolve_group(hook, memory, group_id)
+    return resolve_group(hook, memory, ledger_topic, group_id)
 
 
 def _write(hook: KafkaHook, ledger: ChangeLedger, found: LedgerContent, other: LedgerContent, to: str, change: Change) -> None:
@@ -109,7 +110,8 @@ def _write(hook: KafkaHook, ledger: ChangeLedger, found: LedgerContent, other: L
     moved = came.number if other.memory.exists else memory.position.moved
     position = replace(memory.position, published=memory.published, moved=moved)
     old = [LedgerRecord(key, None) for key in live_keys(topic, found)]
-    new = [position_record(to, position, memory.last_number), change_record(to, came)]
+    # The first record names the pipeline that has written it.
+    new = [change_record(to, came), position_record(to, position, memory.last_number)]
     log = read_log(hook, {tp.topic for tp in position.offsets})
     stale = {t for t in log.topic_ids if is_other_topic(position, log, t)}
     offsets = {tp: o for tp, o in position.offsets.items() if tp in log.partitions and tp.topic not in stale}

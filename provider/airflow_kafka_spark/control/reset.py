@@ -24,6 +24,7 @@ from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown
 from airflow_kafka_spark.ledger.attempt import ChangeLedger
 from airflow_kafka_spark.ledger.group import source_window_of
 from airflow_kafka_spark.windows.memory import Memory
+from airflow_kafka_spark.windows.model import PUBLISHED_IN_PART
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, ShiftBy, Written, parse_target
 from airflow_kafka_spark.windows.plan import Log
 
@@ -56,11 +57,12 @@ def reset(
         anew or a `forget` removed it, and whose sink still remembers windows: its next window begins there. A pipeline that
         reads a source is moved only to "committed:" its own group, behind the window that the group names; ``only`` then names
         the topic that it publishes to.
-    :param group_id: its consumer group. Default: the one that its last report names.
+    :param group_id: its consumer group. Default: that of its newest window.
     :param discard_open: True to give up an open window, even if its sink may have committed it already.
     :raises PipelineUnknown: the ledger has no record of it, and ``only`` or ``group_id`` is not given.
     :raises WindowOpen: it has an open window.
     :raises GroupHasMembers: its group has members.
+    :raises GroupOwned: another pipeline uses the group.
     :raises BoundRefused: the log does not have the offsets.
     :raises ChangeRefused: the pipeline cannot be moved by offsets.
     :raises ValueError: ``to`` is not valid.
@@ -119,7 +121,10 @@ def _behind_lost_window(
             expected="a window that the ledger has lost, with the position of the source",
             action="Name the topic that the pipeline publishes to with `only`. To publish rows again, `forget` the pipeline",
         )
-    position = replace(memory.position, source=named.position)
+    source = named.position
+    if named.is_planned and source is not None:
+        source = {**source, PUBLISHED_IN_PART: True}
+    position = replace(memory.position, source=source)
     log = Log("", {}, {})
     return PositionChange(memory.next_change, position, {}, (), open_entries(memory), log, last_number=named.number)
 
@@ -162,4 +167,4 @@ def _check(
         )
     if not discard_open:
         refuse_open(memory)
-    return resolve_group(hook, memory, group_id)
+    return resolve_group(hook, memory, ledger_topic, group_id)

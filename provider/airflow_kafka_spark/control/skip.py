@@ -37,12 +37,13 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
 
     :param hook: the cluster.
     :param request: the pipeline, the author and the reason.
-    :param group_id: its consumer group. Default: the one that its last report names.
+    :param group_id: its consumer group. Default: that of its newest window.
     :param running: True if an attempt works on the open window, as Airflow says of its task; None if that is unknown. A window is
         given up only with False.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises AttemptAtWork: an attempt is working on the window, or this is not known.
     :raises GroupHasMembers: its group has members.
+    :raises GroupOwned: another pipeline uses the group.
     :raises ChangeRefused: no records wait, or the pipeline moves data intervals, or it reads rows and has no open window.
     """
 
@@ -92,7 +93,7 @@ def _check(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | N
             action="Mark the interval's task as you like. Its records are not moved, and the group stays before them",
         )
     if not has_source(memory):
-        return resolve_group(hook, memory, group_id)
+        return resolve_group(hook, memory, ledger_topic, group_id)
     if not open_entries(memory):
         raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` reads rows from a source and has no open window: only its source knows what waits",

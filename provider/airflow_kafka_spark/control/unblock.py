@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.pipelines import existing_ledger
 from airflow_kafka_spark.errors import PipelineUnknown
+from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction
 from airflow_kafka_spark.ledger.topic import TOPIC, first_open_transaction
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -66,6 +67,6 @@ def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_ru
     deadline = time.monotonic() + MOVES_WITHIN
     while not (ended := hook.offsets([tp])[tp].lso > bounds.lso) and not why and time.monotonic() < deadline:
         time.sleep(0.1)
-    by_hand = f"`kafka-transactions.sh abort --topic {ledger_topic} --partition {partition} --start-offset {bounds.lso}` does"
+    by_hand = f"{abort_command(tp, bounds.lso)} does"
     warnings = () if ended else (why or "The brokers have lost it: fencing its producer does not end it", by_hand)
     return Unblocked(pipeline, ledger_topic, partition, transaction, ended, warnings, dry_run)

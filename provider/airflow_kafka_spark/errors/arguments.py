@@ -32,6 +32,14 @@ def names_of(value: object) -> Any:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)) else value
 
 
+def choice_problems(where: str, value: object, known: Sequence[str | None]) -> list[Problem]:
+    """Return a problem if a value is not one of the known ones; otherwise an empty list.
+
+    :param where: the argument, as the user writes it.
+    """
+    return [] if value in known else [Problem(where, f"`{value}` is not one of {', '.join(map(str, known))}")]
+
+
 def type_problems(spec: object, prefix: str = "") -> list[Problem]:
     """Return a problem for each field of a dataclass whose value does not have the declared type; none for other objects.
 

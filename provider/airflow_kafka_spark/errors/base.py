@@ -25,8 +25,12 @@ class KafkaSparkError(Exception):
         self.found = found
         self.expected = expected
         self.action = action
-        sentences = [found, f"Expected {expected}" if expected else "", action]
-        super().__init__(" ".join(f"{s.rstrip('.')}." for s in sentences if s))
+        super().__init__(found)
+
+    def __str__(self) -> str:
+        # Who raises the error may have replaced a sentence since it was made.
+        sentences = [self.found, f"Expected {self.expected}" if self.expected else "", self.action]
+        return " ".join(f"{s.rstrip('.')}." for s in sentences if s)
 
     def __reduce__(self) -> tuple:
         # Subclasses take facts instead of sentences. Without this, an error raised in a Spark task could not be unpickled.

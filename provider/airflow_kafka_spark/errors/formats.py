@@ -43,17 +43,22 @@ class RegistryRefused(KafkaSparkError):
         super().__init__(f"The schema registry at {url} (connection `{conn_id}`) refused {doing}: {detail}", action=action)
 
 
-class AvroNotInstalled(KafkaSparkError):
-    """Raised when a package is missing that Avro or the client of the schema registry needs.
+class SchemaInvalid(KafkaSparkError):
+    """Raised when the schema of a format cannot be parsed.
 
-    :param package: the package.
+    :param schema: text of the schema.
+    :param position: position of the error in the text, in characters from 0.
+    :param found: what was found there.
+    :param expected: what was expected there.
     """
 
-    def __init__(self, package: str) -> None:
-        self.package = package
+    def __init__(self, schema: str, position: int, found: str, expected: str) -> None:
+        self.schema = schema
+        self.position = position
+        before = schema[max(0, position - 30) : position]
+        where = f"at character {position + 1}, after `{before}`" if before else "at its beginning"
         super().__init__(
-            f"Avro needs the package `{package}`, which is not installed here",
-            action="Install it with `pip install 'airflow-provider-kafka-spark[avro]'`, on the executors too",
+            f"The schema has {found} {where}", expected=expected, action="Correct it; the types are those of Spark's DDL"
         )
 
 
@@ -75,17 +80,3 @@ class AvroSchemaInvalid(SchemaUnusable):
     """Raised when an Avro schema cannot be used."""
 
     noun = "Avro schema"
-
-
-class ProtobufNotInstalled(KafkaSparkError):
-    """Raised when a package is missing that Protobuf needs.
-
-    :param package: the package.
-    """
-
-    def __init__(self, package: str) -> None:
-        self.package = package
-        super().__init__(
-            f"Protobuf needs the package `{package}`, which is not installed here",
-            action="Install it with `pip install 'airflow-provider-kafka-spark[protobuf]'`, on the executors too",
-        )

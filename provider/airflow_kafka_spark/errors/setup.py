@@ -74,6 +74,23 @@ class JavaMissing(KafkaSparkError):
         )
 
 
+class PackageMissing(KafkaSparkError):
+    """Raised when a package is missing that an extra of this package installs.
+
+    :param feature: the feature that needs it, as ``Avro``.
+    :param package: the missing package.
+    :param extra: the extra that installs it.
+    """
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        self.feature, self.package, self.extra = feature, package, extra
+        also = "" if extra == "testing" else ", on the executors too"
+        super().__init__(
+            f"{feature} needs the package `{package}`, which is not installed here",
+            action=f"Install it with `pip install 'airflow-provider-kafka-spark[{extra}]'`{also}",
+        )
+
+
 class JarsUnavailable(KafkaSparkError):
     """Raised when jars of connectors or of the broker could not be resolved.
 
@@ -155,24 +172,6 @@ class KafkaUnavailable(KafkaSparkError):
             f"Kafka (connection `{conn_id}`) did not do what was asked while {doing}: {detail}",
             expected="an answer from the brokers",
             action="Check the brokers, `bootstrap.servers` and the credentials; the task may simply be retried",
-        )
-
-
-class TestingUnavailable(KafkaSparkError):
-    """Raised when a package is missing that an embedded server needs.
-
-    :param server: name of the server.
-    :param package: the package.
-    """
-
-    __test__ = False
-
-    def __init__(self, server: str, package: str) -> None:
-        self.server = server
-        self.package = package
-        super().__init__(
-            f"The embedded {server} needs the package `{package}`, which is not installed",
-            action="Install it with `pip install 'airflow-provider-kafka-spark[testing]'`",
         )
 
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from airflow_kafka_spark.errors.base import RETRY, KafkaSparkError
 
+SHOWN_DIFFERENCES = 10
+"""Differences in the message of :class:`SinkDiffers`."""
+
 
 class BadRecords(KafkaSparkError):
     """Raised when records cannot be decoded, transformed or written. Nothing of the window was written or committed.
@@ -265,3 +268,25 @@ class SparkJobFailed(KafkaSparkError):
         committed = "Splits that are committed stay" if by_split else "Nothing was committed"
         retry = "The task may be retried" if retryable else "Mend the cause first: a retry alone fails again"
         super().__init__(f"The Spark job of window {window} failed: {detail}", action=f"{committed}. {retry}")
+
+
+class SinkDiffers(KafkaSparkError):
+    """Raised when the rows of a sink differ from those of its source.
+
+    :param sink: URI of the sink.
+    :param source: URI of the source.
+    :param summary: how many rows differ, and in which way.
+    :param differences: the first of them, with their keys.
+    """
+
+    def __init__(self, sink: str, source: str, summary: str, differences: Sequence[object]) -> None:
+        self.sink, self.source, self.summary, self.differences = sink, source, summary, tuple(differences)
+        listed = "".join(f"\n  {difference}" for difference in self.differences[:SHOWN_DIFFERENCES])
+        more = len(self.differences) - SHOWN_DIFFERENCES
+        listed += f"\n  ... and {more} more in the XCom `verification`" if more > 0 else ""
+        super().__init__(
+            f"The rows of {sink} differ from those of {source}: {summary}{listed}" + ("\n" if listed else ""),
+            expected="equal rows",
+            action="Let the pipeline move what it has not moved yet, or compare rows that have come to rest (`where`); if rows "
+            "still differ, replay the windows that had them, or correct the table",
+        )

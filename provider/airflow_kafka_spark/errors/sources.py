@@ -67,6 +67,22 @@ class RowRejected(KafkaSparkError):
         super().__init__(f"{row[:1].upper()}{row[1:]} of the split cannot become a record: {detail}", action=action)
 
 
+class SqlFailed(KafkaSparkError):
+    """Raised when an SQL expression fails for a record. Nothing of its split was committed.
+
+    :param record: the first such record, as ``topic-partition@offset``.
+    :param detail: the name of Spark's error, and what is wrong.
+    """
+
+    def __init__(self, record: str, detail: str) -> None:
+        self.record, self.detail = record, detail
+        super().__init__(
+            f"SQL fails for record {record}: {detail}",
+            action="Correct the expression and retry. `try_cast`, `try_add` and `try_divide` give null in place of an error, and "
+            "a Filter before the expression leaves such records out",
+        )
+
+
 class RowsRejected(RowRejected):
     """Raised when rows of a source do not fit the format. Nothing of their splits was committed.
 
@@ -146,23 +162,4 @@ class PartitionsChanged(PlanError):
             f"Topic `{topic}` has {found} partitions",
             expected=f"{planned}, as when the window was planned",
             action="Set `allow_new_partitions=True` on the sink to go on: keys may then move to other partitions than before",
-        )
-
-
-class SchemaInvalid(KafkaSparkError):
-    """Raised when the schema of a format cannot be parsed.
-
-    :param schema: text of the schema.
-    :param position: position of the error in the text, in characters from 0.
-    :param found: what was found there.
-    :param expected: what was expected there.
-    """
-
-    def __init__(self, schema: str, position: int, found: str, expected: str) -> None:
-        self.schema = schema
-        self.position = position
-        before = schema[max(0, position - 30) : position]
-        where = f"at character {position + 1}, after `{before}`" if before else "at its beginning"
-        super().__init__(
-            f"The schema has {found} {where}", expected=expected, action="Correct it; the types are those of Spark's DDL"
         )

@@ -9,7 +9,7 @@ from airflow_kafka_spark.formats.csv.format import Csv
 from airflow_kafka_spark.formats.debezium.format import Debezium
 from airflow_kafka_spark.formats.json.envelope import JsonEnvelope
 from airflow_kafka_spark.formats.json.format import Json
-from airflow_kafka_spark.formats.json.registered import JsonSchema
+from airflow_kafka_spark.formats.json.json_schema import JsonSchema
 from airflow_kafka_spark.formats.protobuf.format import Protobuf
 from airflow_kafka_spark.formats.raw import Raw
 from airflow_kafka_spark.formats.string import String

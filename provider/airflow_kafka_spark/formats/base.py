@@ -15,11 +15,26 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
 
-Kind = Literal["integer", "boolean", "text", "binary", "decimal", "fine decimal", "zoned", "local", "date"]
+Kind = Literal["integer", "boolean", "text", "binary", "decimal", "fine decimal", "zoned", "local", "date", "other"]
 """Kinds of columns that tasks read without Spark: integers; booleans; texts; bytes; decimals, as texts in plain notation with
 all digits of their scale ("fine decimal" if the scale is more than 6); timestamps in microseconds, with a zone (UTC) or local;
-dates.
+dates; floats and nested values, which only JSON holds.
 """
+
+_KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), "integer"),
+    "boolean": "boolean", "binary": "binary", "date": "date", "timestamp": "zoned", "timestamp_ntz": "local",
+}  # fmt: skip
+
+
+def kind_of(data_type: types.DataType) -> Kind:
+    """Return the kind of a column of a type."""
+    if isinstance(data_type, types.Decimal):
+        return "decimal" if data_type.scale <= 6 else "fine decimal"
+    if isinstance(data_type, types.Text):
+        return "text"
+    return _KINDS.get(data_type.name, "other") if isinstance(data_type, types.Primitive) else "other"
+
 
 Part = Literal["key", "value"]
 """The part of a record that a format is for."""
@@ -109,7 +124,7 @@ class Format(ABC):
 
     @abstractmethod
     def validate(self, where: str) -> list[Problem]:
-        """Return what is wrong with the options.
+        """Return the problems of the options.
 
         :param where: the operator's argument (``value``, ``key``).
         """
@@ -200,7 +215,7 @@ def as_struct(columns: Sequence[str]) -> Column:
 
 
 def single_column_problems(where: str, columns: Sequence[str], format: Format) -> list[Problem]:
-    """Return what is wrong with the columns to write, for a format that writes one."""
+    """Return the problems of the columns to write, for a format that writes one."""
     if len(columns) == 1:
         return []
     listed = quote_names(columns) or "none"
@@ -214,7 +229,7 @@ def duplicate_problems(where: str, columns: Sequence[str]) -> list[Problem]:
 
 
 def column_name_problems(column: str, where: str) -> list[Problem]:
-    """Return what is wrong with the option ``column``, the name of a format's only column."""
+    """Return the problems of the option ``column``, the name of a format's only column."""
     if isinstance(column, str) and column:
         return []
     found = f"found {column!r}; expected a column's name"

@@ -35,7 +35,7 @@ class Raw(Format):
     decodes_null = True
 
     def validate(self, where: str) -> list[Problem]:
-        """Return what is wrong with the options."""
+        """Return the problems of the options."""
         return column_name_problems(self.column, where)
 
     def arrow_schema(self) -> pa.Schema:
@@ -49,7 +49,7 @@ class Raw(Format):
         return RawDecoder(self)
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """Return what is wrong with the columns: it writes one, of type binary or string."""
+        """Return the problems of the columns: it writes one, of type binary or string."""
         return single_column_problems(where, columns, self)
 
     def encode(self, columns: Sequence[str]) -> Column:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, RegistryRefused, SchemaInvalid, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.base import Format, Part, StructEncoder, as_struct, duplicate_problems
-from airflow_kafka_spark.formats.text import BadValue
+from airflow_kafka_spark.formats.text_values import BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Struct, Text
 
 if TYPE_CHECKING:
@@ -414,9 +414,9 @@ class RegistryFormat(Format):
         return not self._has_schema and not self.use_latest_version
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """Return why rows cannot be written, as far as options, schema and the names of the columns show it.
+        """Return the problems of writing rows that options, schema and column names show.
 
-        Asks the registry whether it knows the schema or would accept it, and changes nothing there.
+        Asks the registry if it has the schema or would accept it, and changes nothing there.
         """
         problems = self._writing_option_problems(where) or duplicate_problems(where, columns)
         if problems or not columns:

@@ -39,7 +39,7 @@ class String(Format):
     decodes_null = True
 
     def validate(self, where: str) -> list[Problem]:
-        """Return what is wrong with the options."""
+        """Return the problems of the options."""
         problems = column_name_problems(self.column, where)
         try:
             # codecs.lookup is not enough: base64 and rot13 are codecs, too, but do not decode bytes to text.
@@ -67,7 +67,7 @@ class String(Format):
         return StringDecoder(self)
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """Return what is wrong with the columns and the encoding: it writes one column of any type that has a text."""
+        """Return the problems of the columns and the encoding: it writes one column of any type that has a text."""
         known = codecs.lookup(self.encoding).name in _WRITTEN
         wrong = [] if known else [Problem(f"{where}.encoding", f"`{self.encoding}` is not written", "Use UTF-8")]
         return [*single_column_problems(where, columns, self), *wrong]
@@ -85,7 +85,7 @@ class String(Format):
         from airflow_kafka_spark.formats.tasks.text import TextEncoder
 
         ((column, kind),) = columns
-        if kind in ("binary", "fine decimal") or codecs.lookup(self.encoding).name != "utf-8":
+        if kind in ("binary", "fine decimal", "other") or codecs.lookup(self.encoding).name != "utf-8":
             return None
         return TextEncoder(column, kind)
 

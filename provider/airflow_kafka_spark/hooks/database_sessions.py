@@ -30,5 +30,5 @@ def described(message: str) -> str:
 
 
 def action_for(found: str, otherwise: str) -> str:
-    """Return what to do about a problem that a validation has found: run the task again if the server ended the session."""
+    """Return the action for a problem that a validation has found: to run the task again, if the server ended the session."""
     return "Run the task again" if SESSION_ENDED in found else otherwise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import BaseHook
 
-from airflow_kafka_spark.errors import AvroNotInstalled, ConnectionInvalid, KafkaSparkError, RegistryRefused, RegistryUnavailable
+from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, PackageMissing, RegistryRefused, RegistryUnavailable
 from airflow_kafka_spark.hooks.connections import look_up
 
 if TYPE_CHECKING:
@@ -120,12 +120,12 @@ class SchemaRegistryHook(BaseHook):
         """Confluent's own client.
 
         :raises ConnectionInvalid: the client does not accept the configuration.
-        :raises AvroNotInstalled: a package that it needs is missing.
+        :raises PackageMissing: a package that it needs is missing.
         """
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
         except ImportError as e:
-            raise AvroNotInstalled(e.name or "confluent-kafka[schemaregistry]") from None
+            raise PackageMissing("The schema registry", e.name or "confluent-kafka[schemaregistry]", "avro") from None
         try:
             return SchemaRegistryClient(self.config)
         except (ValueError, TypeError, OSError) as e:

@@ -23,7 +23,7 @@ from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JavaGateway
+    from py4j.java_gateway import JavaClass, JavaGateway, JVMView
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -87,7 +87,7 @@ def context_of(spark: SparkContext | SparkSession) -> SparkContext | None:
     return context
 
 
-def java_session_class(jvm: Any) -> Any:
+def java_session_class(jvm: JVMView) -> JavaClass:
     """Return the Java class of sessions that run in the JVM. Spark 4 has another one, for Spark Connect."""
     from pyspark.sql import SparkSession
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -297,8 +299,17 @@ class Ledger:
 
         :param decide: returns the binding from the state of the whole pipeline; raises an error if another one is in force.
         """
-        self._bound, self._bound_before = decide(self.memory), self.memory.binding
+        self._bound_before = self.memory.binding
+        self._bound = self._with_ownership(decide(self.memory))
         return self._bound
+
+    def _with_ownership(self, binding: Binding) -> Binding:
+        """Return a binding with ``owns`` of the pipeline's present one, if both have the same group or slot."""
+        return replace(binding, owns=self._owns(self._exclusive(binding), self.parent_memory.binding))
+
+    def _owns(self, name: str, binding: Binding | None) -> bool:
+        """Return True if a binding says that the pipeline has recorded its use of a group or a slot."""
+        return binding is not None and binding.owns and self._exclusive(binding) == name
 
     @property
     def bound(self) -> Binding | None:
@@ -306,12 +317,12 @@ class Ledger:
         return self._bound
 
     def refuse_taken(self) -> None:
-        """Refuse a group or a slot that the next window would be the first of this pipeline to use, and that another one uses.
+        """Refuse a group or a slot of the next window that another pipeline uses.
 
         :raises GroupOwned, SourceOwned: another pipeline uses it.
         """
-        name = self._takes()
-        if name and (owner := self.other_owner(name)) is not None:
+        name = self._exclusive(self._bound)
+        if name and not self._owns(name, self._bound) and (owner := self.other_owner(name)) is not None:
             raise self.owned(name, owner)
 
     def other_owner(self, name: str) -> str | None:
@@ -320,7 +331,14 @@ class Ledger:
 
         :param name: of the group or the slot.
         """
-        owner = self._recorded_owner(name)
+        return self._other_owner(self._recorded_owner(name), name)
+
+    def _other_owner(self, owner: str | None, name: str) -> str | None:
+        """Return another pipeline that uses a group or a slot.
+
+        :param owner: the recorded one; None without one.
+        :param name: of the group or the slot.
+        """
         while owner is not None and owner != self.parent_pipeline:
             # Its records are committed before the one that names it, but an open transaction before them may hide them.
             there = self.topic.read_without_waiting(owner, (key_prefix(owner),)).memory
@@ -349,15 +367,8 @@ class Ledger:
     def _exclusive(self, binding: Binding | None) -> str:
         return self.exclusive_of(binding.origin) if binding is not None else self.group_id or ""
 
-    def _takes(self) -> str:
-        """Return the group or the slot that the next window is the first of this pipeline to use; empty without one."""
-        name, before = self._exclusive(self._bound), self._bound_before
-        if self.parent_memory.is_blank and not self.parent_memory.intervals:
-            return name
-        return name if before is not None and self._exclusive(before) != name else ""
-
     def _take(self, name: str) -> str | None:
-        """Record that this pipeline uses a group or a slot, unless another one does.
+        """Record that this pipeline uses a group or a slot, unless another one does, or unless its binding says so already.
 
         Two pipelines that do so at once fence each other: the later one reads what the earlier one has written. Call it after the
         claim, so that a pipeline that finds the record finds the window of this one, too; and before anything is moved.
@@ -365,23 +376,41 @@ class Ledger:
         :param name: of the group or the slot; empty for none.
         :return: the other pipeline that uses it; None if this one does now.
         """
-        if not name:
+        if not name or self._owns(name, self._bound or self.parent_memory.binding):
             return None
-        for _ in range(TAKE_TRIES):
+        failure: KafkaSparkError | None = None
+        for again in range(TAKE_TRIES):
+            wait_for_others(again)
             producer = self._fence_as(transactional_id_of(self.topic.name, name, OWNER))
-            if (owner := self.other_owner(name)) is not None:
+            recorded = self._recorded_owner(name)
+            if (owner := self._other_owner(recorded, name)) is not None:
                 return owner
-            try:
-                producer.begin_transaction()
-                record = group_record(name, self.parent_pipeline)
-                produce_all(producer, self.topic.name, self.topic.partition_of(name), [record], TRANSACTION_SECONDS)
-                producer.commit_transaction(TRANSACTION_SECONDS)
+            # Another attempt of this pipeline may have recorded it, or this one, if the outcome of its commit was unknown.
+            if recorded == self.parent_pipeline or (failure := self._record_owner(producer, name)) is None:
+                self._remember_ownership(name)
                 return None
-            except Exception as error:
-                failure = self.translate(error, f"recording who uses `{name}`")
-                if not isinstance(failure, Fenced):
-                    raise failure from error
-        raise Fenced(self.pipeline, f"recording who uses `{name}`")
+        assert failure is not None
+        raise failure
+
+    def _record_owner(self, producer: Producer, name: str) -> KafkaSparkError | None:
+        """Write that this pipeline uses a group or a slot. Return the error if that failed, or if its outcome is unknown."""
+        try:
+            producer.begin_transaction()
+            record = group_record(name, self.parent_pipeline)
+            produce_all(producer, self.topic.name, self.topic.partition_of(name), [record], TRANSACTION_SECONDS)
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except Exception as error:
+            failure = self.translate(error, f"recording who uses `{name}`")
+            if isinstance(failure, RightMissing):
+                raise failure from error
+            return failure
+        return None
+
+    def _remember_ownership(self, name: str) -> None:
+        """Let the binding say that the pipeline has recorded its group or slot. It is written when the window is closed."""
+        binding = self._bound or self.memory.binding
+        if binding is not None and self._exclusive(binding) == name:
+            self._bound = replace(binding, owns=True)
 
     def plan(self, window: Window) -> WindowEntry:
         """Write the plan of a window. Once this returns, every later attempt reads this plan and no other.
@@ -393,16 +422,16 @@ class Ledger:
             withdrawn.
         """
         self.refuse_too_wide(window)
-        takes = self._takes()
         entry = self._claim(WindowEntry(window, State.PLANNED, self._attempt(1)))
         faults.reached("plan.written")
         if self.beside_intervals or self.memory.intervals:
             # After the claim: intervals that are planned later read this window, and those planned earlier are read here.
             self.read()
             self._withdraw_if_overlapping(entry)
-        if (owner := self._take(takes)) is not None:
+        name = self._exclusive(self._bound)
+        if (owner := self._take(name)) is not None:
             self._withdraw()
-            raise self.owned(takes, owner)
+            raise self.owned(name, owner)
         return entry
 
     def refuse_too_wide(self, window: Window) -> None:
@@ -436,17 +465,9 @@ class Ledger:
         name = self._exclusive(entry.window.binding)
         entry = self._claim(replace(entry, attempt=self._attempt(entry.attempt.number + 1)))
         # The earlier attempt may have died before it recorded that.
-        is_known = not name or self._has_used(name) or self._recorded_owner(name) == self.parent_pipeline
-        if not is_known and (owner := self._take(name)) is not None:
+        if (owner := self._take(name)) is not None:
             raise self.owned(name, owner)
         return entry
-
-    def _has_used(self, name: str) -> bool:
-        """Return True if a complete window of this pipeline has used a group or a slot."""
-        whole = self.parent_memory
-        done = [e.window.binding for e in whole.entries.values() if e.state is State.COMPLETE]
-        in_intervals = any(state.state is State.COMPLETE for state in whole.intervals.spans)
-        return in_intervals or any(binding is not None and self._exclusive(binding) == name for binding in done)
 
     def _withdraw_if_overlapping(self, entry: WindowEntry) -> None:
         """Withdraw a window if a data interval that was planned earlier has some of its offsets. None of its records was moved,
@@ -463,13 +484,16 @@ class Ledger:
         """Withdraw the claimed or reopened window, and the binding that it was planned with."""
         entry = self.memory.open_entry
         assert entry is not None
-        self.withdraw(LedgerRecord(window_key(self.pipeline, entry.window.number), None), *self._binding_before())
+        bindings = [binding_record(self.pipeline, self._binding_before())] if self._bound is not None else []
+        self.withdraw(LedgerRecord(window_key(self.pipeline, entry.window.number), None), *bindings)
 
-    def _binding_before(self) -> list[LedgerRecord]:
-        """Return the record of the binding before the window that is being planned; none if the window has not changed it."""
-        if self._bound is None:
-            return []
-        return [binding_record(self.parent_pipeline, self._bound_before)]
+    def _binding_before(self) -> Binding | None:
+        """Return the binding of the pipeline before the window that is being planned; None if it had none."""
+        before = self._bound_before
+        if before is None or self._exclusive(before) == self._exclusive(self._bound):
+            return before
+        # Meanwhile, another pipeline may have begun to use the group or the slot that this one had.
+        return replace(before, owns=False)
 
     def withdraw(self, *records: LedgerRecord) -> None:
         """Remove a window that was planned, and of which nothing was moved.
@@ -797,6 +821,15 @@ class ChangeLedger(Ledger):
             failure = self.translate(error, "changing the pipeline's offsets")
             if isinstance(failure, (Fenced, GroupHasMembers)) or not is_done(self._fence_and_read()):
                 raise failure from error
+
+
+def wait_for_others(again: int) -> None:
+    """Wait for a random time before a further try. Writers that try again at the same moment would go on fencing each other.
+
+    :param again: number of tries before; 0 does not wait.
+    """
+    if again:
+        time.sleep(random.random() * min(0.05 * 2**again, 2.0))
 
 
 def _compressed(value: bytes, kind: str) -> int:

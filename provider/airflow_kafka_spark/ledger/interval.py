@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import Fenced, IntervalOverlaps, PlannedMeanwhile
-from airflow_kafka_spark.ledger.attempt import KEEP_WINDOWS, TRANSACTION_SECONDS, Ledger
+from airflow_kafka_spark.errors import Fenced, IntervalOverlaps, KafkaSparkError, PlannedMeanwhile, RightMissing
+from airflow_kafka_spark.ledger.attempt import KEEP_WINDOWS, TRANSACTION_SECONDS, Ledger, wait_for_others
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
 from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerContent
 from airflow_kafka_spark.windows.binding import Binding
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.windows.plan import Log
 
 log = logging.getLogger(__name__)
+
+B = TypeVar("B", Binding, "Binding | None")
 
 BIND_TRIES = 10
 """Maximum number of tries to write the binding. A try fails only if another attempt has written it concurrently."""
@@ -137,18 +139,45 @@ class IntervalLedger(Ledger):
 
         Intervals are planned concurrently. If two attempts write a binding at once, the later one fences the earlier one, which
         then reads the binding of the later one.
+
+        :raises GroupOwned: another pipeline uses the group; nothing was written.
         """
         self._bound_before = self._parent.binding
-        for _ in range(BIND_TRIES):
-            binding = decide(self._parent)
-            known = self._parent.binding
-            self._bound = binding
+
+        def decide_for_group(whole: Memory) -> Binding:
+            binding, known = self._with_ownership(decide(whole)), whole.binding
             if known is not None and replace(binding, writer=replace(binding.writer, run_id=known.writer.run_id)) == known:
+                self._bound = known
+                return known
+            self._bound = binding
+            self.refuse_taken()
+            return binding
+
+        return self._write_binding(decide_for_group)
+
+    def _remember_ownership(self, name: str) -> None:
+        binding = self._bound or self._parent.binding
+        if binding is not None and self._exclusive(binding) == name:
+            self._replace_binding(binding, replace(binding, owns=True))
+
+    def _replace_binding(self, seen: Binding, new: Binding | None) -> None:
+        """Replace the binding of the pipeline, unless it was bound anew since this attempt has read the binding."""
+        self._write_binding(lambda whole: new if whole.binding == seen else whole.binding)
+
+    def _write_binding(self, decide: Callable[[Memory], B]) -> B:
+        """Write the binding that ``decide`` returns for the present state of the pipeline, unless it has that already. Return it.
+
+        :raises Fenced: other attempts have written one at each try.
+        """
+        failure: KafkaSparkError = Fenced(self.parent_pipeline, "writing what the pipeline is bound to")
+        for again in range(BIND_TRIES):
+            wait_for_others(again)
+            binding, known = decide(self._parent), self._parent.binding
+            if binding == known:
                 return binding
             producer = self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, BINDING))
-            seen = known
             self.read()
-            if self._parent.binding != seen:
+            if self._parent.binding != known:
                 continue
             try:
                 producer.begin_transaction()
@@ -158,10 +187,12 @@ class IntervalLedger(Ledger):
                 return binding
             except Exception as error:
                 failure = self.translate(error, "writing what the pipeline is bound to")
-                if not isinstance(failure, Fenced):
+                if isinstance(failure, RightMissing):
                     raise failure from error
+                # It may have been written all the same.
+                log.info("Binding pipeline %s has failed, and is tried again: %s", self.parent_pipeline, failure.found)
                 self.read()
-        raise Fenced(self.parent_pipeline, "writing what the pipeline is bound to")
+        raise failure
 
     def plan(self, window: Window) -> WindowEntry:
         """Write the plan of the interval, as :meth:`Ledger.plan`.
@@ -172,15 +203,17 @@ class IntervalLedger(Ledger):
         """
         self.refuse_overlaps()
         self.refuse_too_wide(window)
-        takes = self._takes()
         entry = self._claim(WindowEntry(window, State.PLANNED, self._attempt(1)))
         faults.reached("plan.written")
         # Others may have been planned concurrently. All are in the log now, and all readers see them in the order of the log.
         self.read()
         self._withdraw_if_overlapping(entry)
-        if (owner := self._take(takes)) is not None:
-            self._withdraw(*self._binding_before())
-            raise self.owned(takes, owner)
+        name = self._exclusive(self._bound)
+        if (owner := self._take(name)) is not None:
+            self._withdraw()
+            if self._bound is not None:
+                self._replace_binding(self._bound, self._binding_before())
+            raise self.owned(name, owner)
         return entry
 
     def _withdraw_if_overlapping(self, entry: WindowEntry) -> None:
@@ -211,9 +244,9 @@ class IntervalLedger(Ledger):
         self._withdraw()
         raise PlannedMeanwhile(self.parent_pipeline, f"Interval {self.interval}", other)
 
-    def _withdraw(self, *more: LedgerRecord) -> None:
+    def _withdraw(self) -> None:
         keys = (window_key(self.pipeline, NUMBER), interval_key(self.parent_pipeline, self.interval))
-        self.withdraw(*(LedgerRecord(key, None) for key in keys), *more)
+        self.withdraw(*(LedgerRecord(key, None) for key in keys))
 
     def companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
         """Return the record of the interval in the pipeline's ledger."""
@@ -255,11 +288,14 @@ class IntervalLedger(Ledger):
         producer = self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, "group"))
         faults.reached("group.fenced")
         self.read()
-        committed, log = where()
-        lows = {tp: partition.low for tp, partition in log.partitions.items()}
+        if self._exclusive(self._parent.binding) not in ("", group_id):
+            log.info("Pipeline %s has another group by now: group %s stays where it is", self.parent_pipeline, group_id)
+            return {}
+        committed, current = where()
+        lows = {tp: partition.low for tp, partition in current.partitions.items()}
         intervals = self._parent.intervals.spans
         # Ranges of a topic that was deleted or recreated since do not apply to the present partitions.
-        reached = contiguous_offsets(intervals, {**lows, **committed}, first, log.topic_ids)
+        reached = contiguous_offsets(intervals, {**lows, **committed}, first, current.topic_ids)
         moved = {tp: offset for tp, offset in reached.items() if tp in lows and offset > committed.get(tp, lows[tp])}
         forgotten = self._old()
         if not moved and not forgotten:

@@ -14,12 +14,12 @@ from airflow_kafka_spark.errors import RightMissing
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer
 from airflow_kafka_spark.windows.interval import parse_ledger_name
-from airflow_kafka_spark.windows.memory import ARCHIVE, LedgerRecord
+from airflow_kafka_spark.windows.memory import ARCHIVE, BINDING, LedgerRecord
 
 END_SECONDS = 30.0
 OWNER = "owner"
 """The purpose of the transactional id under which pipelines record that they use a group or a slot."""
-OWN_KINDS = {"split": "split.{1}", "dead": "dead", "control": "control", "binding": "binding"}
+OWN_KINDS = {"split": "split.{1}", "dead": "dead", "control": "control", BINDING: "binding"}
 """Kinds of records that are written under a transactional id of their own, with the suffix of that id."""
 
 
@@ -91,20 +91,23 @@ def _purposes(
     pipeline: str, parent: str, interval: str | None, kind: str, numbers: list[Any], value: dict[str, Any] | None
 ) -> tuple[tuple[str, str], ...]:
     group = (parent, "group")
-    if value is None:
-        # Tombstones are written where a window is closed, given up or forgotten; those of an interval also with the group.
-        return ((pipeline, "close"), *([group] if interval else []))
-    if kind == ARCHIVE:
+    if kind == ARCHIVE or (kind == "interval" and value is not None and value.get("forgotten")):
         return (group,)
-    if kind in OWN_KINDS:
+    if kind in OWN_KINDS and value is not None:
         return ((pipeline, OWN_KINDS[kind].format(*numbers)),)
-    state = value.get("state")
-    if kind == "interval":
-        own = f"{pipeline}.{numbers[0]}"
-        return (group,) if value.get("forgotten") else ((own, "plan" if state == "PLANNED" else "close"),)
-    if state == "PLANNED":
-        return ((pipeline, "plan"),)
-    return ((pipeline, "close"),)
+    # Attempts and commands write under both ids: a command changes a position under that of plans, and claims under the other.
+    own = f"{pipeline}.{numbers[0]}" if kind == "interval" else pipeline
+    found = [(own, "plan"), (own, "close")]
+    if value is None:
+        # Tombstones are also written by `forget`, those of intervals with the group, and that of a binding by an interval.
+        found += [(parent, "plan"), (parent, "close")] if kind == "interval" else []
+        found += [group] if interval or kind == "interval" else []
+        found += [(parent, "plan")] if interval else []
+        found += [(pipeline, BINDING)] if kind == BINDING else []
+    elif kind == "change" and (name := value["change"].get("name")):
+        # The old name of a pipeline that was renamed, in the partition of the new one.
+        found.append((name, "plan"))
+    return tuple(found)
 
 
 def abort_transaction(config: Mapping[str, Any], topic: str, transaction: OpenTransaction) -> str:

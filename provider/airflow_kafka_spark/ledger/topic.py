@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, RightMissing
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
+from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction, transaction_of_record
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, fold_records, key_prefix
@@ -506,7 +507,6 @@ class _StallTimer:
     def _error(self) -> LedgerUnreadable:
         tp, name = self._tp, self._held.pipeline if self._held else ""
         unblock = f"`airflow kafka-spark unblock {name} --ledger-topic {tp.topic}` ends it, if its producer is known. "
-        abort = f"`kafka-transactions.sh abort --topic {tp.topic} --partition {tp.partition} --start-offset {self._stable}`"
         return LedgerUnreadable(
             tp.topic,
             f"partition {tp.partition} could not be read up to offset {self._end} within {READ_SECONDS:.0f} s"
@@ -514,7 +514,7 @@ class _StallTimer:
             + (f"; ending it failed: {self._why_not}" if self._why_not else ""),
             "its last stable offset to move on",
             f"Retry. {unblock if name else ''}If it stays, the brokers have lost it (see `kafka-transactions.sh find-hanging`): "
-            f"{abort}",
+            f"{abort_command(tp, self._stable)}",
         )
 
 

@@ -5,13 +5,13 @@
    pipeline is read without fencing, and the task is skipped.
 3. **Plan**: an open window is finished first, also that of another run; else freeze the next one and write it to the ledger.
 4. **Move**: one Spark job reads, decodes and writes the window to where no reader sees it yet.
-5. **Commit**: the sink takes the window whole, together with its own record of it.
+5. **Commit**: the sink makes the whole window visible, together with its own record of it.
 6. **Close**: one Kafka transaction writes COMPLETE and moves the group's offsets. Never before 5.
 7. **Report**.
 
-If an attempt is killed at any point, the next one (a retry, a clear or the next scheduled run) finds the same window and goes on
-from there: a planned window is not planned again, one that the sink has committed is not written again, a closed one is only
-reported.
+If an attempt is killed at any point, the next one (a retry, a clear or the next scheduled run) finds the same window and
+continues from there: a planned window is not planned again, a window that the sink has committed is not written again, and a
+closed window is only reported.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, firs
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
 if TYPE_CHECKING:
-    from airflow.sdk import Asset
+    from airflow.providers.common.compat.sdk import Context
+    from airflow.sdk import Asset, BaseOperator
+    from jinja2 import Environment
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark import SparkHook
@@ -72,6 +74,7 @@ class Cancellable(Protocol):
 
 
 J = TypeVar("J", bound=Cancellable)
+T = TypeVar("T")
 
 PLAN_TRIES = 5
 """Maximum number of times that an attempt plans if other windows of the pipeline take the same offsets at the same moment."""
@@ -97,16 +100,17 @@ class Stopwatch:
 
 
 class WindowOperator(VisibleOperator):
-    """An operator that moves one window per run, exactly once as far as its sink can promise.
+    """An operator that moves one window per run, with the guarantee of its sink.
 
-    Guarantee: windows of a pipeline are frozen before any work, applied in order, each once, and the consumer group's offsets
-    move only after the sink has flushed, whatever is killed, retried, cleared or paused on the way.
+    Guarantee: the offsets of a window are written to the ledger before any work. The windows of a pipeline are applied in order,
+    each once, and the consumer group's offsets move only after the sink has committed, also if attempts are killed, retried,
+    cleared or paused.
 
-    The options of a window are those of the concrete operators, one by one; here they are in groups.
+    The concrete operators take the options one by one; here they are in groups.
 
-    :param sink: where the window goes.
-    :param ledger_options: which pipeline is moved, and where that is remembered.
-    :param spark_options: where Spark runs.
+    :param sink: destination of the window.
+    :param ledger_options: the name of the pipeline, and its ledger.
+    :param spark_options: the Spark session.
     :param errors: handling of bad records.
     :param transforms: the transforms that each record passes, in order.
     :param kwargs: arguments of Airflow's ``BaseOperator``.
@@ -127,7 +131,7 @@ class WindowOperator(VisibleOperator):
         transforms: Sequence[TransformLike],
         **kwargs: Any,
     ) -> None:
-        # Runs of one pipeline follow each other. Side by side they would be correct too, but fence each other again and again.
+        # One run of a pipeline at a time: concurrent runs would be correct, too, but would fence each other repeatedly.
         kwargs.setdefault("max_active_tis_per_dag", 1)
         super().__init__(**kwargs)
         self.sink = sink
@@ -138,7 +142,7 @@ class WindowOperator(VisibleOperator):
         self._job: Cancellable | None = None
         self._destination_is_free = False
 
-    # --- what a concrete operator says ---
+    # --- for concrete operators ---
 
     @property
     def on_rerun(self) -> str | None:
@@ -147,7 +151,7 @@ class WindowOperator(VisibleOperator):
 
     @abstractmethod
     def find_problems(self, run: Run) -> list[Problem]:
-        """Return everything that keeps this task from working (step 1). Changes nothing. Arguments with a default have their
+        """Return all problems that prevent this task from working (step 1). Changes nothing. Arguments with a default have their
         declared types."""
 
     @abstractmethod
@@ -155,7 +159,8 @@ class WindowOperator(VisibleOperator):
         """Return the pipeline's ledger (step 2). Entering it fences earlier attempts and reads it."""
 
     def destinations(self) -> Endpoint:
-        """Return where rows go: the sink with its records of windows, the dead letter topic, and topics of routed records."""
+        """Return the destinations of rows: the sink with its records of windows, the dead letter topic, and topics of routed
+        records."""
         aside = {"dead_letters": self.errors.topic or "", "routes": ", ".join(sorted(set(self.routes().values())))}
         return self.sink.destination() | Endpoint(details=aside)
 
@@ -168,12 +173,12 @@ class WindowOperator(VisibleOperator):
         return chain_routes(self.transforms)
 
     def origin(self) -> Endpoint:
-        """Return where rows come from, beside the offsets that a window holds."""
+        """Return the origin of rows, apart from the offsets that a window contains."""
         return Endpoint()
 
     @abstractmethod
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        """Freeze the next window, from where the pipeline stands (step 3)."""
+        """Return the next window, which begins at the position of the pipeline (step 3)."""
 
     @abstractmethod
     def check(self, window: Window) -> None:
@@ -192,17 +197,18 @@ class WindowOperator(VisibleOperator):
         """Complete the window in the ledger and move the group's offsets (step 6)."""
 
     def follow(self, ledger: Ledger) -> None:
-        """Do what remains after a close. An attempt that was killed may not have done it."""
+        """Finish the steps that follow a close. An attempt that was killed may have left them undone."""
 
-    # --- the life ---
+    # --- the life of a window ---
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        """Finish what is open, then move this run's own window.
+        """Finish the open window, if there is one, then move this run's own window.
 
         :return: the report of this run's window (:class:`~airflow_kafka_spark.windows.report.Report`), as JSON.
         :raises ValidationError: all problems at once; nothing was changed.
-        :raises BindingChanged: the pipeline, or its open window, is another task's, or goes elsewhere; nothing was moved.
-        :raises KafkaSparkError: one of its subclasses; the window stays as it was planned, and a retry goes on with it.
+        :raises BindingChanged: the pipeline, or its open window, belongs to another task, or has another destination; nothing was
+            moved.
+        :raises KafkaSparkError: one of its subclasses; the window stays as it was planned, and a retry continues with it.
         :raises AirflowSkipException: the pipeline is paused; nothing was planned or moved.
         """
         run = Run.of(context)
@@ -248,19 +254,19 @@ class WindowOperator(VisibleOperator):
             self.log.info("That was the open window of run %s; this run's own window comes next", entry.window.run)
 
     def problems(self, run: Run) -> list[Problem]:
-        """Return everything that keeps this task from working (step 1), each problem once. Changes nothing.
+        """Return all problems that prevent this task from working (step 1), each problem once. Changes nothing.
 
         An argument of a wrong type is one problem. All others are checked with a sound value in its place.
         """
         sound, wrong = self._with_sound_types()
         if not wrong:
             found = list(dict.fromkeys(self.find_problems(run)))
-            # A check that waits for nothing that is wrong is made when the window is planned.
+            # Without a problem, the checks that were put off are made when the window is planned.
             return found if first_cause(found) else []
         try:
             found = sound.find_problems(run)
         except Exception as error:
-            # A value that has no sound one in its place, as the text of a required mapping.
+            # There is no sound value for some arguments, such as a text for a required mapping.
             self.log.debug("Not all arguments could be checked", exc_info=error)
             found = [Unchecked("all other arguments", wrong[0].where)]
         known = {problem.where for problem in wrong}
@@ -278,7 +284,7 @@ class WindowOperator(VisibleOperator):
             return self, []
         sound = copy(self) if sound is self else sound
         for name in ("kafka", "spark", "formats"):
-            # They were made of the arguments that were given.
+            # They were made of the original arguments.
             sound.__dict__.pop(name, None)
         for name, part in made.items():
             setattr(sound, name, part)
@@ -322,14 +328,14 @@ class WindowOperator(VisibleOperator):
             raise
 
     def foresees_records(self, run: Run) -> Callable[[], bool] | None:
-        """Return a function that says whether this run's window will have records, and changes nothing; None where only the plan
-        knows. It is called in a thread beside the validation."""
+        """Return a function that returns True if this run's window will have records; None if only the plan can tell. The
+        function changes nothing. It is called in a thread, during the validation."""
         return None
 
     def is_rerun(self, done: WindowEntry, run: Run) -> bool:
         """Return True if this run has moved its window before and its task was cleared to move it again.
 
-        :raises ValidationError: so it is, and the sink cannot replace rows.
+        :raises ValidationError: it has, but the sink cannot replace rows.
         """
         return self.on_rerun == "replay" and self.was_cleared(done, run)
 
@@ -346,11 +352,12 @@ class WindowOperator(VisibleOperator):
         return dict(done.report or Report(done.window, gaps=done.window.gaps).to_dict())
 
     def _moves_again(self, ledger: Ledger, done: WindowEntry, run: Run) -> bool:
-        """Return True if a complete window is moved again: its task was cleared and ``on_rerun`` says so, or a person has asked.
+        """Return True if a complete window is moved again: its task was cleared and ``on_rerun`` is ``replay``, or a user has
+        requested a replay.
 
-        :raises ValidationError: so it is, and the sink cannot replace rows, or not those of this window.
-        :raises BindingChanged: so it is, and it was moved with another binding.
-        :raises PlanError: so it is, and its records are no longer there.
+        :raises ValidationError: it has to be moved again, but the sink cannot replace rows, or not those of this window.
+        :raises BindingChanged: it has to be moved again, but it was moved with another binding.
+        :raises PlanError: it has to be moved again, but its records no longer exist.
         """
         asked = ledger.parent_memory.replay_asked(done.window)
         if asked is None:
@@ -366,21 +373,21 @@ class WindowOperator(VisibleOperator):
         if problems := self.window_replay_problems(again):
             raise ValidationError(problems)
         if not again.is_empty:
-            # A replay that was planned is finished before anything else: records that are gone would hold up all later windows.
+            # A planned replay is finished first, because deleted records would block all later windows.
             self.check(again)
         return True
 
     def _refuse_replay(self, unfinished: WindowEntry) -> None:
-        """Make sure that the sink can replace rows, before an open replay goes on: it may have been planned for another sink, or
-        another file system.
+        """Make sure that the sink can replace rows before an open replay continues: the replay may have been planned for another
+        sink, or another file system.
 
         :raises ValidationError: the sink cannot; names the command that gives the replay up.
         """
         window = unfinished.window
         if not window.replay or not (problems := self.replay_problems() or self.window_replay_problems(window)):
             return
-        found = f"window {window} is being moved once more"
-        give_up = f"To give that up, and leave its rows as they are: `airflow kafka-spark skip {window.pipeline}`"
+        found = f"a replay of window {window} is open"
+        give_up = f"To give the replay up, and leave the rows as they are: `airflow kafka-spark skip {window.pipeline}`"
         action = "No other interval waits for it: its rows stay as they are" if window.interval else give_up
         raise ValidationError([*problems, Problem("on_rerun", found, action)])
 
@@ -388,7 +395,7 @@ class WindowOperator(VisibleOperator):
         """Return why the sink cannot replace the rows of a window that it has committed."""
         if isinstance(self.sink, Sink):
             return self.sink.replay_problems()
-        return [Problem("sink", "what is published to Kafka cannot be replaced")]
+        return [Problem("sink", "records that are published to Kafka cannot be replaced")]
 
     def window_replay_problems(self, replay: Window) -> list[Problem]:
         """Return why the sink cannot replace the rows of one window, although it can replace rows.
@@ -404,8 +411,8 @@ class WindowOperator(VisibleOperator):
         return known is not None and run.tries.cleared_since(known, self.retries or 0)
 
     def _next_window(self, ledger: Ledger, run: Run, done: WindowEntry | None) -> WindowEntry:
-        """Return the open window if there is one, also that of another run; else the one that is moved again; else a new one,
-        frozen and written to the ledger."""
+        """Return the open window, also that of another run; without one, the window that is moved again; else a new window, which
+        is written to the ledger."""
         unfinished, found = ledger.memory.open_entry, self.binding(run)
         if unfinished is None and done is not None:
             self.log.info("Window %s is complete, and its task runs again: moving it once more", done.window)
@@ -485,11 +492,11 @@ class WindowOperator(VisibleOperator):
 
     @contextmanager
     def _explained(self, ledger: Ledger) -> Iterator[None]:
-        """Raise errors of a move with what only the operator knows: the connection, whether splits are committed one by one, and
-        whether a newer attempt has taken over.
+        """Raise errors of a move with facts that only the operator has: the connection, whether splits are committed one by one,
+        and whether a newer attempt has taken over.
 
-        A newer attempt ends the database sessions and the transactions of this one, removes its stages, and moves on, so that any
-        error of this one may be misleading.
+        A newer attempt ends the database sessions and the transactions of this one, and removes its stages. Any error of this
+        attempt may therefore be misleading.
         """
         try:
             yield
@@ -536,7 +543,7 @@ class WindowOperator(VisibleOperator):
 
     @contextmanager
     def running(self, job: J) -> Iterator[J]:
-        """Let :meth:`on_kill` cancel a Spark job that runs in here."""
+        """Register a Spark job while it runs in this context, so that :meth:`on_kill` can cancel it."""
         self._job = job
         try:
             yield job
@@ -544,11 +551,11 @@ class WindowOperator(VisibleOperator):
             self._job = None
 
     def on_kill(self) -> None:
-        """Make Spark's job fail: SIGTERM alone raises nothing in a task."""
+        """Cancel Spark's job, because SIGTERM alone raises no error in a task."""
         if self._job is not None:
             self._job.cancel()
 
-    # --- what the parts are made of ---
+    # --- for the steps ---
 
     @cached_property
     def kafka(self) -> KafkaHook:
@@ -573,7 +580,8 @@ class WindowOperator(VisibleOperator):
         return str(self.kafka.config["bootstrap.servers"])
 
     def spark_problems(self) -> list[Problem]:
-        """Return what keeps Spark from starting: no Java, or a master or Connect server at whose address nothing answers."""
+        """Return the problems that prevent Spark from starting: no Java, or no answer at the address of the master or Connect
+        server."""
         from airflow_kafka_spark.hooks.jars import find_java
         from airflow_kafka_spark.hooks.spark_health import unreachable
 
@@ -601,7 +609,7 @@ class WindowOperator(VisibleOperator):
                 if uri not in known and "{{" not in uri:
                     assets.extend(_assets_of(uri))
 
-    # --- small things ---
+    # --- helpers ---
 
     def pipeline_name(self, run: Run) -> str:
         return self.pipeline or f"{run.dag_id}.{run.task_id}"
@@ -616,7 +624,7 @@ class WindowOperator(VisibleOperator):
             problems.append(Problem("pipeline", what, action))
         return problems
 
-    def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
+    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
         """Render the operator's templates, and those of its sink, source and formats, which are frozen."""
         super().render_template_fields(context, jinja_env)
         env = jinja_env or self.get_template_env()
@@ -631,16 +639,21 @@ class WindowOperator(VisibleOperator):
 
     @property
     def sinks(self) -> tuple[Sink | KafkaSink, ...]:
-        """Return the sinks that rows go to, the operator's own first."""
+        """Return the sinks of the window, the operator's own sink first."""
         return (self.sink,)
 
-    def render(self, spec: Any, context: Any, env: Any) -> Any:
+    def render(self, spec: T, context: Context, env: Environment) -> T:
         """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
-        templated = getattr(spec, "template_fields", ())
-        if not (is_dataclass(spec) and not isinstance(spec, type) and templated):
-            return spec
-        known = {f.name for f in fields(spec)}
-        return replace(spec, **{f: self.render_template(getattr(spec, f), context, env) for f in templated if f in known})
+        return rendered(self, spec, context, env)
+
+
+def rendered(operator: BaseOperator, spec: T, context: Context, env: Environment) -> T:
+    """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
+    templated = getattr(spec, "template_fields", ())
+    if not (is_dataclass(spec) and not isinstance(spec, type) and templated):
+        return spec
+    known = {f.name for f in fields(spec)}
+    return replace(spec, **{f: operator.render_template(getattr(spec, f), context, env) for f in templated if f in known})
 
 
 def asset_uris(spec: object, kind: type[Sink] | type[RowSource]) -> list[str]:
@@ -664,7 +677,7 @@ def is_template(spec: object) -> bool:
 
 
 def describe_binding(binding: Binding) -> str:
-    """Return where a window goes, in one line."""
+    """Return the destination of a window, in one line."""
     facts = binding.destination.facts
     return f"to {', '.join(f'{what} {value}' for what, value in facts.items())}, moved by {binding.writer}"
 
@@ -676,13 +689,13 @@ def analysis_problems(
     others: Sequence[Problem],
     instead: Callable[[], Sequence[Problem]] = tuple,
 ) -> list[Problem]:
-    """Return the problems of a check that Spark takes part in, so that other problems may keep it from being made.
+    """Return the problems of a check that needs Spark, and that other problems may prevent.
 
-    :param where: what is checked, as a user names it.
+    :param where: name of the check for users.
     :param check: makes the check; raises ValidationError if transforms do not fit.
-    :param cause: the argument whose problem keeps the check from being made; "" if none does.
+    :param cause: the argument whose problem prevents the check; "" if none does.
     :param others: all problems that were found so far.
-    :param instead: what can be checked all the same if that cannot be.
+    :param instead: a smaller check for the case that this one is prevented.
     :raises KafkaSparkError: Spark does not answer, and there are no other problems.
     """
     found: list[Problem] = []
@@ -694,7 +707,7 @@ def analysis_problems(
         except Exception as error:
             if not others:
                 raise
-            # It must not hide what else is wrong.
+            # It must not hide the other problems.
             found = [problem_from("spark_conn_id", error)] if isinstance(error, KafkaSparkError) else []
             cause = first_cause((*found, *others))
     return [*found, *instead(), Unchecked(where, cause)]

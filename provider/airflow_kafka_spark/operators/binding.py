@@ -62,9 +62,9 @@ class Run:
 
 
 def deployment() -> str:
-    """Return the name of this Airflow deployment, which tells it from others that share a Kafka cluster.
+    """Return the name of this Airflow deployment, which distinguishes it from others that share a Kafka cluster.
 
-    It is ``[kafka_spark] deployment``, by default ``[api] base_url``; empty where neither is set. Workers have both settings, and
+    It is ``[kafka_spark] deployment``, by default ``[api] base_url``; empty if neither is set. Workers have both settings, and
     neither changes with a restart.
     """
     named = str(conf.get(SECTION, "deployment", fallback="") or "").strip()
@@ -77,11 +77,10 @@ def writer_of(run: Run) -> Writer:
 
 
 def refuse_other_writer(pipeline: str, whole: Memory, entry: WindowEntry, run: Run) -> None:
-    """Refuse a complete window that names this run and was moved by another writer: a run of another deployment may have the same
-    name.
+    """Refuse a complete window of a run of this name that another writer has moved. Runs of two deployments may have one name.
 
     :param pipeline: the pipeline's name.
-    :param whole: what the ledger holds of the whole pipeline.
+    :param whole: the ledger's content of the whole pipeline.
     :param entry: the window.
     :raises PipelineTaken: another writer has moved it.
     """
@@ -91,11 +90,11 @@ def refuse_other_writer(pipeline: str, whole: Memory, entry: WindowEntry, run: R
 
 
 def refuse_other_place(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> None:
-    """Refuse to report a complete window that names this run and was moved to another place: it may be that of another deployment
-    that has no name.
+    """Refuse to report a complete window of a run of this name that was moved to another place. It may belong to another
+    deployment without a name.
 
     :param pipeline: the pipeline's name.
-    :param whole: what the ledger holds of the whole pipeline.
+    :param whole: the ledger's content of the whole pipeline.
     :param entry: the window.
     :param found: the binding of this run.
     :raises DestinationChanged: it was moved to another destination, and no `rebind` has allowed the change.
@@ -122,10 +121,10 @@ def decide_binding(pipeline: str, whole: Memory, found: Binding, *, is_free: boo
     """Return the binding of the pipeline's next window.
 
     :param pipeline: the pipeline's name.
-    :param whole: what the ledger holds of the whole pipeline.
+    :param whole: the ledger's content of the whole pipeline.
     :param found: the binding of this run.
     :param is_free: True if the destination is a template, so that each window may have another one.
-    :raises PipelineRenamed: the pipeline goes on under another name.
+    :raises PipelineRenamed: the pipeline has another name now.
     :raises BindingChanged: the pipeline has another binding, and no ``rebind`` allows the change.
     """
     if (renamed := whole.renamed_to) is not None:
@@ -144,7 +143,7 @@ def decide_binding(pipeline: str, whole: Memory, found: Binding, *, is_free: boo
 
 
 def is_same_flow(known: Binding | None, found: Binding | None) -> bool:
-    """Return True if two bindings have the same source and the same destination, and both know them."""
+    """Return True if two bindings have equal sources and equal destinations, and neither is unknown."""
     if not known or not found:
         return False
     ends = ((known.destination, found.destination), (known.origin, found.origin))
@@ -154,7 +153,7 @@ def is_same_flow(known: Binding | None, found: Binding | None) -> bool:
 def committed_before(whole: Memory, found: Binding) -> int:
     """Return the number of the last window with records that was committed to the destination of a run; 0 if that is not known.
 
-    :param whole: what the ledger holds of the whole pipeline.
+    :param whole: the ledger's content of the whole pipeline.
     :param found: the binding of the run's window.
     """
     done = [e.window for e in whole.entries.values() if e.state is State.COMPLETE and not e.window.is_empty]
@@ -166,10 +165,10 @@ def committed_before(whole: Memory, found: Binding) -> int:
 
 
 def refuse_elsewhere(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> bool:
-    """Return True if an open window takes the binding of this run: its own is unknown, or a ``rebind`` allows it.
+    """Return True if an open window gets the binding of this run, because its own is unknown or a ``rebind`` allows it.
 
     :param pipeline: the pipeline's name.
-    :param whole: what the ledger holds of the whole pipeline.
+    :param whole: the ledger's content of the whole pipeline.
     :param entry: the window.
     :param found: the binding of this run.
     :raises BindingChanged: the window was planned with another binding, and no ``rebind`` allows the change.
@@ -186,10 +185,10 @@ def refuse_elsewhere(pipeline: str, whole: Memory, entry: WindowEntry, found: Bi
 
 
 def refuse_replay_elsewhere(pipeline: str, whole: Memory, done: WindowEntry, found: Binding) -> None:
-    """Refuse to move a complete window once more with another binding: a replay replaces rows where they are.
+    """Refuse to replay a complete window with another binding, because a replay replaces rows in their place.
 
     :param pipeline: the pipeline's name.
-    :param whole: what the ledger holds of the whole pipeline.
+    :param whole: the ledger's content of the whole pipeline.
     :param done: the window.
     :param found: the binding of this run.
     :raises BindingChanged: the window was moved with another binding.
@@ -219,8 +218,8 @@ def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPa
     """Refuse a group that mirrors another pipeline. A pipeline of the same name in another ledger topic is another one if another
     task moves it, or if it has another destination.
 
-    A pipeline that began at the offsets of another one would leave out records that it has not moved itself. One whose pipeline
-    was renamed would move again what its sink has committed of an open window.
+    A pipeline that began at the offsets of another one would leave out records that it has not moved itself. A renamed pipeline
+    would move records of an open window again that its sink has committed.
 
     :param ledger: the ledger of the pipeline that wants the group.
     :param committed: the offsets that the group has committed.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.errors.arguments import with_sound_arguments
+from airflow_kafka_spark.errors.arguments import choice_problems, with_sound_arguments
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.visibility.links import Links, WindowLink, of_pipeline
 from airflow_kafka_spark.windows.offset_specs import ShiftBy, Written, parse_start, parse_stop, parse_target
@@ -35,43 +35,50 @@ CHANGES = ("reset", "forget", "pause", "resume", "skip", "rename", "rebind", "re
 class PipelineOffsetsOperator(BaseOperator):
     """Show the position of a pipeline, its next window and its past ones; move, pause, rename or forget the pipeline.
 
-    It is for pipelines what KIP-875 is for connectors. ``show``, ``plan``, ``windows``, ``pause``, ``resume``, ``replay`` and
-    ``resend`` fence no attempt. ``reset`` and ``forget`` are refused while a window is open, ``skip`` while an attempt may be at
-    work on it. Each change is a record in the ledger with who and why. No Spark is started.
+    The operator does for pipelines what KIP-875 does for connectors. ``show``, ``plan``, ``windows``, ``pause``, ``resume``,
+    ``replay`` and ``resend`` fence no attempt. ``reset`` and ``forget`` are refused while a window is open, ``skip`` while an
+    attempt may be working on it. Each change is a record in the ledger, with its author and its reason. No Spark is started.
 
-    :param action: ``show`` (default), ``plan``, ``windows``, ``reset``, ``forget``, ``pause``, ``resume``, ``skip`` (gives up the
-        open window, or else what waits), ``rename`` (lets it go on under another name), ``rebind`` (lets the next run go
-        elsewhere, or be another task's), ``replay`` (asks for a complete window to be moved once more, when its task is
-        cleared) or ``resend`` (sends the dead letters of a complete window again to the topics that they came from, once).
-    :param pipeline: the pipeline's name, by default ``<dag_id>.<task_id>``.
-    :param to: of ``reset``, where to: ``"earliest"``, ``"latest"``, a time, an offset per partition, ``"committed:<group>"``;
-        default None.
-    :param new_name: of ``rename``; default empty.
-    :param shift_by: of ``reset``, in place of ``to``: so many offsets on, or back if negative; no further than the log. Default
-        None.
-    :param only: of ``reset``: topics (``orders``) or partitions (``orders:0,2``); empty (default) is all that it reads.
-    :param why: of every change: what for; default empty; every change needs it.
-    :param who: who asks; default this task's run.
-    :param group_id: the pipeline's group; default what its last report names.
-    :param discard_open: of ``reset`` and ``forget``: give up an open window, whose records a sink may have committed already;
-        default False.
-    :param delete_group: of ``forget``: delete its group with the offsets it has committed; default False.
-    :param dry_run: of every change: say what would happen, and change nothing; default False.
-    :param not_running: of ``skip`` and ``rebind``: no attempt is working on the open window; without that it is not given up, or
-        sent elsewhere. Default False.
-    :param window: of ``replay`` and ``resend``: the window's number; or give ``interval``. Default None.
-    :param interval: of ``replay`` and ``resend``: the name of the window's data interval; default None.
-    :param topics: of ``plan``: what it subscribes to; empty (default) is what it has read.
-    :param starting_offsets: of ``plan``: as the pipeline's operator has it; default None, committed offsets.
-    :param ending_offsets: of ``plan``: as the pipeline's operator has it; default None, the last stable offsets.
-    :param max_records: of ``plan``: as the pipeline's operator has it; default None, no limit.
-    :param data_loss: of ``plan``: as the pipeline's operator has it; default ``fail``.
-    :param limit: of ``windows``: at most so many, default 20.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
-    :param ledger_topic: the topic that holds its ledger; default ``airflow-windows``.
+    :param action: ``show`` (default), ``plan`` (the next window), ``windows``, ``reset`` (moves the position), ``forget``,
+        ``pause``, ``resume``, ``skip`` (gives up the open window; without one, skips the backlog), ``rename`` (continues the
+        pipeline under another name), ``rebind`` (allows the next run another destination, source or task), ``replay`` (requests
+        that a complete window is moved once more when its task is cleared) or ``resend`` (sends the dead letters of a complete
+        window again to the topics that they came from, once). Templated.
+    :param pipeline: name of the pipeline, by default ``<dag_id>.<task_id>`` of its task. Templated.
+    :param to: for ``reset``, the new position: ``"earliest"``, ``"latest"``, a time, an offset per partition, or
+        ``"committed:<group>"``; default None. Templated.
+    :param new_name: for ``rename``, the new name; default empty. Templated.
+    :param shift_by: for ``reset`` without ``to``, the number of offsets to move the position forward, or backward if it is
+        negative. The position stays within the log. Default None. Templated.
+    :param only: for ``reset``, the topics (``orders``) or partitions (``orders:0,2``) to move; default empty: all that the
+        pipeline reads. Templated.
+    :param why: reason of a change, which every change needs; default empty. Templated.
+    :param who: author of a change; default: this task's run. Templated.
+    :param group_id: consumer group of the pipeline; default: the group of its last report. Templated.
+    :param discard_open: for ``reset`` and ``forget``: True gives up an open window, whose records a sink may have committed
+        already; default False.
+    :param delete_group: for ``forget``: True deletes the consumer group with its committed offsets; default False.
+    :param dry_run: for every change: True describes the change, and changes nothing; default False.
+    :param not_running: for ``skip`` and ``rebind``: True confirms that no attempt is working on the open window. Without the
+        confirmation, an open window is neither given up nor moved elsewhere. Default False.
+    :param window: for ``replay`` and ``resend``: number of the window; either this or ``interval`` is required. Default None.
+        Templated.
+    :param interval: for ``replay`` and ``resend``: name of the window's data interval; default None. Templated.
+    :param topics: for ``plan``: the topics of the pipeline's operator; default empty: the topics that the pipeline has read.
+        Templated.
+    :param starting_offsets: for ``plan``: ``starting_offsets`` of the pipeline's operator; default None, the committed offsets.
+        Templated.
+    :param ending_offsets: for ``plan``: ``ending_offsets`` of the pipeline's operator; default None, the last stable offsets.
+        Templated.
+    :param max_records: for ``plan``: ``max_records`` of the pipeline's operator, a number of offsets; default None, no maximum.
+        Templated.
+    :param data_loss: for ``plan``: ``data_loss`` of the pipeline's operator; default ``fail``.
+    :param limit: for ``windows``: maximum number of windows; default 20.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``.
+    :param ledger_topic: topic that contains the ledger of the pipeline; default ``airflow-windows``. Templated.
     :param kwargs: arguments of Airflow's ``BaseOperator``.
 
-    :return: what was found or done, as JSON.
+    :return: the result as JSON.
     """
 
     template_fields: Sequence[str] = (
@@ -156,8 +163,8 @@ class PipelineOffsetsOperator(BaseOperator):
     def execute(self, context: Mapping[str, Any]) -> Any:
         """Run the command, and return its result as plain JSON values.
 
-        :raises ValidationError: arguments that cannot be; nothing was asked or changed.
-        :raises KafkaSparkError: it was refused, or Kafka did not answer; nothing was changed.
+        :raises ValidationError: arguments are invalid; nothing was asked or changed.
+        :raises KafkaSparkError: the command was refused, or Kafka did not answer; nothing was changed.
         """
         from airflow_kafka_spark.control.pipelines import to_json
 
@@ -265,8 +272,8 @@ class PipelineOffsetsOperator(BaseOperator):
         return parse_target(self.to) if shift is None else ShiftBy(shift)
 
     def _problems(self) -> list[Problem]:
-        if self.action not in ACTIONS:
-            return [Problem("action", f"`{self.action}` is not one of {', '.join(ACTIONS)}")]
+        if unknown := choice_problems("action", self.action, ACTIONS):
+            return unknown
         sound, wrong = with_sound_arguments(self)
         known = {problem.where for problem in wrong}
         return [*wrong, *(problem for problem in sound._value_problems() if problem.where not in known)]
@@ -276,7 +283,7 @@ class PipelineOffsetsOperator(BaseOperator):
         if not self.pipeline.strip():
             problems.append(Problem("pipeline", f"`{self.pipeline}` is not the name of a pipeline"))
         if self.action in CHANGES and not self.why.strip():
-            problems.append(Problem("why", "the change has no reason", "Say why"))
+            problems.append(Problem("why", "the change has no reason", "Give a reason"))
         if self.action == "reset" and (self.to is None) == (self.shift_by in (None, "")):
             problems.append(Problem("to", "give either `to` or `shift_by`"))
         elif self.action == "reset":
@@ -309,7 +316,7 @@ def _tried(where: str, parse: Callable[[], object]) -> list[Problem]:
 
 
 def _whole(value: int | str | None) -> int | None:
-    """Return a number; a template renders to text."""
+    """Return a whole number, also from the text of a template."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):

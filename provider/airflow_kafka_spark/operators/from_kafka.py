@@ -1,5 +1,4 @@
-"""Windows that are read from Kafka: what is subscribed and how it is decoded, where the next window begins and ends, and what the
-group commits."""
+"""Windows that are read from Kafka: their topics and formats, the start and end of the next window, and the group's offsets."""
 
 from __future__ import annotations
 
@@ -33,6 +32,7 @@ from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, Re
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.windows.binding import Endpoint
+from airflow_kafka_spark.windows.latency import UpstreamCounts
 from airflow_kafka_spark.windows.model import (
     KEY_CONVERTER,
     TRANSFORMATION,
@@ -72,12 +72,12 @@ log = logging.getLogger(__name__)
 class FromKafkaOperator(WindowOperator):
     """The Kafka side of an operator: how records become rows, and steps 2, 3 and 6 of a window's life.
 
-    The options are those of the concrete operators, one by one; here they are in groups.
+    The concrete operators take the options one by one; here they are in groups.
 
-    :param read_options: what is read, from where to where, and how.
+    :param read_options: topics, start, end, and how records are read.
     :param record_options: how records become rows.
-    :param window_options: what a window is.
-    :param follow_options: the pipeline up to whose published records each window ends; by default none.
+    :param window_options: the range of a window, and the effect of clearing the task.
+    :param follow_options: the pipeline with whose published records each window ends.
     :param kwargs: the other groups (:class:`~airflow_kafka_spark.operators.base.WindowOperator`), and arguments of Airflow's
         ``BaseOperator``.
     """
@@ -88,7 +88,7 @@ class FromKafkaOperator(WindowOperator):
     starting_offsets = option[Written]("read_options")
     ending_offsets = option[Written]("read_options")
     max_records = option[int | str | None]("read_options")
-    upstream_counts = option[Mapping[Any, int] | str | None]("read_options")
+    upstream_counts = option[UpstreamCounts | str | None]("read_options")
     follows = option[str | None]("follow_options")
     value = option[Format]("record_options")
     key = option[Format | None]("record_options")
@@ -128,7 +128,7 @@ class FromKafkaOperator(WindowOperator):
         **kwargs: Any,
     ) -> None:
         if window_options.by_interval:
-            # Intervals do not wait for each other: each has a place of its own in ledger and sink.
+            # Intervals may run concurrently: each has its own place in ledger and sink.
             kwargs.setdefault("max_active_tis_per_dag", None)
         super().__init__(**kwargs)
         self.read_options = read_options
@@ -136,21 +136,21 @@ class FromKafkaOperator(WindowOperator):
         self.window_options = window_options
         self.follow_options = follow_options
 
-    # --- what a concrete operator says ---
+    # --- for concrete operators ---
 
     @property
     @abstractmethod
     def null_values(self) -> NullValues:
-        """The meaning of a record without a value; the default depends on the operator."""
+        """The treatment of a record without a value. Its default depends on the operator."""
 
     @abstractmethod
     def null_value_problems(self) -> list[Problem]:
-        """Return what is wrong with ``behavior_on_null_values``."""
+        """Return the problems of ``behavior_on_null_values``."""
 
     # --- 1. validate ---
 
     def reading_problems(self, run: Run) -> list[Problem]:
-        """Return what is wrong with the arguments, without asking a server."""
+        """Return the problems of the arguments, without asking a server."""
         window, read = self.window_options, self.read_options
         problems = [
             *self.pipeline_problems(run),
@@ -167,9 +167,9 @@ class FromKafkaOperator(WindowOperator):
         return self.window_options.on_rerun
 
     def decoding_problems(self, wrong_types: Sequence[Problem]) -> list[Problem]:
-        """Return what is wrong with formats and columns, without asking a server.
+        """Return the problems of formats and columns, without asking a server.
 
-        :param wrong_types: problems of formats that are no formats, and of a sink that is no sink.
+        :param wrong_types: problems of formats and sinks of a wrong type.
         """
         if {problem.where for problem in wrong_types} & {"value", "key"}:
             return list(wrong_types)
@@ -185,33 +185,32 @@ class FromKafkaOperator(WindowOperator):
         return [*wrong_types, *wrong, *(Unchecked(name, first_cause(wrong)) for name, value in given.items() if value)]
 
     def transform_problems(self) -> list[Problem]:
-        """Return what is wrong with the transforms' options, without Spark."""
+        """Return the problems of the transforms' options, without Spark."""
         if not self.transforms:
             return []
         from airflow_kafka_spark.transforms import chain_problems
 
         found = chain_problems(self.transforms, capturing=self.routes_to_sinks)
         if self.read_options.read_with == "spark":
-            found.append(Problem("read_with", "on the way to transforms tasks read by themselves", "Leave it out"))
+            found.append(Problem("read_with", "with `transforms`, Spark's tasks read the topics themselves", "Leave it out"))
         return found
 
     def error_problems(self) -> list[Problem]:
-        """Return what is wrong with the options for bad records, by themselves and as the brokers see it; and with the topics
-        that transforms send records to."""
+        """Return the problems of the options for bad records, and of the topics of dead letters and routed records."""
         problems = self.errors.problems() or self.errors.server_problems(self.kafka, self.reserved_topics(self.errors.topic))
         return [*problems, *route_problems(self.kafka, self.routes(), self.errors, self.reserved_topics)]
 
     def reserved_topics(self, topic: str | None) -> tuple[str, ...]:
-        """Return the topics that bad and routed records must not go to: those that are read, and the ledger.
+        """Return the topics to which bad and routed records must not be sent: the topics that are read, and the ledger.
 
-        :param topic: one that may match the pattern of topics that are read.
+        :param topic: a topic that may match the pattern of the topics that are read.
         """
         subscription = self.subscription
         read = subscription.topics or ((topic,) if topic and subscription.matches(topic) else ())
         return (*read, self.ledger_topic)
 
     def server_problems(self, run: Run) -> list[Problem]:
-        """Return what Kafka and Spark say: topics that are missing, a group that has members, offsets that do not fit the
+        """Return the problems that Kafka and Spark report: missing topics, a group with members, offsets that do not fit the
         topics, a Spark that cannot start."""
         name = "topics" if self.subscription.topics else "topics_pattern"
         checks = {name: self._missing_topics, "group_id": self._group_problems, **self._bound_checks(run)}
@@ -243,8 +242,8 @@ class FromKafkaOperator(WindowOperator):
             yield Problem("group_id", f"group `{group}` has live members: {listed}", action)
 
     def _bound_checks(self, run: Run) -> dict[str, Callable[[], Iterator[Problem]]]:
-        """Return the checks of start and end that need the topics, by argument. Only offsets, or a group without a fallback, may
-        not fit them."""
+        """Return the checks of start and end that need the topics, by argument. Other starts and ends than offsets and a group
+        without a fallback always fit."""
         found: dict[str, Callable[[], Iterator[Problem]]] = {}
         if self.window_options.by_interval:
             return found
@@ -254,14 +253,13 @@ class FromKafkaOperator(WindowOperator):
             except ValueError:
                 continue
             if isinstance(bound, SpecificOffsets) or bound == CommittedOffsets(getattr(bound, "group_id", None), "none"):
-                found[where] = partial(self._bound_problems, where, bound, run)
+                found[where] = partial(self._bound_problems, where, run)
         return found
 
-    def _bound_problems(self, where: str, bound: Any, run: Run) -> Iterator[Problem]:
+    def _bound_problems(self, where: str, run: Run) -> Iterator[Problem]:
         """Return why a start or an end does not fit the topics, if the next window of the pipeline depends on it.
 
         :param where: ``starting_offsets`` or ``ending_offsets``.
-        :param bound: its parsed value.
         """
         from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
 
@@ -273,9 +271,9 @@ class FromKafkaOperator(WindowOperator):
         log = read_log(self.kafka, self.resolve())
         try:
             if where == "ending_offsets":
-                resolve_stop(self.kafka, bound, log)
+                resolve_stop(self.kafka, parse_stop(self.ending_offsets), log)
             else:
-                resolve_start(self.kafka, bound, log, self.group_id)
+                resolve_start(self.kafka, parse_start(self.starting_offsets), log, self.group_id)
         except PlanError as error:
             try:
                 is_needed = self._plans_with(where, run, log)
@@ -287,7 +285,8 @@ class FromKafkaOperator(WindowOperator):
                 yield problem_from(where, error)
 
     def _plans_with(self, where: str, run: Run, log: Log) -> bool:
-        """Return True if this run plans a window with an argument: none is open or complete, and a start is of a new pipeline."""
+        """Return True if this run plans a window with an argument: it has no open or complete window, and a start is used by a
+        new pipeline only."""
         ledger = self.open_ledger(run)
         ledger.peek()
         if ledger.memory.open_entry is not None or ledger.completed(run.id) is not None:
@@ -324,7 +323,7 @@ class FromKafkaOperator(WindowOperator):
         interval = interval_of(run) if by_interval else None
         if interval is not None:
             return IntervalLedger(self.kafka, name, run.id, interval, group_id=self.group_id, **options)
-        # The ledger of an interval moves the group by itself, and puts no short cut into its metadata.
+        # The ledger of an interval moves the group in its own transaction, and writes no short cut to its metadata.
         hints = () if by_interval else self.resolve()
         return Ledger(
             self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, beside_intervals=by_interval, **options
@@ -339,7 +338,7 @@ class FromKafkaOperator(WindowOperator):
         if self.window_options.by_interval or self.read_options.read_with == "spark" or subscription.validate():
             return None
         pipeline, group = self.pipeline_name(run), self.group_id
-        # Airflow answers one thread at a time, so the connection is looked up here.
+        # Airflow serves one thread at a time, so the connection is looked up here.
         config = self.kafka.config
 
         def foresee() -> bool:
@@ -361,11 +360,11 @@ class FromKafkaOperator(WindowOperator):
     # --- 3. plan ---
 
     def origin(self) -> Endpoint:
-        """Return the group that a window is closed with. The topics are in the window's ranges."""
+        """Return the group of the pipeline. The topics are in the window's ranges."""
         return Endpoint(details={"group": self.group_id})
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.hooks.kafka.log import compare_epochs
+        from airflow_kafka_spark.hooks.kafka.log import compare_epochs, warn_of_lost_transactions
         from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
         from airflow_kafka_spark.ledger.attempt import utc_now
         from airflow_kafka_spark.ledger.interval import IntervalLedger
@@ -379,10 +378,11 @@ class FromKafkaOperator(WindowOperator):
         committed = {tp: c.offset for tp, c in of_group.items() if c}
         found = self._beginning(ledger, log, of_group, committed)
         if found.decided_by == "group":
-            # Either its ledger is lost, or it was given this name after the ledger was read.
+            # Either the ledger is lost, or the pipeline got this name after the ledger was read.
             ledger.read()
             found = self._beginning(ledger, log, of_group, committed)
         position = found.position
+        warn_of_lost_transactions(self.kafka, log, position.offsets)
         if found.decided_by == "sink":
             self.log.warning(
                 "The ledger knows nothing of pipeline %s, but its sink does: going on after window %d",
@@ -428,7 +428,7 @@ class FromKafkaOperator(WindowOperator):
         of_group: Mapping[TopicPartition, CommittedOffset | None],
         committed: Mapping[TopicPartition, int],
     ) -> Beginning:
-        """Return where the next window begins."""
+        """Return the beginning of the next window."""
         from airflow_kafka_spark.ledger.beginning import decide_beginning
 
         return decide_beginning(
@@ -443,7 +443,7 @@ class FromKafkaOperator(WindowOperator):
         )
 
     def preview(self) -> Preview:
-        """Return what the next window of this task would be if it were planned now. The sink is asked; nothing is changed.
+        """Return the next window of this task, as it would be planned now. Asks the sink, and changes nothing.
 
         Arguments that are templates have to be rendered.
 
@@ -475,7 +475,7 @@ class FromKafkaOperator(WindowOperator):
     def _follow(
         self, log: Log, position: Position, starts: dict[TopicPartition, int], topics: Sequence[str]
     ) -> tuple[Followed | None, Log]:
-        """Return what a followed pipeline has published, if there is one, and the log up to there."""
+        """Return the windows that a followed pipeline has published, if there is one, and the log up to their end."""
         if not self.follows:
             return None, log
         from airflow_kafka_spark.ledger.topic import LedgerTopic
@@ -516,7 +516,7 @@ class FromKafkaOperator(WindowOperator):
 
     @abstractmethod
     def record_of_sink(self, pipeline: str) -> Applied | None:
-        """Return the last window that the sink remembers of a pipeline; None where it remembers none."""
+        """Return the last window of a pipeline in the sink's record; None without one."""
 
     def _compare_group(self, committed: Mapping[TopicPartition, int], position: Position) -> None:
         """Log a warning if the group's offsets were moved by another client: the ledger decides where windows begin."""
@@ -549,7 +549,7 @@ class FromKafkaOperator(WindowOperator):
 
     @abstractmethod
     def splits(self, window: Window) -> tuple[Split, ...]:
-        """Return what single Spark tasks read."""
+        """Return the splits of a window, one for each Spark task."""
 
     def lost_topics(self, window: Window) -> tuple[str, ...]:
         """Return the topics of the window that can no longer be read."""
@@ -578,7 +578,7 @@ class FromKafkaOperator(WindowOperator):
             self.log.info("Group %s moves to %s", self.group_id, ", ".join(f"{tp}@{o}" for tp, o in sorted(moved.items())[:8]))
 
     def offsets_to_commit(self, window: Window) -> dict[TopicPartition, int]:
-        """Return the frozen ends, without those below the committed offsets and those of topics that were recreated."""
+        """Return the window's ends by partition, without ends below the committed offsets and without recreated topics."""
         log = self.log_of(window)
         lost = set(lost_topics(window, log))
         ends = {tp: end for tp, end in window.ends.items() if tp.topic not in lost and tp in log.partitions}
@@ -590,7 +590,7 @@ class FromKafkaOperator(WindowOperator):
             )
         return {tp: end for tp, end in ends.items() if tp not in ahead}
 
-    # --- what the parts are made of ---
+    # --- for the steps ---
 
     def pause(self, seconds: float) -> None:
         """Wait for some seconds.
@@ -632,7 +632,7 @@ class FromKafkaOperator(WindowOperator):
 
     @property
     def topic_uris(self) -> list[str]:
-        """The assets that are read; a pattern names none."""
+        """The assets of the topics; empty for a pattern."""
         return [f"kafka://{self.kafka_conn_id}/{topic}" for topic in self.subscription.topics]
 
     @property
@@ -665,7 +665,7 @@ class FromKafkaOperator(WindowOperator):
     def reading(self, tolerance: Tolerance | None, sent: Mapping[TopicPartition, Set[int]] = MappingProxyType({})) -> Reading:
         """Return how tasks read the records of a window.
 
-        :param tolerance: what tasks do with bad records; None where those fail the window.
+        :param tolerance: how tasks handle bad records; None if they fail the window.
         :param sent: offsets of records that earlier attempts at the window have sent elsewhere. Default: none.
         """
         from airflow_kafka_spark.road.tasks.read import Reading
@@ -674,7 +674,7 @@ class FromKafkaOperator(WindowOperator):
         return Reading(self.kafka.consumer_config(), options.skips_lost, options.read_timeout, tolerance, dict(sent))
 
     def error_classes(self) -> dict[str, str]:
-        """Return the class that a bad record failed at, by stage."""
+        """Return the class of the format or transform that refuses a bad record, by stage."""
         formats = {VALUE_CONVERTER: self.value, KEY_CONVERTER: self.key}
         classes = {TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {}
         return classes | {stage: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items() if f is not None}
@@ -683,7 +683,7 @@ class FromKafkaOperator(WindowOperator):
 def starting_offsets(
     hook: KafkaHook, value: Written, current: Log, group_id: str, committed: Mapping[TopicPartition, CommittedOffset | None]
 ) -> dict[TopicPartition, int]:
-    """Return where a pipeline begins that neither its ledger nor its sink nor its group knows.
+    """Return the first offsets of a pipeline that is unknown to its ledger, its sink and its group.
 
     :param value: ``starting_offsets``.
     :param committed: the offsets that another client has committed for its group.

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import IntervalNotOver, IntervalsLost, IntervalsOpen, Problem
-from airflow_kafka_spark.hooks.kafka.log import compare_epochs
+from airflow_kafka_spark.hooks.kafka.log import compare_epochs, warn_of_lost_transactions
 from airflow_kafka_spark.operators.binding import refuse_other_group
 from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.instants import instant_ms
@@ -60,10 +60,10 @@ def interval_problem(run: Run) -> Problem:
 class IntervalPlan:
     """Plans the window of an interval.
 
-    :param last_applied: returns the last window that the sink remembers under a name, if any.
-    :param grace: seconds after an instant at which it is decided though nothing later has been written.
-    :param first: where the schedule begins.
-    :param pause: waits so many seconds.
+    :param last_applied: returns the last window of a ledger name in the sink's record; None without one.
+    :param grace: seconds to wait after an instant for a later record.
+    :param first: beginning of the schedule.
+    :param pause: waits for a number of seconds.
     """
 
     kafka: KafkaHook
@@ -76,7 +76,7 @@ class IntervalPlan:
     pause: Callable[[float], object]
 
     def window(self, ledger: IntervalLedger, run: Run) -> Window:
-        """Freeze the offsets between the two boundaries of the interval.
+        """Return the window with the offsets between the two boundaries of the interval.
 
         :raises IntervalOverlaps: it shares instants with another one of the pipeline.
         :raises IntervalNotOver: it ends later than ``grace`` (at least a minute) from now.
@@ -92,7 +92,8 @@ class IntervalPlan:
         ledger.refuse_overlaps()
         if interval.end_ms / 1000 > time.time() + max(self.grace, 60):
             raise IntervalNotOver(ledger.parent_pipeline, interval)
-        # A dead attempt may have left a transaction open over the group: the owner of the group does not depend on it.
+        # A dead attempt may have left a transaction open that has an offset of the group. The owner of the group does not depend
+        # on it.
         of_group = self.kafka.committed(self.group_id, self._log().partitions, stable=False)
         refuse_other_group(ledger, self.group_id, of_group)
         deciding = Boundaries(self.kafka, ledger.topic, run.id)
@@ -101,11 +102,12 @@ class IntervalPlan:
         ledger.read()
         ledger.refuse_overlaps()
         current = self._log()
+        warn_of_lost_transactions(self.kafka, current)
         refuse_recreated(known_topic_ids(ledger.parent_memory), current.topic_ids, self.topics, self.data_loss)
         there = self.last_applied(ledger.pipeline)
         if there is not None:
             refuse_foreign(there, current.cluster_id, current.topic_ids)
-            # The ledger has forgotten this interval, and the sink has not: the sink's offsets are the right ones.
+            # The ledger no longer has this interval, but the sink has: the sink's offsets are right.
             log.warning("The ledger knows nothing of interval %s, but the sink does: its offsets are the sink's", interval)
             ledger.sink_has_it = True
             planned = Ranges(there.ranges, (), 0)
@@ -113,7 +115,7 @@ class IntervalPlan:
             ends = {topic: boundaries[topic][bounds[1]] for topic in self.topics}
             starts = {topic: self._start(ledger, topic, boundaries[topic][bounds[0]], current, deciding) for topic in self.topics}
             followed = intervals_of(ledger.parent_pipeline, of_group, current.topic_ids)
-            # The group was read before the ledger: what it names, the ledger has to know.
+            # The group was read before the ledger, so the ledger has to have the interval that the group names.
             is_lost = followed is not None and followed.interval.name not in ledger.parent_memory.intervals
             if followed is not None and followed.interval.end == interval.start:
                 behind = followed.offsets if is_lost else followed.last
@@ -153,7 +155,7 @@ class IntervalPlan:
                 )  # fmt: skip
 
     def _start(self, ledger: IntervalLedger, topic: str, usual: Boundary, current: Log, deciding: Boundaries) -> Boundary:
-        """Return where the interval begins in a topic: at its start, unless the topic has joined the pipeline later."""
+        """Return the beginning of the interval in a topic: its start, unless the topic was added to the pipeline later."""
         interval, topic_id = ledger.interval, current.topic_ids.get(topic, "")
         begin = topic_start(topic, topic_id, interval, ledger.parent_memory.intervals.spans)
         if begin is None:
@@ -166,7 +168,7 @@ class IntervalPlan:
         return deciding.decide([topic], [instant], self._log, grace=self.grace, pause=self.pause)[topic][instant]
 
     def _compared(self, current: Log, *boundaries: Mapping[str, Boundary]) -> Log:
-        """Return the log with the partitions that were cut off below a boundary since that was decided."""
+        """Return the log, with the partitions that were truncated below a boundary after it was decided."""
         for by_topic in boundaries:
             offsets, epochs = known_epochs(by_topic.values())
             current = compare_epochs(self.kafka, current, offsets, epochs, {t: b.topic_id for t, b in by_topic.items()})
@@ -178,7 +180,7 @@ class IntervalPlan:
         return read_log(self.kafka, self.topics)
 
     def follow(self, ledger: IntervalLedger) -> dict[TopicPartition, int]:
-        """Move the group to where intervals are complete without a hole."""
+        """Move the group to the end of the intervals that are complete without a hole."""
         return ledger.follow(self.group_id, self._where, self.first)
 
     def _where(self) -> tuple[Mapping[TopicPartition, int], Log]:
@@ -188,11 +190,11 @@ class IntervalPlan:
 
 
 def after_intervals(memory: Memory, current: Log, committed: Mapping[TopicPartition, int], first: datetime | None) -> Position:
-    """Return where a progress window begins in a pipeline that has moved intervals: where they end, if they leave no hole.
+    """Return the start of a progress window in a pipeline that has moved intervals: their end, if they have no hole.
 
     Ranges of a topic that was recreated since are ignored. The position keeps the old id, so that planning refuses the topic.
 
-    :raises IntervalsOpen: they leave a hole, or one of them is not complete.
+    :raises IntervalsOpen: they have a hole, or one of them is not complete.
     """
     position = memory.position
     known = {tp: position.offsets.get(tp, committed.get(tp, p.low)) for tp, p in current.partitions.items()}

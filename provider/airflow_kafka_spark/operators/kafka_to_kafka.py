@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import ErrorOptions, target_problems
 from airflow_kafka_spark.errors import LedgerBehind, Problem, Unchecked
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.formats.internal_columns import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE
@@ -38,10 +39,11 @@ from airflow_kafka_spark.operators.publishing import (
 )
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.windows.instants import now_ms
+from airflow_kafka_spark.windows.latency import UpstreamCounts
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, check_readable, whole_splits
-from airflow_kafka_spark.windows.report import Report, sum_up_relayed
+from airflow_kafka_spark.windows.report import Report, sum_up_kafka_to_kafka
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.transforms.chain import TransformLike
 
 MAX_RECORDS = 10_000_000
-"""A window's offsets by default: a partition's share of them is one transaction, and has to end within its timeout."""
+"""The default of a window's offsets. A partition's share of them is one transaction, which has to end within its timeout."""
 
 OWN_COLUMNS = "__kafka_"
 
@@ -61,93 +63,103 @@ OWN_COLUMNS = "__kafka_"
 class KafkaToKafkaOperator(FromKafkaOperator):
     """Filter, transform, repartition or copy the next window of one or several topics to another topic, exactly once.
 
-    One Spark task a partition reads its range, and publishes the result in one Kafka transaction together with the
-    consumed offset of the group and a marker in the ledger (KIP-98, KIP-447): output and offset are there both or not at all, and
-    the order of a partition is kept. When all partitions are, the ledger says COMPLETE.
+    One Spark task per partition reads its range. It publishes the result in one Kafka transaction, together with the group's
+    offset of the partition and a marker in the ledger (KIP-98, KIP-447): a reader sees either both output and offset, or neither.
+    The order within a partition is kept. When all partitions are published, the ledger says COMPLETE.
 
-    Without ``filter``, ``columns``, ``transforms`` and the sink's ``key`` records are copied byte for byte, and no SQL runs.
+    Without ``filter``, ``columns``, ``transforms`` and the sink's ``key``, records are copied byte for byte, and no SQL runs.
 
-    Guarantee: a ``read_committed`` reader of the topic sees the result of each record exactly once, whatever is killed, retried,
-    run twice at once or paused on the way; where bad records are tolerated, it or the dead letter topic, never both. It may see
-    some partitions of a window before the others.
+    Guarantee: a ``read_committed`` reader of the topic sees the result of each record exactly once, also if attempts are killed,
+    retried, paused or run twice at once. If bad records are tolerated, each record is either in the topic or in the dead letter
+    topic. Some partitions of a window may be visible before the others.
 
-    :param sink: the topic that records go to, on the same cluster and not one of those that are read, and how new values and keys
-        are written. ``value``: how ``columns`` are written, default :class:`~airflow_kafka_spark.formats.Json`; without
-        ``columns`` it writes all columns of the operator's ``value``; behind ``transforms`` it writes changed values, default by
-        their type, structs as JSON, numbers and texts as text, bytes as they are. ``key``: the column of the new key, or several,
-        of ``columns`` or of the record; None leaves keys as they are. ``key_format``: how they become a key; behind
-        ``transforms``, how a changed key is written. ``topic_column``, ``value_columns``, ``headers``, ``partition`` and
-        ``timestamp`` are refused: a record keeps its headers and its time, and transforms may change both.
-    :param value: how values are decoded for ``filter``, ``columns`` and ``transforms``; default
+    :param sink: topic to which the records are published, and the formats of new values and keys. The topic has to be on the same
+        cluster, and must not be one of those that are read. ``value`` writes the result of ``columns``; default
+        :class:`~airflow_kafka_spark.formats.Json`. Without ``columns``, it writes all columns of the operator's ``value``; with
+        ``transforms``, it writes values that have changed, by default according to their type: structs as JSON, numbers and texts
+        as text, bytes unchanged. ``key`` is the column of the new key, or several columns, of ``columns`` or of the record; None
+        leaves keys unchanged. ``key_format`` writes these columns and, with ``transforms``, keys that have changed.
+        ``topic_column``, ``value_columns``, ``headers``, ``partition`` and ``timestamp`` are refused: a record keeps its headers
+        and its time, which transforms may change.
+    :param value: format of the values that ``filter``, ``columns`` and ``transforms`` use; default
         :class:`~airflow_kafka_spark.formats.Raw`, a column ``value`` of bytes.
-    :param key: how keys are decoded; None (default) leaves them.
-    :param metadata_columns: what else of a record ``filter`` and ``columns`` may name: names among ``key``, ``value`` (raw
-        bytes), ``topic``, ``partition``, ``offset``, ``timestamp``, ``timestampType``, ``headers``; as a list, or as a mapping
-        name -> column. Default none.
-    :param behavior_on_null_values: handling of a record without a value: ``write`` (default: it stays one), ``ignore``
-        (counted), or ``fail`` (default where the sink's ``key`` needs columns that it does not have).
+    :param key: format of the keys; None (default) reads no keys.
+    :param metadata_columns: further parts of a record that ``filter`` and ``columns`` may use: names among ``key``, ``value``
+        (raw bytes), ``topic``, ``partition``, ``offset``, ``timestamp``, ``timestampType``, ``headers``; as a list, or as a
+        mapping name -> column. Default none.
+    :param behavior_on_null_values: treatment of a record without a value (a tombstone): ``write`` (default) publishes a
+        tombstone; ``ignore`` only counts it; ``fail`` fails the window (default if the sink's ``key`` needs columns that such a
+        record does not have).
 
-    :param filter: a condition of Spark's SQL (``"amount > 100 and country = 'DE'"``); the others are left out, and counted.
-        Records without a value pass. Default None. Templated.
-    :param columns: column -> expression of Spark's SQL: what the new values hold. None (default) leaves values as they are, but
-        for a ``value`` of the sink, which then writes all columns. Templated.
-    :param transforms: changes of records, in order: Kafka Connect's single message transforms
-        (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame, in place of ``filter``, ``columns``
-        and the sink's ``key``; default none. A key or a value that none of them changes keeps its bytes. A record whose topic
-        they change goes there: such topics have to exist, and to keep their partitions while a window is open. What a
-        ``Filter(to=...)`` takes out goes to that topic as it was read, in the transaction of its partition's other records.
-    :param preserve_partitions: every record keeps its partition's number; default False: keys are placed as the Java client
+    :param filter: condition in Spark's SQL, as ``"amount > 100 and country = 'DE'"``. Records that do not meet it are left out,
+        and counted. Records without a value are published. Default None. Templated.
+    :param columns: columns of the new values, each with an expression in Spark's SQL. None (default) leaves values unchanged,
+        unless the sink has a ``value``, which then writes all columns. Templated.
+    :param transforms: changes of the records, in order: Kafka Connect's single message transforms
+        (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame; default none. They are used instead of
+        ``filter``, ``columns`` and the sink's ``key``. A key or a value that no transform changes keeps its bytes. A record whose
+        topic they change goes to that topic, which has to exist and to keep its number of partitions while a window is open. A
+        record that a ``Filter(to=...)`` takes out goes to the topic that it names, as it was read, in the transaction of its
+        partition's other records.
+    :param preserve_partitions: True keeps the partition number of each record; default False: keys are placed as the Java client
         places them.
-    :param preserve_timestamps: records keep their time; default True. Else it is the time of writing.
-    :param preserve_headers: records keep their headers; default True.
+    :param preserve_timestamps: True (default) keeps the timestamp of each record; False sets the time of writing.
+    :param preserve_headers: True (default) keeps the headers of each record.
 
-    :param topics: a topic, or several, also as a list separated by commas; or give ``topics_pattern``. Default None. Templated.
-    :param topics_pattern: a regular expression that whole topic names match. Topics that appear later are read from their first
-        record. Default None. Templated.
-    :param group_id: the consumer group whose offsets mirror the position. No other consumer may use it. Templated.
-    :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
-        that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,
-        ``"none"`` (committed offsets, or it refuses), a time, or an offset per partition; see
-        :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
+    :param topics: topic to read, or several, as a list or as text separated by commas. Either this or ``topics_pattern`` is
+        required. Default None. Templated.
+    :param topics_pattern: regular expression of the topics to read, which has to match the whole name. A topic that appears later
+        is read from its first record. Default None. Templated.
+    :param group_id: consumer group to which the pipeline commits its position. No other consumer may use it. Templated.
+    :param starting_offsets: where the first window begins. It counts only if neither the ledger nor the sink knows the pipeline,
+        and its group holds no offsets that the pipeline has committed: ``CommittedOffsets(fallback="earliest")`` (default),
+        ``"earliest"``, ``"latest"``, ``"none"`` (committed offsets; without any, the task fails), a time, or an offset per
+        partition; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
     :param ending_offsets: where a window ends at the latest: ``"latest"`` (default; the last stable offsets), a time, an offset
-        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`.
-        Templated.
-    :param max_records: offsets per window, default 10 million, shared among the partitions: one partition's share is one
-        transaction, which has to end within the sink's ``transaction_timeout``. None is everything there is, and the default with
-        ``follows``. Templated.
-    :param data_loss: ``fail`` (default) where records were deleted before they were read; ``skip``: a gap in ledger and report.
-    :param read_timeout: seconds without any progress after which a task gives the broker up; default 300.
-    :param follows: another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger topic: the
-        window ends with what that pipeline has published completely, and its count of records has to be the same. A window that
-        begins elsewhere than where one of its windows ended (the pipeline was moved by hand, or is new) is not compared where the
-        count cannot be known. None (default) follows no pipeline. Templated.
-    :param on_mismatch: ``fail`` (default) or ``warn`` where the counts differ: another producer writes to the topic, or records
-        are gone.
-    :param upstream_counts: how many records were written, counted upstream, by instant (ISO 8601, or milliseconds since the
-        epoch): the report then holds over- and under-consumption per time bucket. Nothing fails because of it. Default None.
-        Templated.
+        per partition, or the committed offsets of another group; see
+        :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`. Templated.
+    :param max_records: maximum number of offsets in a window, shared among the partitions; default 10 million. The share of a
+        partition is one transaction, which has to end within the sink's ``transaction_timeout``. None is no maximum, and the
+        default with ``follows``. Templated.
+    :param data_loss: treatment of records that were deleted before they were read: ``fail`` (default) fails the task; ``skip``
+        goes on behind them, and records the gap in ledger and report.
+    :param read_timeout: seconds without any progress after which a task stops waiting for the brokers, and fails; default 300.
+    :param follows: name of another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger
+        topic. A window then ends with the records that this pipeline has published completely, and has to contain as many
+        records. The numbers are not compared if the window begins in the middle of a window of that pipeline, because this
+        pipeline is new or was moved by hand. None (default) follows no pipeline. Templated.
+    :param on_mismatch: ``fail`` (default) or ``warn`` if the numbers of records differ, because another producer writes to the
+        topic, or because records are gone.
+    :param upstream_counts: numbers of records that were written, as counted upstream, by instant (ISO 8601, or milliseconds since
+        the epoch). The report then contains the missing and the surplus records of each period. A difference fails nothing.
+        Default None. Templated.
 
-    :param errors_tolerance: ``none`` (default): a bad record, one that cannot be decoded or transformed, or that does not fit the
-        schema it is written in, keeps its partition from being published, and fails the window; ``all``: the others are
-        published.
-    :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad records go to, byte for byte as they are, each
-        exactly once: in the transaction of its partition's other records. Created with one partition, before anything is
-        published, when it is missing. Default None. Templated.
-    :param errors_deadletterqueue_topic_replication_factor: of a topic that is created; default -1, the brokers' default.
-    :param errors_deadletterqueue_context_headers_enable: dead letters carry Connect's headers (KIP-298); default True.
-    :param errors_skip: with ``all`` and without a topic: bad records are left out for good, and only counted; default False.
-    :param max_errors: how many records of a window may be bad: a number, or a share of its records below 1 (``0.01``); with more
-        nothing of the window is published, and no dead letter is sent. To know that, the window is read twice. None (default):
-        any.
+    :param errors_tolerance: treatment of bad records: those that cannot be decoded or transformed, or that do not fit the schema
+        in which they are written. ``none`` (default): a bad record keeps its partition from being published, and fails the
+        window. ``all``: the other records are published.
+    :param errors_deadletterqueue_topic_name: with ``all``, the topic to which bad records are sent, byte for byte, each exactly
+        once: in the transaction of its partition's other records. The topic is created with one partition if it is missing,
+        before anything is published. Default None. Templated.
+    :param errors_deadletterqueue_topic_replication_factor: number of replicas of a dead letter topic that is created; default -1,
+        the brokers' default.
+    :param errors_deadletterqueue_context_headers_enable: True (default) adds Connect's headers (KIP-298) to dead letters:
+        ``__connect.errors.topic``, ``.partition``, ``.offset``, ``.connector.name`` (the pipeline), ``.stage``,
+        ``.exception.message`` and others.
+    :param errors_skip: with ``all`` and without a dead letter topic: True leaves bad records out for good, and only counts them;
+        default False.
+    :param max_errors: maximum number of bad records in a window, or their maximum share (a number below 1, as ``0.01``). If there
+        are more, nothing of the window is published, and no dead letter is sent. With a maximum, the window is read twice. None
+        (default): no maximum.
 
-    :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
-        share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and
-        refuses another one. A mapped task has to be given one per index. Templated.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``. Templated.
-    :param spark_conn_id: connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
-    :param spark_conf: Spark settings that win over the connection's; default none.
-    :param ledger_topic: the compacted topic that holds the ledgers, created on first use; default ``airflow-windows``. Templated.
-    :param keep_windows: complete windows that the ledger remembers, at least 1; default 100. Older ones are removed.
+    :param pipeline: name of the pipeline in the ledger and in the sink; default ``<dag_id>.<task_id>``. Each task, and each
+        Airflow deployment, needs names of its own. The ledger remembers which task moves a pipeline and where its windows go, and
+        refuses another task. A mapped task needs a name per index. Templated.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``. Templated.
+    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conf: Spark settings, which override those of the connection; default none.
+    :param ledger_topic: compacted topic that contains the ledgers; it is created if it is missing. Default ``airflow-windows``.
+        Templated.
+    :param keep_windows: number of complete windows that the ledger keeps, at least 1; default 100. Older ones are removed.
     :param kwargs: arguments of Airflow's ``BaseOperator``. ``max_active_tis_per_dag`` is 1 by default.
     """
 
@@ -173,12 +185,12 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         group_id: str,
         starting_offsets: Written = CommittedOffsets(),  # noqa: B008 - a frozen value
         ending_offsets: Written = "latest",
-        max_records: int | None = MAX_RECORDS,
+        max_records: int | str | None = MAX_RECORDS,
         data_loss: DataLossPolicy = "fail",
         read_timeout: float = 300.0,
         follows: str | None = None,
         on_mismatch: Literal["fail", "warn"] = "fail",
-        upstream_counts: Mapping[Any, int] | str | None = None,
+        upstream_counts: UpstreamCounts | str | None = None,
         transforms: Sequence[TransformLike] = (),
         errors_tolerance: Literal["none", "all"] = "none",
         errors_deadletterqueue_topic_name: str | None = None,
@@ -208,7 +220,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
                 read_timeout=read_timeout,
                 upstream_counts=upstream_counts,
             ),
-            # Records that are published cannot be replaced: no window is an interval, and none is moved twice.
+            # Published records cannot be replaced, so there are no windows of intervals, and no replays.
             window_options=WindowOptions(),
             follow_options=FollowOptions(follows, on_mismatch),
             transforms=transforms,
@@ -249,15 +261,15 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return problems + analysis_problems("transforms", self._fitting_problems, first_cause([*flow, *of_spark]), problems)
 
     def _fitting_problems(self) -> list[Problem]:
-        """Return nothing.
+        """Return an empty list.
 
-        :raises ValidationError: a transform does not fit, or what comes out cannot be written.
+        :raises ValidationError: a transform does not fit its input, or its result cannot be written.
         """
         self._chain.check(self.spark)
         return []
 
     def _column_sink_problems(self) -> list[Problem]:
-        """Return options of the sink that say which column of a row is what of a record: here a record has that already."""
+        """Return a problem for each option of the sink that makes a record of the columns of a row. Here, records are read."""
         sink = self.sink
         given = {
             "topic_column": sink.topic_column,
@@ -266,7 +278,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             "partition": sink.partition,
             "timestamp": sink.timestamp,
         }
-        found, action = "between topics a record has that already", "Leave it out, or use `transforms`"
+        found, action = "a record that is read has this part already", "Leave it out, or use `transforms`"
         return [Problem(f"sink.{name}", found, action) for name, value in given.items() if value is not None]
 
     def _change_problems(self) -> list[Problem]:
@@ -277,7 +289,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             problems.append(Problem("columns", "they are empty", "Name a column and its expression, or leave them out"))
         if self.columns is None and self.sink.value is not None and isinstance(self.value, Raw):
             found = "values are read as bytes, which cannot be written in another format"
-            problems.append(Problem("sink.value", found, "Say by the operator's `value` what they are, or leave it out"))
+            problems.append(Problem("sink.value", found, "Give the operator's `value` their format, or leave it out"))
         for name in (*(self.columns or ()), *self._record_columns()):
             if name.startswith(OWN_COLUMNS):
                 problems.append(Problem("columns", f"`{name}` begins with `{OWN_COLUMNS}`", "Name it otherwise"))
@@ -296,23 +308,21 @@ class KafkaToKafkaOperator(FromKafkaOperator):
                 "InsertField, or Sql, which sees `record.offset` and the like",
             ),
         }
-        found = "there are `transforms`, too"
-        return [
-            Problem(name, found, f"Use {other}, among those") for name, (given, other) in instead.items() if given is not None
-        ]
+        found = "it cannot be used together with `transforms`"
+        used = {name: other for name, (given, other) in instead.items() if given is not None}
+        return [Problem(name, found, f"Use {other} among the transforms") for name, other in used.items()]
 
     def _target_problems(self) -> list[Problem]:
         if not self.subscription.validate() and self.subscription.matches(str(self.sink.topic)):
-            return [
-                Problem("sink.topic", f"`{self.sink.topic}` is read, too: its records would go round", "Write to another topic")
-            ]
+            found = f"`{self.sink.topic}` is read, too: its records would be read again"
+            return [Problem("sink.topic", found, "Write to another topic")]
         mixed = target_problems(self.sink.topic, self.errors, self.routes())
         return [*mixed, *self.sink.server_problems(self.kafka)]
 
     def null_value_problems(self) -> list[Problem]:
         behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"
-        if behavior not in (None, "fail", "ignore", "write"):
-            return [Problem(where, f"`{behavior}` is not one of fail, ignore, write")]
+        if behavior is not None and (unknown := choice_problems(where, behavior, ("fail", "ignore", "write"))):
+            return unknown
         if behavior == "write" and self._key_needs_value:
             found = "a record without a value has no columns to make the sink's `key` of"
             return [Problem(where, found, 'Use "ignore" or "fail", or make the new key of the columns of `key` alone')]
@@ -325,14 +335,14 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return replace(super().plan(ledger, run), target=target(self.kafka, self.sink))
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
-        """Return None: a topic records no windows. The group's committed offsets do, since they moved with the records."""
+        """Return None: a topic has no record of windows. The group's committed offsets show them, since they moved with the
+        records."""
         return None
 
     def check(self, window: Window) -> None:
-        """Make sure that the partitions that are not published yet can be read, and that the target is the same.
+        """Make sure that the partitions that are not published yet can be read, and that the target has not changed.
 
-        Records of partitions that are published may be gone by now. The group stands behind them, since its offset moved with
-        the output.
+        Records of published partitions may be deleted by now. The group's offset is behind them, since it moved with the output.
         """
         assert window.target is not None
         committed = self.kafka.committed(self.group_id, window.ends, stable=False)
@@ -355,13 +365,15 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
         def publish(left: tuple[int, ...]) -> None:
             self._refuse_unmarked(window, ledger, [splits[index].range for index in left])
-            self._relay(window, ledger, tuple(splits[index] for index in left))
+            self._publish_splits(window, ledger, tuple(splits[index] for index in left))
 
         markers = publish_splits(ledger, window, list(splits), publish)
         self.check(window)
         ranges = {index: split.range for index, split in splits.items()}
         dead = merge_landed(part for marker in markers for part in marker.dead_letters)
-        report = sum_up_relayed(window, markers, ranges, flushed=now_ms(), upstream=self.read_options.counts, dead_letters=dead)
+        report = sum_up_kafka_to_kafka(
+            window, markers, ranges, flushed=now_ms(), upstream=self.read_options.counts, dead_letters=dead
+        )
         if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
             self.errors.accept(window, [marker.result for marker in markers if marker.result])
         self.check_followed(window, report.records_read)
@@ -383,12 +395,12 @@ class KafkaToKafkaOperator(FromKafkaOperator):
                 to, known = f"committed:{self.group_id}", ledger.memory.last_number
                 raise LedgerBehind(ledger.pipeline, self.group_id, named[tp], known, self.ledger_topic, to)
 
-    def _relay(self, window: Window, ledger: Ledger, left: tuple[Split, ...]) -> None:
+    def _publish_splits(self, window: Window, ledger: Ledger, left: tuple[Split, ...]) -> None:
         from airflow_kafka_spark.road.publish import TopicJob
         from airflow_kafka_spark.road.tasks.account import Tolerance
 
         letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, self.error_classes())
-        # Only markers remember dead letters: a split without a marker has sent none.
+        # Dead letters are recorded in markers only: a split without a marker has sent none.
         tolerance = Tolerance(keep=letters is not None) if self.errors.tolerates else None
         job = TopicJob(
             spark=self.spark,
@@ -412,7 +424,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return super().error_classes() | writer_classes(self.sink, OUTPUT)
 
     def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> ConsumedOffsets:
-        """Return the offset that the group commits with each partition; none where it is further ahead already."""
+        """Return the offset that the group commits with each partition; none for a partition whose committed offset is higher."""
         from airflow_kafka_spark.ledger.group import offset_metadata
         from airflow_kafka_spark.sinks.kafka.tasks.publish import ConsumedOffsets
 
@@ -424,7 +436,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             {index: (tp, ends[tp], offset_metadata(window, tp.topic, hint)) for index, tp in places.items() if tp in ends},
         )
 
-    # --- what the parts are made of ---
+    # --- for the steps ---
 
     @property
     def null_values(self) -> NullValues:
@@ -440,7 +452,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     @property
     def _written(self) -> Mapping[str, str] | None:
-        """The columns of the new values: ``columns``, or all columns of the old ones in another format; None if values stay."""
+        """The columns of the new values: ``columns``, or all columns of the old values in another format; None if values stay
+        unchanged."""
         if self.columns is not None or self.sink.value is None or self.transforms:
             return self.columns
         return {name: backticked(name) for name in self.formats[0].arrow_schema().names}
@@ -480,7 +493,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return [*value.arrow_schema().names, *of_key, *(column for _, column in self.record_options.metadata)]
 
     def layout(self) -> RowLayout:
-        """Return how records become rows: the columns that SQL sees, and those that are carried past it."""
+        """Return how records become rows: the columns for SQL, and those that are carried past it."""
         from airflow_kafka_spark.road.tasks.layout import RowLayout
 
         rewrites = self._written is not None
@@ -496,7 +509,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         written = [self.sink.value_writer] if rewrites else []
         written += [self.sink.key_writer] if self.sink.key_columns else []
         if any(format.encodes_in_tasks for format in written):
-            # Records that cannot be written are found behind the SQL, where the record as it was read is needed.
+            # Records that cannot be written are found after the SQL, where the original record is needed.
             kept = ("key", "value", "headers", "timestamp") if self.errors.topic else ()
             carried += (("offset", OFFSET), *((name, ORIGINAL[name]) for name in kept))
         if copies:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyOutOfInterval, Unchecked
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.operators.base import analysis_problems, asset_uris, first_cause
 from airflow_kafka_spark.operators.binding import Run
@@ -37,6 +38,7 @@ from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources.kafka.topics import compacted_topics
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.instants import now_ms
+from airflow_kafka_spark.windows.latency import UpstreamCounts
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     import pyarrow as pa
+    from airflow.providers.common.compat.sdk import Context
+    from jinja2 import Environment
 
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.ledger.attempt import Ledger
@@ -62,89 +66,102 @@ if TYPE_CHECKING:
 class KafkaToSinkOperator(FromKafkaOperator):
     """Move the next window of one or several topics into a sink, exactly once.
 
-    The window reaches from where the pipeline stands to the last stable offsets found now (``read_committed``), per partition;
-    partitions that appear later are read from their first record. Records are decoded, and written by Spark's tasks; the sink
-    takes the window whole; then, in one Kafka transaction, the ledger says COMPLETE and the group's offsets move (KIP-98).
+    A window begins at the position of the pipeline and ends at the last stable offsets (``read_committed``) that are found when
+    it is planned, per partition. A partition that appears later is read from its first record. Spark's tasks decode the records
+    and write them; the sink makes the window visible as a whole; then one Kafka transaction marks the window as COMPLETE in the
+    ledger and moves the group's offsets (KIP-98).
 
-    Columns: those of ``value``, then those of ``key`` (a column that both have is read from the key), then ``metadata_columns``.
+    Columns: those of ``value``, then those of ``key`` (a column of both is read from the key), then ``metadata_columns``.
 
-    Guarantee: windows of a pipeline are frozen before any work, applied in order, each once, and the consumer group's offsets
-    move only after the sink has flushed, whatever is killed, retried, cleared or paused on the way.
+    Guarantee: the offsets of a window are written to the ledger before any work. The windows of a pipeline are applied in order,
+    each once, and the consumer group's offsets move only after the sink has committed, also if attempts are killed, retried,
+    cleared or paused.
 
-    :param sink: where the window goes.
-    :param value: how values are decoded.
-    :param key: how keys are decoded; None (default) leaves them.
-    :param metadata_columns: what else of a record becomes a column: names among ``key``, ``value`` (raw bytes), ``topic``,
+    :param sink: destination of the window: a sink of :mod:`airflow_kafka_spark.sinks`, or one of your own.
+    :param value: format of the values.
+    :param key: format of the keys; None (default) reads no keys.
+    :param metadata_columns: further parts of a record that become columns: names among ``key``, ``value`` (raw bytes), ``topic``,
         ``partition``, ``offset``, ``timestamp``, ``timestampType``, ``headers``; as a list, or as a mapping name -> column.
         Default none.
-    :param behavior_on_null_values: what a record without a value means: ``delete`` (default where the sink deletes), ``write``
-        (default for formats that have null values), ``ignore`` (counted), or ``fail`` (default otherwise).
+    :param behavior_on_null_values: treatment of a record without a value (a tombstone): ``delete`` deletes the row of its key
+        (default if the sink deletes rows); ``write`` writes a row of nulls (default for formats that decode a null); ``ignore``
+        only counts it; ``fail`` fails the window (default otherwise).
 
-    :param topics: a topic, or several, also as a list separated by commas; or give ``topics_pattern``. Default None. Templated.
-    :param topics_pattern: a regular expression that whole topic names match. Topics that appear later are read from their first
-        record. Default None. Templated.
-    :param group_id: the consumer group whose offsets mirror the position. No other consumer may use it. Templated.
-    :param starting_offsets: where a pipeline begins that neither its ledger nor its sink knows, and whose group holds no offsets
-        that it has committed itself: ``CommittedOffsets(fallback="earliest")`` (default), ``"earliest"``, ``"latest"``,
-        ``"none"`` (committed offsets, or it refuses), a time, or an offset per partition; see
-        :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
+    :param topics: topic to read, or several, as a list or as text separated by commas. Either this or ``topics_pattern`` is
+        required. Default None. Templated.
+    :param topics_pattern: regular expression of the topics to read, which has to match the whole name. A topic that appears later
+        is read from its first record. Default None. Templated.
+    :param group_id: consumer group to which the pipeline commits its position. No other consumer may use it. Templated.
+    :param starting_offsets: where the first window begins. It counts only if neither the ledger nor the sink knows the pipeline,
+        and its group holds no offsets that the pipeline has committed: ``CommittedOffsets(fallback="earliest")`` (default),
+        ``"earliest"``, ``"latest"``, ``"none"`` (committed offsets; without any, the task fails), a time, or an offset per
+        partition; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_start`. Templated.
     :param ending_offsets: where a window ends at the latest: ``"latest"`` (default; the last stable offsets), a time, an offset
-        per partition, or another group's committed offsets; see :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`.
+        per partition, or the committed offsets of another group; see
+        :func:`~airflow_kafka_spark.windows.offset_specs.parse_stop`. Templated.
+    :param max_records: maximum number of offsets in a window, shared among the partitions; None (default) is no maximum.
         Templated.
-    :param max_records: at most so many offsets per window, shared among the partitions; None (default) is everything there is.
-        Templated.
-    :param data_loss: ``fail`` (default) where records were deleted before they were read; ``skip``: a gap in ledger and report.
-    :param read_with: ``task`` (default by ``auto``): Spark's tasks read their ranges with confluent-kafka; ``spark``: Spark's own
-        Kafka source reads, for executors without confluent-kafka. The result is the same.
-    :param split_records: offsets per Spark task, about; at least 1, default what suits the sink. With ``read_with="spark"`` it is
-        one task a partition instead.
-    :param read_timeout: seconds without any progress after which a task gives the broker up; default 300.
+    :param data_loss: treatment of records that were deleted before they were read: ``fail`` (default) fails the task; ``skip``
+        goes on behind them, and records the gap in ledger and report.
+    :param read_with: component that reads the topics: ``task`` (used by ``auto``, the default), Spark's tasks with
+        confluent-kafka; or ``spark``, Spark's own Kafka source, for executors without confluent-kafka. Both read the same
+        records.
+    :param split_records: approximate number of offsets that one Spark task reads, at least 1; default: a number that suits the
+        sink. With ``read_with="spark"``, one task reads a whole partition instead.
+    :param read_timeout: seconds without any progress after which a task stops waiting for the brokers, and fails; default 300.
 
-    :param window: ``progress`` (default): from where the pipeline stands to what there is now; or ``interval``: the records of
-        the DAG run's data interval, ``[start, end)`` by broker timestamp, in any order and side by side.
-    :param grace: seconds (or a timedelta) after the end of an interval at which it is decided though no later record has come;
-        default 60. The task waits for it.
-    :param on_missing_interval: what a run without a data interval does: ``fail`` (default), or ``progress``: move what is new.
-    :param on_rerun: what clearing a task means whose window is complete: ``replay`` moves the same offsets again, and the sink
-        replaces that window's rows (default for intervals); ``skip`` does nothing (default otherwise).
-    :param max_out_of_interval: how many records of a data interval may have timestamps outside of it (late records, wrong clocks)
-        before the window fails, with nothing committed. None (default): any number; the report counts them.
-    :param follows: another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger topic: the
-        window ends with what that pipeline has published completely, and its count of records has to be the same. A window that
-        begins elsewhere than where one of its windows ended (the pipeline was moved by hand, or is new) is not compared where the
-        count cannot be known. None (default) follows no pipeline. Templated.
-    :param on_mismatch: ``fail`` (default) or ``warn`` where the counts differ: another producer writes to the topic, or records
-        are gone.
-    :param upstream_counts: how many records were written, counted upstream, by instant (ISO 8601, or milliseconds since the
-        epoch): the report then holds over- and under-consumption per time bucket. Nothing fails because of it. Default None.
-        Templated.
+    :param window: range of a window: ``progress`` (default) is everything behind the position of the pipeline; ``interval`` is
+        the DAG run's data interval, ``[start, end)``, between the offsets that Kafka has for both instants. Windows of intervals
+        are moved in any order and concurrently.
+    :param grace: seconds (or a timedelta) to wait after the end of an interval for a record from after it. The end is decided
+        without one then. Default 60.
+    :param on_missing_interval: behavior of a run without a data interval: ``fail`` (default), or ``progress``: it moves
+        everything behind the position.
+    :param on_rerun: behavior of a cleared task whose window is complete: ``replay`` moves the same offsets again, and the sink
+        replaces the rows of this window (default for intervals); ``skip`` does nothing (default otherwise).
+    :param max_out_of_interval: maximum number of records in a data interval with timestamps outside of it (late records, wrong
+        clocks). If there are more, the window fails, and nothing is committed. None (default): no maximum; the report has their
+        number.
+    :param follows: name of another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger
+        topic. A window then ends with the records that this pipeline has published completely, and has to contain as many
+        records. The numbers are not compared if the window begins in the middle of a window of that pipeline, because this
+        pipeline is new or was moved by hand. None (default) follows no pipeline. Templated.
+    :param on_mismatch: ``fail`` (default) or ``warn`` if the numbers of records differ, because another producer writes to the
+        topic, or because records are gone.
+    :param upstream_counts: numbers of records that were written, as counted upstream, by instant (ISO 8601, or milliseconds since
+        the epoch). The report then contains the missing and the surplus records of each period. A difference fails nothing.
+        Default None. Templated.
 
-    :param transforms: changes of records between format and sink, in order: Kafka Connect's single message transforms
+    :param transforms: changes of the records between format and sink, in order: Kafka Connect's single message transforms
         (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame; default none. The sink's columns are
-        those that come out of them. Spark computes them, in the same job. Records that a ``Filter(to=...)`` takes out go to its
-        topic, each exactly once, in the transaction of the dead letters; or to its sink, which commits the window as a whole,
-        just before this operator's own does, and costs a Spark job of its own.
-    :param errors_tolerance: ``none`` (default): a bad record, one that cannot be decoded, fails the window, and nothing of it is
-        committed; ``all``: the other records are.
-    :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad records go to, byte for byte as they are, each
-        exactly once: one Kafka transaction sends a window's dead letters before the sink commits the rest, and the ledger
-        remembers in it which they were. Created with one partition when it is missing. Default None. Templated.
-    :param errors_deadletterqueue_topic_replication_factor: of a topic that is created; default -1, the brokers' default.
-    :param errors_deadletterqueue_context_headers_enable: dead letters carry Connect's headers ``__connect.errors.topic``,
-        ``.partition``, ``.offset``, ``.connector.name`` (the pipeline), ``.stage``, ``.exception.message`` and so on (KIP-298);
-        default True.
-    :param errors_skip: with ``all`` and without a topic: bad records are left out for good, and only counted; default False.
-    :param max_errors: how many records of a window may be bad: a number, or a share of its records below 1 (``0.01``); with more
-        the window fails, and no dead letter is sent. None (default): any.
+        the columns of the result. The transforms run in the same Spark job. A record that a ``Filter(to=...)`` takes out goes to
+        the topic that it names, exactly once, in the transaction of the dead letters; or to the sink that it names, which is
+        written by the same Spark job and commits the window as a whole, just before this operator's own sink.
+    :param errors_tolerance: treatment of bad records: those that cannot be decoded or transformed, or that the sink refuses.
+        ``none`` (default): a bad record fails the window, and nothing of it is committed. ``all``: the other records are
+        committed.
+    :param errors_deadletterqueue_topic_name: with ``all``, the topic to which bad records are sent, byte for byte, each exactly
+        once: in one Kafka transaction for the window, before the sink commits the other records. Its ledger record names the sent
+        records. The topic is created with one partition if it is missing. Default None. Templated.
+    :param errors_deadletterqueue_topic_replication_factor: number of replicas of a dead letter topic that is created; default -1,
+        the brokers' default.
+    :param errors_deadletterqueue_context_headers_enable: True (default) adds Connect's headers (KIP-298) to dead letters:
+        ``__connect.errors.topic``, ``.partition``, ``.offset``, ``.connector.name`` (the pipeline), ``.stage``,
+        ``.exception.message`` and others.
+    :param errors_skip: with ``all`` and without a dead letter topic: True leaves bad records out for good, and only counts them;
+        default False.
+    :param max_errors: maximum number of bad records in a window, or their maximum share (a number below 1, as ``0.01``). If there
+        are more, the window fails, and no dead letter is sent. None (default): no maximum.
 
-    :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
-        share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and
-        refuses another one. A mapped task has to be given one per index. Templated.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``. Templated.
-    :param spark_conn_id: connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
-    :param spark_conf: Spark settings that win over the connection's; default none.
-    :param ledger_topic: the compacted topic that holds the ledgers, created on first use; default ``airflow-windows``. Templated.
-    :param keep_windows: complete windows that the ledger remembers, at least 1; default 100. Older ones are removed.
+    :param pipeline: name of the pipeline in the ledger and in the sink; default ``<dag_id>.<task_id>``. Each task, and each
+        Airflow deployment, needs names of its own. The ledger remembers which task moves a pipeline and where its windows go, and
+        refuses another task. A mapped task needs a name per index. Templated.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``. Templated.
+    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conf: Spark settings, which override those of the connection; default none.
+    :param ledger_topic: compacted topic that contains the ledgers; it is created if it is missing. Default ``airflow-windows``.
+        Templated.
+    :param keep_windows: number of complete windows that the ledger keeps, at least 1; default 100. Older ones are removed.
     :param kwargs: arguments of Airflow's ``BaseOperator``. ``max_active_tis_per_dag`` is 1 by default, and unlimited with
         ``window="interval"``.
     """
@@ -166,7 +183,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         group_id: str,
         starting_offsets: Written = CommittedOffsets(),  # noqa: B008 - a frozen value
         ending_offsets: Written = "latest",
-        max_records: int | None = None,
+        max_records: int | str | None = None,
         data_loss: DataLossPolicy = "fail",
         read_with: ReadWith = "auto",
         split_records: int | None = None,
@@ -178,7 +195,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         max_out_of_interval: int | None = None,
         follows: str | None = None,
         on_mismatch: Literal["fail", "warn"] = "fail",
-        upstream_counts: Mapping[Any, int] | str | None = None,
+        upstream_counts: UpstreamCounts | str | None = None,
         transforms: Sequence[TransformLike] = (),
         errors_tolerance: Literal["none", "all"] = "none",
         errors_deadletterqueue_topic_name: str | None = None,
@@ -244,7 +261,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return [*problems, *self._row_problems(run, first_cause([*flow, *changes, *of_spark]), problems)]
 
     def _row_problems(self, run: Run, cause: str, others: Sequence[Problem]) -> list[Problem]:
-        """Return what the sinks say of the rows that they will get. With transforms only Spark knows what these look like.
+        """Return the problems that the sinks find in their rows. With transforms, only Spark knows the columns of these.
 
         :param cause: the argument whose problem keeps their columns from being known; "" if none does.
         :param others: all problems that were found so far.
@@ -274,12 +291,12 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return found if isinstance(self.sink, Sink) else [*found, Problem("sink", f"`{self.sink!r}` is no Sink")]
 
     def _sink_problems(self) -> list[Problem]:
-        """Return what the sink cannot do of what the options ask for."""
+        """Return the options that this sink does not support."""
         if not isinstance(self.sink, Sink):
             return []
         problems = []
         if self.read_options.split_records and self.sink.whole_partitions:
-            found = "this sink upserts split by split: each partition has to be one"
+            found = "this sink upserts split by split: each partition has to be one split"
             problems.append(Problem("split_records", found, 'Leave it out, or use `atomic="window"`'))
         if self.window_options.problems(self.read_options, self.follow_options):
             return problems
@@ -293,7 +310,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
     def _election_problems(self) -> list[Problem]:
         """Return topics whose log may be truncated while Spark's source reads it and splits are committed.
 
-        Only tasks that read by themselves compare the leader epoch of each record. Spark's source hands over records without it.
+        Tasks that read a topic themselves compare the leader epoch of each record. Spark's source does not return it.
         """
         by_split = isinstance(self.sink, Sink) and self.sink.guarantee.by_split
         if self.read_options.read_with != "spark" or not by_split:
@@ -310,7 +327,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return [Problem("read_with", found, action)]
 
     def _routed_sink_problems(self) -> list[Problem]:
-        """Return what is wrong with the sinks that transforms send records to."""
+        """Return the problems of the sinks that transforms send records to."""
         if not isinstance(self.sink, Sink):
             return []
         problems = routed_sink_problems(self._routed_sinks, self.sink, unordered=self.window_options.by_interval)
@@ -335,8 +352,8 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def null_value_problems(self) -> list[Problem]:
         behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"
-        if behavior not in (None, "fail", "ignore", "write", "delete"):
-            return [Problem(where, f"`{behavior}` is not one of fail, ignore, write, delete")]
+        if behavior is not None and (unknown := choice_problems(where, behavior, ("fail", "ignore", "write", "delete"))):
+            return unknown
         if behavior == "delete" and not self.sink.takes_tombstones:
             return [Problem(where, "this sink does not delete", "Set `delete_enabled=True` on the sink")]
         if self.null_values == "delete" and self.key is None:
@@ -373,14 +390,14 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
         known = ledger.memory.dead.get(window.number)
-        # If the sink had taken the window before, this attempt has not counted what went elsewhere; the ledger has.
+        # If the sink had the window before, this attempt has not counted the records for topics and other sinks. The ledger has.
         if known and known.routes and not report.routed:
             report = replace(with_routed(report, sum(part.records for part in known.routes)), routed=known.routes)
         if known and (captured := known.captures(window.replay)) and not report.captured:
             report = replace(with_routed(report, sum(part.records for part in captured)), captured=captured)
         return super().close(ledger, window, report)
 
-    # --- the parts that a move is made of ---
+    # --- the parts of a move ---
 
     def job(
         self,
@@ -420,14 +437,14 @@ class KafkaToSinkOperator(FromKafkaOperator):
         )
 
     def routed_sinks_and_shapes(self, pipeline: str) -> list[tuple[RoutedSink, Shape]]:
-        """Return the sinks that transforms send records to, each with the rows that it gets.
+        """Return the sinks that transforms send records to, with their rows.
 
         :param pipeline: the pipeline's name.
         """
         return [(routed, self._shape_of(routed, routed.pipeline(pipeline))) for routed in self._routed_sinks]
 
     def dead_letters(self, pipeline: str) -> DeadLetterTopic | None:
-        """Return where bad records go; None where they do not go anywhere."""
+        """Return the dead letter topic; None without one."""
         sinks = dict.fromkeys(f"{type(sink).__module__}.{type(sink).__name__}" for sink in self.sinks)
         classes = {**self.error_classes(), TASK_PUT: ", ".join(sinks)}
         return self.errors.dead_letters(self.kafka, pipeline, classes)
@@ -449,7 +466,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         from airflow_kafka_spark.sinks.base import Shape
 
         schema = self._schema(without_routed_sinks(self._transforms), self.null_values)
-        # If other sinks take parts of the window, what this one refuses has to be known before they commit.
+        # If other sinks take parts of the window, the rows that this sink refuses have to be known before they commit.
         asked = self.errors.tolerates or bool(self._routed_sinks)
         return Shape(pipeline, schema, has_tombstones=self.null_values == "delete", tolerates=asked)
 
@@ -462,11 +479,11 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return Shape(pipeline, schema, has_tombstones=routed.null_values == "delete", tolerates=True)
 
     def _schema(self, transforms: tuple[Transform, ...], null_values: NullValues) -> pa.Schema:
-        """Return the columns behind transforms."""
+        """Return the columns of the result of transforms."""
         return self._chain(transforms, null_values).plan(self.spark).schema if self.transforms else self.layout().schema
 
     def _chain(self, transforms: tuple[Transform, ...], null_values: NullValues) -> SinkChain:
-        """Return the plan of some transforms, made once for the same ones: Spark takes a moment to analyze them."""
+        """Return the plan of some transforms. Equal transforms are planned once, because Spark takes time to analyze them."""
         from airflow_kafka_spark.road.chain import SinkChain
 
         made = SinkChain(*self.formats, transforms, self.record_options.metadata, null_values)
@@ -495,14 +512,14 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return (self.sink, *(routed.sink for routed in self._routed_sinks))
 
     def written_schema(self) -> pa.Schema | None:
-        # The columns were found out when the window was validated, so no server is asked for them.
+        # The columns are known since the validation, so no server is asked for them.
         try:
             return self.shape(self.run_now).schema if self.run_now is not None else None
         except Exception as error:
             self.log.debug("No columns for OpenLineage: %s", error)
             return None
 
-    def render_template_fields(self, context: object, jinja_env: object = None) -> None:
+    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
         """Render the operator's templates, and those of the sinks that transforms send records to."""
         super().render_template_fields(context, jinja_env)
         env, made = jinja_env or self.get_template_env(), list(self.transforms) if self._routed_sinks else []
@@ -515,18 +532,18 @@ class KafkaToSinkOperator(FromKafkaOperator):
 class SinkMove:
     """One attempt at moving a window into its sink, and into the sinks that transforms send records to.
 
-    :meth:`run` takes the steps in their order. Until :meth:`_commit` no reader of a sink sees anything of the window.
+    :meth:`run` takes the steps in their order. No reader of a sink sees anything of the window before the sinks commit.
 
-    :param operator: makes the Spark jobs and checks what they return.
-    :param splits: what single tasks read on the way to the operator's own sink.
-    :param shape: the rows that this sink gets.
-    :param letters: where bad records go; None where they do not go anywhere.
-    :param tolerance: what tasks do with bad records; None where those fail the window.
-    :param known: what earlier attempts at the window have sent elsewhere.
-    :param results: the accounts of the splits on the way to the operator's own sink.
-    :param removed: records that were committed by an earlier attempt and have left their topic since.
-    :param refused: the accounts of what other sinks refuse.
-    :param sent: where dead letters and routed records have landed.
+    :param operator: makes the Spark jobs and checks their results.
+    :param splits: the splits of the window, one for each Spark task.
+    :param shape: the rows of the operator's own sink.
+    :param letters: the dead letter topic; None without one.
+    :param tolerance: how tasks handle bad records; None if they fail the window.
+    :param known: the records that earlier attempts at the window have sent to topics and other sinks.
+    :param results: the accounts of the splits for the operator's own sink.
+    :param removed: number of records that an earlier attempt has committed, and that are no longer in their topic.
+    :param refused: the accounts of the records that other sinks refuse.
+    :param sent: the dead letters and routed records, with their offsets in their topics.
     """
 
     operator: KafkaToSinkOperator
@@ -544,9 +561,9 @@ class SinkMove:
 
     @classmethod
     def of(cls, operator: KafkaToSinkOperator, window: Window, ledger: Ledger) -> SinkMove:
-        """Look what earlier attempts have done, and make sure that this one may go on with it.
+        """Read the results of earlier attempts, and make sure that this attempt may continue.
 
-        :raises ValidationError: records that were sent elsewhere would be sent, or written, once more.
+        :raises ValidationError: records that were sent to a topic or another sink would be sent or written once more.
         :raises Fenced: a newer attempt has taken over.
         """
         from airflow_kafka_spark.bad_records.dead_letters import known_dead_letters
@@ -554,7 +571,7 @@ class SinkMove:
 
         splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
         letters = operator.dead_letters(ledger.parent_pipeline)
-        # A cheap check for an attempt that has slept since the plan. The broker and the sink would refuse it anyway.
+        # A cheap check for an attempt that was suspended after the plan. The broker and the sink would refuse it anyway.
         ledger.verify()
         known, tolerance = known_dead_letters(ledger), None
         if operator.errors.tolerates:
@@ -564,7 +581,7 @@ class SinkMove:
         return cls(operator, window, ledger, splits, shape, letters, tolerance, known)
 
     def run(self) -> Report:
-        """Take all steps, and return the account of the window."""
+        """Take all steps, and return the report of the window."""
         with ExitStack() as opened:
             writer = opened.enter_context(self.operator.sink.begin(self.window, self.splits, self.shape))
             others = self._begin_other_sinks(opened)
@@ -572,7 +589,7 @@ class SinkMove:
             faults.reached("job.done")
             self._check(others)
             self._sort_out_refused(writer, others)
-            # Before any sink commits: where every other record goes has to be decided and remembered by then.
+            # Before any sink commits: by then, the destination of every other record has to be final and recorded.
             self._send_elsewhere(others)
             # The operator's own sink commits last: if it has the window, all other sinks have their parts.
             others.commit()
@@ -587,7 +604,7 @@ class SinkMove:
         return others
 
     def _fill_sinks(self, writer: WindowWriter, others: RoutedSinks) -> None:
-        """Write all rows to where no reader sees them; last the splits that commit by themselves."""
+        """Write all rows where no reader sees them; then the splits that the sink has deferred."""
         from airflow_kafka_spark.bad_records.dead_letters import replace_results
 
         make = partial(self.operator.job, self.window, shape=self.shape, tolerance=self.tolerance, left_out=others.left_out)
@@ -596,7 +613,7 @@ class SinkMove:
             with self.operator.running(make(self.splits, others=others.outputs())) as job:
                 results = job.run(writer.split_writer())
         if others.parts and self.tolerance is None:
-            # Writing of a split with a bad record was given up in all sinks, so it has no account of theirs.
+            # A split with a bad record was aborted in all sinks, so it has no account of theirs.
             self.operator.check_results(self.window, results)
         self.results = others.keep(results)
         # Only a sink that commits splits by themselves defers some. Then there are no other sinks.
@@ -618,12 +635,12 @@ class SinkMove:
         others.check(window, self.results)
         self._refuse_out_of_interval()
         operator.check_followed(window, sum(result.records for result in self.results))
-        # Now that everything is read: a topic that was recreated meanwhile would have given other records.
+        # After everything is read: a topic that was recreated meanwhile would have returned other records.
         operator.check(window)
         self.ledger.verify()
 
     def _refuse_out_of_interval(self) -> None:
-        """Make sure that not too many records have timestamps outside of the window's data interval.
+        """Check the number of records with timestamps outside of the window's data interval.
 
         :raises TooManyOutOfInterval: there are more than ``max_out_of_interval``.
         """
@@ -634,8 +651,8 @@ class SinkMove:
             raise TooManyOutOfInterval(str(self.window), count, records, limit, farthest / 1000)
 
     def _count_as_committed(self) -> None:
-        """Count splits that an earlier attempt has committed by themselves as that attempt did: their topic may hold fewer of
-        their records by now, since it is compacted, or since retention has deleted some and ``data_loss`` is ``skip``.
+        """Count splits that an earlier attempt has committed separately as that attempt did. Their topic may contain fewer of
+        their records by now: it is compacted, or retention has deleted some and ``data_loss`` is ``skip``.
 
         Nothing else is corrected. A split that was committed had no bad and no routed records, and as many rows as were read: one
         that has such records now, or more rows than before, is decoded or transformed differently, which
@@ -664,7 +681,7 @@ class SinkMove:
         ]
 
     def _sort_out_refused(self, writer: WindowWriter, others: RoutedSinks) -> None:
-        """Ask the sinks which rows they refuse. Those are bad records, too.
+        """Count the rows that the sinks refuse as bad records.
 
         :raises SinkRejected: there are some, and bad records are not tolerated.
         :raises TooManyBadRecords: there are more than ``max_errors``.
@@ -682,14 +699,14 @@ class SinkMove:
             operator.errors.accept(self.window, [*self.results, *self.refused], by_split=by_split)
 
     def _send_elsewhere(self, others: RoutedSinks) -> None:
-        """Send dead letters and routed records in one transaction, in which the ledger remembers which they were."""
+        """Send dead letters and routed records in one transaction, in which the ledger records their offsets."""
         from airflow_kafka_spark.bad_records.dead_letters import SideOutputs
 
         aside = SideOutputs(self.operator.kafka, self.ledger.parent_pipeline, self.letters)
         self.sent = aside.send([*self.results, *self.refused], self.ledger, others.decided)
 
     def _report(self, applied: Applied, others: RoutedSinks) -> Report:
-        """Return the account of the window."""
+        """Return the report of the window."""
         report = sum_up(
             self.window,
             self.results,

@@ -1,7 +1,8 @@
-"""Options of the operators, in groups by subject. Each group is frozen and knows what is wrong with it.
+"""Options of the operators, in groups by subject. Each group is frozen, and returns the problems of its options.
 
-Operators take these options one by one, as arguments of their constructors, and hold them in groups. Airflow renders templates by
-attribute: :class:`option` makes a field of a group such an attribute.
+Operators take these options one by one, as arguments of their constructors, and store them in groups. Airflow renders templates
+by attribute: :class:`option` makes a field of a group such an attribute. ``tests/test_signatures.py`` compares names, types,
+defaults and descriptions of the constructors with each other and with the groups.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.formats.internal_columns import METADATA
 from airflow_kafka_spark.sources.kafka.topics import Subscription
-from airflow_kafka_spark.windows.latency import parse_counts
+from airflow_kafka_spark.windows.latency import UpstreamCounts, parse_counts
 from airflow_kafka_spark.windows.model import TOPIC_NAME
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Latest, Written, parse_start, parse_stop
 from airflow_kafka_spark.windows.plan import DataLossPolicy
@@ -71,7 +73,7 @@ class LedgerOptions:
     keep_windows: int = 100
 
     def problems(self) -> list[Problem]:
-        """Return what is wrong with these options by themselves."""
+        """Return the problems of these options."""
         problems = list(_count_problems({"keep_windows": self.keep_windows}))
         if not TOPIC_NAME.fullmatch(self.ledger_topic):
             action = "Use letters, digits, `.`, `_` and `-`, at most 249 of them"
@@ -97,7 +99,17 @@ class SparkOptions:
 class ReadOptions:
     """The options of reading from Kafka: topics, start, end, and how records are read.
 
-    :class:`~airflow_kafka_spark.operators.KafkaToSinkOperator`.
+    :param topics: topic, or several; None for a pattern.
+    :param topics_pattern: regular expression of the topics; None for names.
+    :param group_id: consumer group to which the pipeline commits its position.
+    :param starting_offsets: where the first window begins; default ``CommittedOffsets(fallback="earliest")``.
+    :param ending_offsets: where a window ends at the latest; default ``latest``, the last stable offsets.
+    :param max_records: maximum number of offsets in a window, or the text of it; default None, no maximum.
+    :param data_loss: ``fail`` (default) or ``skip`` for records that were deleted before they were read.
+    :param read_with: component that reads the topics: ``task``, ``spark`` or ``auto`` (default).
+    :param split_records: number of offsets that one Spark task reads; default None, a number that suits the sink.
+    :param read_timeout: seconds without any progress after which a task fails; default 300.
+    :param upstream_counts: numbers of records by instant, as counted upstream, or the text of such a mapping; default None.
     """
 
     CHECKED: ClassVar[frozenset[str]] = frozenset({"starting_offsets", "ending_offsets", "upstream_counts"})
@@ -112,7 +124,7 @@ class ReadOptions:
     read_with: ReadWith = "auto"
     split_records: int | None = None
     read_timeout: float = 300.0
-    upstream_counts: Mapping[Any, int] | str | None = None
+    upstream_counts: UpstreamCounts | str | None = None
 
     @property
     def subscription(self) -> Subscription:
@@ -143,20 +155,20 @@ class ReadOptions:
             try:
                 given = literal_eval(given) if given.strip().startswith("{'") else json.loads(given or "null")
             except SyntaxError:
-                raise ValueError(f"`{given}` is no mapping") from None
+                raise ValueError(f"`{given}` is not a mapping") from None
         if given is None:
             return None
         if not isinstance(given, Mapping):
-            raise ValueError(f"`{given}` is no mapping")
+            raise ValueError(f"`{given}` is not a mapping")
         return parse_counts(given)
 
     def problems(self) -> list[Problem]:
-        """Return what is wrong with these options by themselves, without asking a server."""
+        """Return the problems of these options, without asking a server."""
         return [*self.subscription.validate(), *self._option_problems(), *self._range_problems(), *self._count_problems()]
 
     def _option_problems(self) -> Iterator[Problem]:
-        yield from _choice_problems("data_loss", self.data_loss, ("fail", "skip"))
-        yield from _choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
+        yield from choice_problems("data_loss", self.data_loss, ("fail", "skip"))
+        yield from choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
         if not isinstance(self.group_id, str) or not self.group_id.strip():
             yield Problem("group_id", f"`{self.group_id}` is not the name of a consumer group")
         yield from _count_problems({"max_records": self.record_limit, "split_records": self.split_records})
@@ -192,22 +204,23 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class FollowOptions:
-    """The options of windows that end where another pipeline has published to.
+    """The options of windows that end with the records that another pipeline has published.
 
-    :param follows: the other pipeline; None follows none. Default None.
-    :param on_mismatch: ``fail`` or ``warn`` where the counts of records differ; default ``fail``.
+    :param follows: name of the other pipeline; None (default) follows no pipeline.
+    :param on_mismatch: ``fail`` (default) or ``warn`` if the numbers of records differ.
     """
 
     follows: str | None = None
     on_mismatch: Literal["fail", "warn"] = "fail"
 
     def problems(self, read: ReadOptions) -> list[Problem]:
-        """Return what is wrong with these options, and with others beside them."""
-        problems = list(_choice_problems("on_mismatch", self.on_mismatch, ("fail", "warn")))
+        """Return the problems of these options, and of other options that exclude them."""
+        problems = choice_problems("on_mismatch", self.on_mismatch, ("fail", "warn"))
         if self.follows and read.max_records is not None:
-            problems.append(Problem("max_records", "a window that follows another pipeline is as large as what that published"))
+            found = "a window that follows another pipeline is as large as the windows of that pipeline"
+            problems.append(Problem("max_records", found, "Leave it out, or `follows`"))
         if self.follows and read.has_end:
-            found = "a window that follows another pipeline ends where that has published to"
+            found = "a window that follows another pipeline ends with the records that it has published"
             problems.append(Problem("ending_offsets", found, "Leave it out, or `follows`"))
         return problems
 
@@ -217,11 +230,10 @@ class WindowOptions:
     """The options of windows: new records, or those of the DAG run's data interval; and the effect of clearing the task.
 
     :param window: ``progress`` or ``interval``; default ``progress``.
-    :param grace: seconds, or a timedelta, after the end of an interval at which it is decided without a later record; default
-        60.
-    :param on_missing_interval: ``fail``, or ``progress``: a run without a data interval moves what is new; default ``fail``.
-    :param on_rerun: ``skip`` or ``replay``; None is the default of each kind of window.
-    :param max_out_of_interval: largest number of records with timestamps outside of the interval; None (default) for any number.
+    :param grace: seconds, or a timedelta, to wait after the end of an interval for a later record; default 60.
+    :param on_missing_interval: ``fail`` (default), or ``progress``: a run without a data interval moves new records.
+    :param on_rerun: ``skip`` or ``replay``; default None, which is ``replay`` for intervals and ``skip`` otherwise.
+    :param max_out_of_interval: maximum number of records with timestamps outside of the interval; default None, no maximum.
     """
 
     window: Literal["progress", "interval"] = "progress"
@@ -239,11 +251,11 @@ class WindowOptions:
         return self.grace if isinstance(self.grace, (int, float)) else self.grace.total_seconds()
 
     def problems(self, read: ReadOptions, follow: FollowOptions) -> list[Problem]:
-        """Return what is wrong with these options, and with others beside them."""
+        """Return the problems of these options, and of other options that exclude them."""
         problems: list[Problem] = [
-            *_choice_problems("window", self.window, ("progress", "interval")),
-            *_choice_problems("on_rerun", self.on_rerun, (None, "skip", "replay")),
-            *_choice_problems("on_missing_interval", self.on_missing_interval, ("fail", "progress")),
+            *choice_problems("window", self.window, ("progress", "interval")),
+            *choice_problems("on_rerun", self.on_rerun, (None, "skip", "replay")),
+            *choice_problems("on_missing_interval", self.on_missing_interval, ("fail", "progress")),
         ]
         if not self.grace_seconds >= 0:
             problems.append(Problem("grace", f"it is {self.grace!r}; expected seconds or a timedelta, not negative"))
@@ -251,14 +263,15 @@ class WindowOptions:
         if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
             problems.append(Problem("max_out_of_interval", f"`{most!r}` is not a number of records, at least 0"))
         elif most is not None and not self.by_interval:
-            found = "a window that is no data interval has no records outside of it"
+            found = "only a window of a data interval can have records outside of it"
             problems.append(Problem("max_out_of_interval", found, 'Leave it out, or use `window="interval"`'))
         if self.by_interval:
             given = (("max_records", read.max_records), ("follows", follow.follows))
-            found, action = "an interval is as large as it is", 'Leave it out, or use `window="progress"`'
+            found = "a window of a data interval contains all records of the interval"
+            action = 'Leave it out, or use `window="progress"`'
             problems += [Problem(where, found, action) for where, value in given if value]
             if read.has_end:
-                problems.append(Problem("ending_offsets", "a window of a data interval ends with that", "Leave it out"))
+                problems.append(Problem("ending_offsets", "a window of a data interval ends with the interval", "Leave it out"))
         return problems
 
 
@@ -266,10 +279,10 @@ class WindowOptions:
 class RecordOptions:
     """The options of converting records to rows.
 
-    :param value: how values are decoded.
-    :param key: how keys are decoded; None leaves them. Default None.
-    :param metadata_columns: what else of a record becomes a column: names, or name -> column; default none.
-    :param behavior_on_null_values: what a record without a value means; None is the operator's default.
+    :param value: format of the values.
+    :param key: format of the keys; None (default) reads no keys.
+    :param metadata_columns: further parts of a record that become columns: names, or name -> column; default none.
+    :param behavior_on_null_values: treatment of a record without a value; default None, the default of the operator.
     """
 
     value: Format
@@ -284,19 +297,19 @@ class RecordOptions:
         return tuple(columns.items()) if isinstance(columns, Mapping) else tuple((name, name) for name in columns)
 
     def type_problems(self) -> list[Problem]:
-        """Return the problems of formats that are no formats."""
+        """Return a problem for each format that is not a :class:`Format`."""
         problems: list[Problem] = (
-            [Problem("value", f"`{self.value!r}` is no Format")] if not isinstance(self.value, Format) else []
+            [Problem("value", f"`{self.value!r}` is not a Format")] if not isinstance(self.value, Format) else []
         )
         if not isinstance(self.key, (Format, type(None))):
-            problems.append(Problem("key", f"`{self.key!r}` is no Format"))
+            problems.append(Problem("key", f"`{self.key!r}` is not a Format"))
         return problems
 
     def column_problems(self, value: Format, key: Format | None) -> list[Problem]:
-        """Return what is wrong with ``metadata_columns``.
+        """Return the problems of ``metadata_columns``.
 
         :param value: the format of the values of the topics that are read.
-        :param key: that of their keys.
+        :param key: the format of their keys.
         """
         problems = [
             Problem("metadata_columns", f"`{name}` is not one of {', '.join(METADATA)}")
@@ -307,14 +320,9 @@ class RecordOptions:
         for name, column in self.metadata:
             if column in taken:
                 action = f'Name it otherwise: {{"{name}": "kafka_{name}"}}'
-                problems.append(Problem("metadata_columns", f"column `{column}` is there already", action))
+                problems.append(Problem("metadata_columns", f"column `{column}` exists already", action))
             taken.add(column)
         return problems
-
-
-def _choice_problems(where: str, value: object, known: Sequence[str | None]) -> Iterator[Problem]:
-    if value not in known:
-        yield Problem(where, f"`{value}` is not one of {', '.join(map(str, known))}")
 
 
 def _count_problems(numbers: Mapping[str, object]) -> Iterator[Problem]:

@@ -1,6 +1,6 @@
 """Publish a window to Kafka split by split: fence earlier attempts, find the splits that are there, publish the others.
 
-Operators that publish rows and those that publish records share it.
+Used by the operators that publish rows and by those that publish records.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def with_connection(sink: KafkaSink, kafka_conn_id: str) -> KafkaSink:
 
 
 def sink_problems(sink: KafkaSink, kafka_conn_id: str) -> list[Problem]:
-    """Return why an operator cannot publish with a sink: it is of another kind, or on another cluster."""
+    """Return the problems of a sink of another kind, or of another cluster."""
     if not isinstance(sink, KafkaSink):
-        return [Problem("sink", f"`{sink!r}` is no KafkaSink")]
+        return [Problem("sink", f"`{sink!r}` is not a KafkaSink")]
     if sink.value is not None and not isinstance(sink.value, Format):
-        return [Problem("sink.value", f"`{sink.value!r}` is no Format")]
+        return [Problem("sink.value", f"`{sink.value!r}` is not a Format")]
     if sink.key_format is not None and not isinstance(sink.key_format, Format):
-        return [Problem("sink.key_format", f"`{sink.key_format!r}` is no Format")]
+        return [Problem("sink.key_format", f"`{sink.key_format!r}` is not a Format")]
     if sink.conn_id not in (None, kafka_conn_id):
         found = f"it is `{sink.conn_id}`, and the operator's `kafka_conn_id` is `{kafka_conn_id}`: exactly-once needs one cluster"
         return [Problem("sink.conn_id", found, "Leave it out")]
@@ -52,12 +52,12 @@ def sink_problems(sink: KafkaSink, kafka_conn_id: str) -> list[Problem]:
 
 
 def topic_uris(sink: KafkaSink) -> list[str]:
-    """Return the asset of the topic; a column of topics has none."""
+    """Return the asset of the topic; none for a column of topics."""
     return [sink.uri] if isinstance(sink, KafkaSink) and sink.topic else []
 
 
 def target(kafka: KafkaHook, sink: KafkaSink) -> TargetTopic:
-    """Return the sink's topic as it is now, to be frozen with the window."""
+    """Return the sink's topic as it is now, for the window's plan."""
     assert sink.topic
     found = kafka.describe_topics([sink.topic])[sink.topic]
     return TargetTopic(sink.topic, found.topic_id, len(found.partitions))
@@ -108,9 +108,9 @@ def writer_classes(sink: KafkaSink, behind: str = "") -> dict[str, str]:
 def with_dead_letters(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letters: DeadLetterTopic | None) -> Publisher:
     """Return a publisher that tolerates bad records.
 
-    :param made: the publisher of the good ones.
-    :param letters: where bad records go, in the transactions of their splits; the topic is created if it is missing. None: they
-        are only counted.
+    :param made: the publisher of the good records.
+    :param letters: the topic of bad records, which are sent in the transactions of their splits. It is created if it is missing.
+        None: bad records are only counted.
     """
     from airflow_kafka_spark.sinks.kafka.tasks.publish import BadRecordPolicy
 
@@ -132,7 +132,7 @@ def with_routes(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topics: Iter
 
 
 def _with_topic(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, replication_factor: int) -> tuple[Publisher, int]:
-    """Return a publisher that may send the largest record that a topic takes, and the number of the topic's partitions.
+    """Return a publisher whose limit is the largest record of a topic, and the number of the topic's partitions.
 
     The topic is created if it is missing.
     """
@@ -190,8 +190,8 @@ def publish_splits(
         try:
             publish(left)
         except Fenced:
-            # A late task of an attempt that was given up fences a split before it sees that it may not publish it. The splits
-            # are then still this attempt's, unless a newer one has taken over.
+            # A late task of an earlier attempt may fence a split before it finds that it must not publish. The splits still
+            # belong to this attempt, unless a newer one has taken over.
             ledger.verify()
             if tries == PUBLISH_TRIES:
                 found = f"late tasks of an earlier attempt have stopped its splits {tries} times"

@@ -1,7 +1,7 @@
 """Sinks that a ``Filter(to=<sink>)`` routes records to. Each takes its part of the operator's window in the same attempt.
 
-One Spark job writes to all sinks. The filter puts a row into a column of its sink, and later transforms pass over the record. So
-a condition is computed once, and a record is in one place. The offsets of all records that are handed to a sink are noted; the
+One Spark job writes to all sinks. The filter writes a row to a column of its sink, and later transforms ignore the record. A
+condition is therefore computed once, and a record goes to one sink. The offsets of all records of a sink are collected; the
 ledger keeps their count and digest for retries.
 """
 
@@ -42,8 +42,8 @@ class RoutedSink:
 
     :param index: the filter's index among the transforms.
     :param filter: the filter.
-    :param sink: takes the records that the filter takes out.
-    :param name: names the sink's part of a window in the ledger and in the sink.
+    :param sink: the sink of the records that the filter takes out.
+    :param name: name of the sink's part of a window, in the ledger and in the sink.
     :param type_problems: the problems of its arguments that had wrong types, and have sound values in ``sink``; default none.
     """
 
@@ -55,12 +55,12 @@ class RoutedSink:
 
     @property
     def where(self) -> str:
-        """The argument that messages name."""
+        """The filter's argument, for messages."""
         return f"transforms[{self.index}] {self.filter.name}.to"
 
     @property
     def null_values(self) -> NullValues:
-        """The way in which a record without a value is written to the sink: as a delete, or as a row of nulls."""
+        """The treatment of a record without a value: a delete, or a row of nulls."""
         return "delete" if self.sink.takes_tombstones else "write"
 
     def pipeline(self, pipeline: str) -> str:
@@ -90,14 +90,14 @@ class RoutedSink:
         return (*kept, replace(self.filter, to=None, reason="", negate=not self.filter.negate))
 
     def problems(self, shape: Shape | None) -> list[Problem]:
-        """Return what keeps the sink from taking windows.
+        """Return the problems that prevent the sink from writing windows.
 
-        :param shape: the rows that it will get; None if they are not known.
+        :param shape: the rows of the sink; None if they are not known.
         """
         return self.prefixed(self.sink.target_problems() if shape is None else self.sink.validate(shape))
 
     def prefixed(self, problems: Sequence[Problem]) -> list[Problem]:
-        """Return problems of the sink with the filter's argument and the sink's place in front."""
+        """Return problems of the sink, prefixed with the filter's argument and the sink's place."""
         return [
             replace(p, where=self._place(p.where), what=self._place(p.what))
             if isinstance(p, Unchecked)
@@ -106,7 +106,7 @@ class RoutedSink:
         ]
 
     def _place(self, where: str) -> str:
-        """Return an argument of the sink as one of the filter."""
+        """Return the filter's name of an argument of the sink."""
         return self.where + (where.removeprefix("sink") if where.startswith("sink") else "")
 
 
@@ -125,19 +125,19 @@ def routed_sinks_of(transforms: object) -> tuple[RoutedSink, ...]:
 
 
 def without_routed_sinks(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """Return transforms with the same columns that send nothing to other sinks. They are used to find columns and problems."""
+    """Return the transforms with filters that only remove records, to find columns and problems."""
     return tuple(replace(t, to=None) if isinstance(t, Filter) and t.captured_by else t for t in transforms)
 
 
 def routed_sink_problems(sinks: Sequence[RoutedSink], own: Sink, *, unordered: bool) -> list[Problem]:
-    """Return what is wrong with routed sinks, without asking a server.
+    """Return the problems of routed sinks, without asking a server.
 
     :param own: the operator's sink.
     :param unordered: True if windows are taken in any order.
     """
     problems, taken = [], {own.asset_uri: "the operator's own sink"}
     if sinks and own.guarantee is not Guarantee.EXACTLY_ONCE:
-        found = f"{own.asset_uri} shows a window in pieces ({own.guarantee.value}), before another sink has its part of it"
+        found = f"{own.asset_uri} shows parts of a window ({own.guarantee.value}) before another sink has committed its part"
         problems.append(Problem("sink", found, 'Use `atomic="window"`, or leave `to` out'))
     for routed in sinks:
         sink, place = routed.sink, routed.sink.asset_uri
@@ -146,7 +146,7 @@ def routed_sink_problems(sinks: Sequence[RoutedSink], own: Sink, *, unordered: b
             problems.append(Problem(routed.where, f"{place} is {taken[place]}, too", action))
         taken[place] = f"that of {routed.where.removesuffix('.to')}"
         if sink.guarantee is not Guarantee.EXACTLY_ONCE:
-            found = f"{place} shows a window in pieces ({sink.guarantee.value}), before it is decided what goes there"
+            found = f"{place} shows parts of a window ({sink.guarantee.value}) before its records are final"
             problems.append(Problem(routed.where, found, 'Use `atomic="window"`'))
         if unordered:
             problems += routed.prefixed(sink.unordered_problems())
@@ -159,10 +159,10 @@ class RoutedPart:
 
     :param pipeline: the operator's pipeline.
     :param applied: the sink's own record of the window, if it has committed it already.
-    :param known: what an earlier attempt has decided about this part, if it came so far.
+    :param known: the count and digest that an earlier attempt has recorded for this part; None without one.
     :param taken: the offsets of the records for this sink, including those that it refuses.
     :param results: the accounts of the splits, of the rows for this sink only.
-    :param decided: what the sink takes, once that is decided.
+    :param decided: count and digest of the records for the sink, once they are final.
     """
 
     routed: RoutedSink
@@ -186,9 +186,9 @@ class RoutedPart:
         return sum(map(len, self.taken.values()))
 
     def keep(self, results: list[SplitResult]) -> None:
-        """Keep the results of the job for this sink, and the offsets that it has handed over.
+        """Store the results of the job for this sink, and the offsets of its rows.
 
-        :raises CountMismatch: a row was handed over whose offset was not noted.
+        :raises CountMismatch: there is a row without an offset.
         """
         from airflow_kafka_spark.road.tasks.write import REFUSED, TAKEN
 
@@ -203,10 +203,10 @@ class RoutedPart:
         self.results = results
 
     def refused(self, hook: KafkaHook | None, compacted: CompactedTopics, *, tolerated: bool) -> SplitResult:
-        """Return the account of the records that the sink refuses. Afterwards it is decided what the sink takes.
+        """Return the account of the records that the sink refuses. Afterwards, the records of the sink are final.
 
         :param hook: as for :func:`~airflow_kafka_spark.bad_records.dead_letters.add_refused`.
-        :param compacted: returns those of some topics that are compacted.
+        :param compacted: returns the compacted ones of some topics.
         :raises SinkRejected: the sink refuses records, and bad records are not tolerated.
         """
         from airflow_kafka_spark.bad_records.dead_letters import add_refused
@@ -228,9 +228,9 @@ class RoutedPart:
         return SplitResult(0, rejected=self.count - records, samples=samples, letters=letters)
 
     def _compared(self, records: int, digest: str, compacted: CompactedTopics) -> int:
-        """Return how many records the sink has committed in an earlier attempt.
+        """Return the number of records that the sink has committed in an earlier attempt.
 
-        :raises ValidationError: they are not the records that are for it now.
+        :raises ValidationError: they differ from the records that it would get now.
         """
         known, applied = self.known, self.applied
         assert applied is not None
@@ -238,30 +238,30 @@ class RoutedPart:
         # If the ledger was lost, only the numbers can be compared.
         is_other = digest != known.digest if known else records != there
         if is_other:
-            found = (
-                f"an earlier attempt at window {self.window} has brought {there:,} records to {self.uri}, and by the transforms "
-            )
-            found += f"as they are now {records:,} are for it, not the same ones"
+            written = f"an earlier attempt at window {self.window} has written {there:,} records to {self.uri}"
+            found = f"{written}, and the transforms as they are now select {records:,} others for it"
             action = "Set the transforms and formats back until this window is complete"
             if records < there and (topics := compacted({r.topic for r in self.window.ranges})):
                 names = ", ".join(sorted(topics))
-                action += f". If they are what they were, compaction of {names} has removed records since, and which ones of the "
-                action += f"others are there is not known. {self._giving_up}"
+                action += (
+                    f". If they have not changed, compaction of {names} has removed records since, and it is not known which"
+                )
+                action += f" of the others were written. {self._giving_up}"
             raise ValidationError([Problem(self.routed.where, found, action)])
         return there
 
     @property
     def _giving_up(self) -> str:
-        """The action for a window that no attempt can finish."""
+        """Return the action for a window that no attempt can finish."""
         if self.window.interval:
             return "No other interval waits for this one"
         command = f"airflow kafka-spark skip {self.pipeline} --not-running --why ..."
-        return f"To leave there what is there, and give up the rest of the window: `{command}`"
+        return f"To keep the rows that were written, and give up the rest of the window: `{command}`"
 
     def commit(self) -> None:
         """Make this part visible in its sink, in one step.
 
-        :raises WindowConflict: the sink's last window is not the one that this one follows.
+        :raises WindowConflict: this window does not follow the sink's last window.
         """
         if self.applied is None:
             self.applied = self.writer.commit(self.results)
@@ -272,9 +272,9 @@ class RoutedSinks:
     """The parts of one window that routed sinks take, in one attempt.
 
     :param opened: closes the sinks' writers.
-    :param known: what earlier attempts have decided.
-    :param left_out: offsets of records that are somewhere else already.
-    :param compacted: returns those of some topics that are compacted.
+    :param known: the counts and digests that earlier attempts have recorded.
+    :param left_out: offsets of records that were sent to a topic already.
+    :param compacted: returns the compacted ones of some topics.
     """
 
     opened: ExitStack
@@ -292,12 +292,12 @@ class RoutedSinks:
         known = {found.name: found for found in self.known.captures(window.replay)} if self.known else {}
         pipeline, window = window.pipeline, routed.window(window)
         writer = self.opened.enter_context(routed.sink.begin(window, splits, shape))
-        # Only now, since no earlier attempt can commit any more.
+        # Not before: from here on, no earlier attempt can commit.
         applied = routed.sink.applied(window)
         self.parts.append(RoutedPart(routed, pipeline, window, splits, shape, writer, applied, known.get(routed.name)))
 
     def outputs(self) -> tuple[OtherSink, ...]:
-        """Return what a task of the window's job needs of each sink."""
+        """Return the parts of the sinks that the tasks of the window's job need."""
         from airflow_kafka_spark.formats.internal_columns import CAPTURED
         from airflow_kafka_spark.road.tasks.write import CapturingWriter, OtherSink
 
@@ -308,9 +308,9 @@ class RoutedSinks:
         return tuple(made)
 
     def keep(self, results: Sequence[SplitResult]) -> list[SplitResult]:
-        """Keep what the job has done for these sinks, and return the results without it.
+        """Store the results of the job for these sinks, and return the other results.
 
-        :raises CountMismatch: a row was handed over whose offset was not noted.
+        :raises CountMismatch: there is a row without an offset.
         """
         if not self.parts:
             return list(results)
@@ -333,7 +333,7 @@ class RoutedSinks:
         return tuple(part.decided for part in self.parts if part.decided is not None)
 
     def check(self, window: Window, results: Sequence[SplitResult]) -> None:
-        """Make sure that the operator's own sink has not got exactly the records that went elsewhere.
+        """Make sure that the records of the operator's own sink are all records without those of the other sinks.
 
         :param results: the accounts of the splits.
         :raises CountMismatch: others are missing.
@@ -344,7 +344,7 @@ class RoutedSinks:
 
         new = from_bytes((result.routes for result in results), ROUTED).num_rows
         left_out = sum(result.routed for result in results) - new
-        # Of what earlier attempts have sent to topics, some may have been deleted since.
+        # Records that earlier attempts have sent to topics may have been deleted since.
         if not self.count <= left_out <= self.count + self._before:
             raise CountMismatch(str(window), self.count, left_out)
 
@@ -361,14 +361,14 @@ class RoutedSinks:
 def refuse_rejected(found: Sequence[BadRecord], sink: str, window: str, *, tolerated: bool) -> None:
     """Fail the window if its sink refuses records and bad records are not tolerated.
 
-    :raises SinkRejected: it does.
+    :raises SinkRejected: the sink refuses records.
     """
     if found and not tolerated:
-        raise SinkRejected(sink, window, f"it does not take {len(found):,} of the rows", samples=found[:SHOWN])
+        raise SinkRejected(sink, window, f"it refuses {len(found):,} of the rows", samples=found[:SHOWN])
 
 
 def refuse_removed_sinks(sinks: Sequence[RoutedSink], known: DeadLetters | None, window: Window) -> None:
-    """Refuse a window whose earlier attempt may have brought records to a sink that no filter names any more.
+    """Refuse a window if an earlier attempt may have written records to a sink that no filter names any more.
 
     :raises ValidationError: there is such a sink.
     """
@@ -376,12 +376,13 @@ def refuse_removed_sinks(sinks: Sequence[RoutedSink], known: DeadLetters | None,
     gone = [found for found in known.captures(window.replay) if found.name not in names] if known else []
     if gone:
         listed = ", ".join(found.sink for found in gone)
-        what = f"an earlier attempt at window {window} was about to bring records to {listed} by a Filter with `to`, or has"
+        what = f"an earlier attempt at window {window} has sent records to {listed} by a Filter with `to`, or was about to"
         raise ValidationError([Problem("transforms", what, "Keep such a Filter until this window is complete")])
 
 
 def with_routed(report: Report, count: int) -> Report:
-    """Return a report that also counts records that went elsewhere, of a window that the operator's sink had committed before."""
+    """Return the report of a window that the operator's sink had committed before, with the counts of records that went to other
+    sinks and topics."""
     return replace(report, records_read=report.records_read + count, records_routed=report.records_routed + count)
 
 

@@ -18,6 +18,7 @@ from airflow_kafka_spark.errors import (
     SourceRejected,
     Unchecked,
 )
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.operators.base import WindowOperator, analysis_problems, asset_uris, first_cause
 from airflow_kafka_spark.operators.binding import Run, is_same_flow
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
@@ -68,49 +69,55 @@ RECORD_OPTIONS = frozenset(
 
 
 class SourceToKafkaOperator(WindowOperator):
-    """Publish the next window of a table or of files to Kafka, exactly once.
+    """Publish the next window of rows of a table, of files or of a database's log to Kafka, exactly once.
 
-    The source's end is frozen and cut into splits, both written to the ledger before any work. Spark reads one split per task,
-    and each task publishes its split in one Kafka transaction together with a marker (KIP-98); a split whose marker is there is
-    never published again. When all are, the ledger says COMPLETE and holds counts, and the first and last offset per partition.
+    The source determines the end of the window and divides it into splits. Both are written to the ledger before any work. Spark
+    reads one split per task. Each task publishes its split in one Kafka transaction together with a marker (KIP-98); a split that
+    has a marker is never published again. When all splits are published, the ledger says COMPLETE, and contains the counts and
+    the first and last offset per partition.
 
-    Guarantee: a ``read_committed`` reader sees each row of a window exactly once, whatever is killed, retried, run twice at once
-    or paused on the way, as far as the source keeps its rows (see there); where bad rows are tolerated, it or the dead letter
-    topic, never both. It may see some splits of a window before the others.
+    Guarantee: a ``read_committed`` reader sees each row of a window exactly once, also if attempts are killed, retried, paused or
+    run twice at once, as far as the source keeps its rows (see the source). If bad rows are tolerated, each row is either in the
+    topic or in the dead letter topic. Some splits of a window may be visible before the others.
 
-    :param source: where rows come from.
-    :param sink: the topic that they go to, and how a row becomes a record.
-    :param transforms: changes of the records that rows are, in order: Kafka Connect's single message transforms
-        (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame; default none. What comes to the first
-        is what the sink makes of a row; what comes out of the last is written by the sink's ``value`` and ``key_format``, a key
-        without the latter by its type. A record whose topic they change goes there: such topics have to exist, and to keep their
-        partitions while a window is open. What a ``Filter(to=...)`` takes out goes to that topic in JSON, as the source gave it,
-        in the transaction of its split's other records.
-    :param read_with: ``task``: Spark's tasks read and encode their splits by themselves, which is fastest; ``spark``: the JVM
-        does, for executors without the driver that this takes, and always where there are ``transforms``; ``auto`` (default):
-        ``task`` where it is certain to make the same records, byte for byte, else ``spark``.
+    :param source: source of the rows: a source of :mod:`airflow_kafka_spark.sources`, or one of your own.
+    :param sink: topic to which the rows are published, and the conversion of a row to a record.
+    :param transforms: changes of the records, in order: Kafka Connect's single message transforms
+        (:mod:`airflow_kafka_spark.transforms`), ``Sql(...)``, or functions of a DataFrame; default none. The first one gets the
+        record that the sink makes of a row. The result of the last one is written by the sink's ``value`` and ``key_format``;
+        without ``key_format``, a key is written according to its type. A record whose topic they change goes to that topic, which
+        has to exist and to keep its number of partitions while a window is open. A record that a ``Filter(to=...)`` takes out
+        goes to the topic that it names, in JSON as the source gave it, in the transaction of its split's other records.
+    :param read_with: component that reads and encodes the splits: ``task``, Spark's tasks themselves, which is fastest;
+        ``spark``, the JVM, for executors without the Python driver of the source, and always with ``transforms``; ``auto``
+        (default): ``task`` if both give the same bytes, else ``spark``.
 
-    :param errors_tolerance: ``none`` (default): a bad row, one that cannot be transformed, or does not fit the schema of
-        the sink's ``value`` or ``key_format`` (Avro, Protobuf, JsonSchema), keeps its split from being published, and fails the
-        window; ``all``: the other rows are published.
-    :param errors_deadletterqueue_topic_name: with ``all``, the topic that bad rows go to as JSON, each exactly once: in the
-        transaction of its split's records. Created with one partition, before anything is published, when it is missing.
-        Default None. Templated.
-    :param errors_deadletterqueue_topic_replication_factor: of a topic that is created; default -1, the brokers' default.
-    :param errors_deadletterqueue_context_headers_enable: dead letters carry Connect's headers (KIP-298); default True.
-    :param errors_skip: with ``all`` and without a topic: bad rows are left out for good, and only counted; default False.
-    :param max_errors: how many rows of a window may be bad: a number, or a share of its rows below 1 (``0.01``); with more
-        nothing of the window is published, and no dead letter is sent. To know that, the window is read twice. None (default):
-        any.
+    :param errors_tolerance: treatment of bad rows: those that cannot be transformed, or that do not fit the schema of the sink's
+        ``value`` or ``key_format`` (Avro, Protobuf, JsonSchema). ``none`` (default): a bad row keeps its split from being
+        published, and fails the window. ``all``: the other rows are published.
+    :param errors_deadletterqueue_topic_name: with ``all``, the topic to which bad rows are sent as JSON, each exactly once: in
+        the transaction of its split's records. The topic is created with one partition if it is missing, before anything is
+        published. Default None. Templated.
+    :param errors_deadletterqueue_topic_replication_factor: number of replicas of a dead letter topic that is created; default -1,
+        the brokers' default.
+    :param errors_deadletterqueue_context_headers_enable: True (default) adds Connect's headers (KIP-298) to dead letters:
+        ``__connect.errors.topic``, ``.partition``, ``.offset``, ``.connector.name`` (the pipeline), ``.stage``,
+        ``.exception.message`` and others.
+    :param errors_skip: with ``all`` and without a dead letter topic: True leaves bad rows out for good, and only counts them;
+        default False.
+    :param max_errors: maximum number of bad rows in a window, or their maximum share (a number below 1, as ``0.01``). If there
+        are more, nothing of the window is published, and no dead letter is sent. With a maximum, the window is read twice. None
+        (default): no maximum.
 
-    :param pipeline: the name under which ledger and sink remember this flow; default ``<dag_id>.<task_id>``. Two flows never
-        share a name, nor do two Airflow deployments: the ledger knows which task moves a pipeline, and where its windows go, and
-        refuses another one. A mapped task has to be given one per index. Templated.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``. Templated.
-    :param spark_conn_id: connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
-    :param spark_conf: Spark settings that win over the connection's; default none.
-    :param ledger_topic: the compacted topic that holds the ledgers, created on first use; default ``airflow-windows``. Templated.
-    :param keep_windows: complete windows that the ledger remembers, at least 1; default 100. Older ones are removed.
+    :param pipeline: name of the pipeline in the ledger and in the sink; default ``<dag_id>.<task_id>``. Each task, and each
+        Airflow deployment, needs names of its own. The ledger remembers which task moves a pipeline and where its windows go, and
+        refuses another task. A mapped task needs a name per index. Templated.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``. Templated.
+    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conf: Spark settings, which override those of the connection; default none.
+    :param ledger_topic: compacted topic that contains the ledgers; it is created if it is missing. Default ``airflow-windows``.
+        Templated.
+    :param keep_windows: number of complete windows that the ledger keeps, at least 1; default 100. Older ones are removed.
     :param kwargs: arguments of Airflow's ``BaseOperator``. ``max_active_tis_per_dag`` is 1 by default.
     """
 
@@ -165,8 +172,7 @@ class SourceToKafkaOperator(WindowOperator):
     def find_problems(self, run: Run) -> list[Problem]:
         wrong_sink, of_source = sink_problems(self.sink, self.kafka_conn_id), self._source_problems()
         problems = [*self.pipeline_problems(run), *of_source, *wrong_sink]
-        if self.read_with not in ("auto", "task", "spark"):
-            problems.append(Problem("read_with", f"`{self.read_with}` is not one of auto, task, spark"))
+        problems += choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
         problems += self._reading_problems()
         of_spark, changes = self.spark_problems(), self._transform_problems()
         if wrong_sink:
@@ -183,7 +189,7 @@ class SourceToKafkaOperator(WindowOperator):
             *of_spark,
         ]
         if self.transforms and problems:
-            # Without any problems Spark is asked when there is something to read.
+            # Without a problem, Spark is asked when there are rows to read.
             of_records = [problem for problem in of_options if problem.where in RECORD_OPTIONS]
             cause = first_cause([*of_source, *of_records, *changes, *of_spark])
             check = partial(self._fitting_problems, first_cause(problems))
@@ -196,10 +202,10 @@ class SourceToKafkaOperator(WindowOperator):
         return self.source.validate()
 
     def _reading_problems(self) -> Iterator[Problem]:
-        """Yield why Spark would have to read a source that only tasks can read."""
+        """Yield the options with which the JVM would have to read a source that only tasks can read."""
         if not isinstance(self.source, RowSource) or not self.source.needs_tasks:
             return
-        found = "only tasks can read this source, because they note what they have read"
+        found = "only Spark's tasks can read this source, because they record the position up to which they have read"
         if self.transforms:
             action = "Transform the topics' records in a KafkaToKafkaOperator, or do without a snapshot"
             yield Problem("transforms", found, action)
@@ -207,7 +213,7 @@ class SourceToKafkaOperator(WindowOperator):
             yield Problem("read_with", found, 'Use "auto"')
 
     def _known_columns(self, of_source: Sequence[Problem]) -> tuple[str, ...] | None:
-        """Return the columns of the source; None if only Spark can find them, or if the source's own problems hide them.
+        """Return the columns of the source; None if only Spark can find them, or if the source has problems.
 
         :param of_source: the problems of the source.
         """
@@ -221,10 +227,10 @@ class SourceToKafkaOperator(WindowOperator):
             return None
 
     def _fitting_problems(self, cause: str) -> list[Problem]:
-        """Return nothing; or that the transforms wait, if their columns are known only once there is something to read.
+        """Return an empty list; an ``Unchecked`` if the columns of the source are not known before there are rows.
 
-        :param cause: the argument whose problem keeps the source from being read.
-        :raises ValidationError: a transform does not fit, or what comes out cannot be written.
+        :param cause: the argument whose problem prevents reading the source.
+        :raises ValidationError: a transform does not fit its input, or its result cannot be written.
         """
         from airflow_kafka_spark.road.publish import reading
 
@@ -237,14 +243,14 @@ class SourceToKafkaOperator(WindowOperator):
         return []
 
     def _transform_problems(self) -> list[Problem]:
-        """Return what is wrong with the transforms' options, without Spark."""
+        """Return the problems of the transforms' options, without Spark."""
         if not self.transforms:
             return []
         from airflow_kafka_spark.transforms import InsertField, TimestampRouter, chain_problems
 
         found = chain_problems(self.transforms)
         if self.read_with == "task":
-            found.append(Problem("read_with", "Spark reads for transforms, not each task by itself", 'Use "auto"'))
+            found.append(Problem("read_with", "with `transforms`, the JVM reads the source", 'Use "auto"'))
         for index, transform in enumerate(() if found else self.transforms):
             if isinstance(transform, InsertField) and transform.offset_field:
                 what = "a row has no offset before it is written"
@@ -328,7 +334,8 @@ class SourceToKafkaOperator(WindowOperator):
         )
 
     def _source_position(self, ledger: Ledger) -> Mapping[str, Any] | None:
-        """Return the position of the source. Behind a window that was given up, it has what was noted of the window's splits."""
+        """Return the position of the source. After a window that was given up, it contains the notes of the window's published
+        splits."""
         position = ledger.memory.position.source
         if position is None or GIVEN_UP not in position:
             return position
@@ -336,16 +343,16 @@ class SourceToKafkaOperator(WindowOperator):
         return self.source.position_after(position[GIVEN_UP]["splits"], frozen, position[GIVEN_UP]["tokens"])
 
     def _refuse_lost(self, ledger: Ledger, targets: Sequence[TargetTopic]) -> None:
-        """Make sure that the ledger knows every window that the group names, and that a new pipeline is new.
+        """Make sure that the ledger has every window that the group names, and that a new pipeline has published nothing.
 
-        :raises LedgerBehind: it does not: the window's rows would be published again.
+        :raises LedgerBehind: it lacks a window, whose rows would be published again.
         :raises PipelineInOtherLedger: the pipeline has published to these topics with another ledger topic.
         """
         from airflow_kafka_spark.ledger.group import source_window_of
 
         memory, group, ids = ledger.memory, self.own_group, {found.topic: found.topic_id for found in targets}
         of_ledger = [TopicPartition(self.ledger_topic, number) for number in ledger.topic.partitions]
-        # Only a ledger that was lost as a whole needs the other places. With a column of topics, any topic may be one.
+        # Only a ledger that was lost as a whole needs the other partitions. With a column of topics, they may be in any topic.
         names = ids or (self.kafka.list_topics() if memory.is_blank else ())
         places = [TopicPartition(name, 0) for name in names if name != self.ledger_topic]
         committed = self.kafka.committed(group, [*of_ledger, *places])
@@ -367,10 +374,10 @@ class SourceToKafkaOperator(WindowOperator):
         raise error
 
     def _refuse_other_ledger(self, ledger: Ledger, places: Sequence[TopicPartition], ids: Mapping[str, str]) -> None:
-        """Make sure that no pipeline of this name publishes the same rows to the same topic with another ledger topic: this one
+        """Make sure that no pipeline of this name publishes these rows to this topic with another ledger topic. This pipeline
         would publish all of them again.
 
-        :param places: the places of topics at which a group may name the last window.
+        :param places: the partitions at which a group may name the last window.
         :param ids: the ids of the topics that are published to, if they are known.
         :raises PipelineInOtherLedger: there is one, or there was one whose ledger topic is gone.
         """
@@ -401,8 +408,8 @@ class SourceToKafkaOperator(WindowOperator):
         """Return the places in the topics that are published to, at which the group says which window was planned and published
         last.
 
-        The ledger topic may be lost, and the group's offset of it with it. Topics that the user may not read are left out:
-        brokers take offsets only of topics that a user may read.
+        The ledger topic may be lost, together with the group's offset in it. Topics that the user may not read are left out,
+        because brokers refuse offsets of such topics.
 
         :param published: partitions that have records of the pipeline; a few of their topics are used if the sink has none.
         """
@@ -412,10 +419,10 @@ class SourceToKafkaOperator(WindowOperator):
         return {place: found.lso for place, found in self.kafka.offsets(places).items()} if places else {}
 
     def _check_transforms(self, bounds: Sequence[Mapping[str, Any]]) -> None:
-        """Make sure, before the window is written down, that the transforms fit the rows. No rows are read for it.
+        """Make sure that the transforms fit the rows, before the window is written to the ledger. Reads no rows.
 
         :param bounds: the bounds of some splits.
-        :raises ValidationError: they do not, or the records that come out cannot be written.
+        :raises ValidationError: they do not fit, or the resulting records cannot be written.
         """
         from airflow_kafka_spark.road.publish import reading
 

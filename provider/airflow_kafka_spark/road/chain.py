@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.arrow.tasks.program import Program
     from airflow_kafka_spark.road.tasks.account import Tolerance
     from airflow_kafka_spark.road.tasks.layout import RecordLayout
-    from airflow_kafka_spark.road.tasks.publish import PublishTask, TopicRules
+    from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting, TopicRules
     from airflow_kafka_spark.road.tasks.read import Reading, ReadTask
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
@@ -283,37 +283,34 @@ class TopicChain:
             empty = session.createDataFrame([], from_arrow_schema(self.chain.schema_read()))
             _ = self._records(empty)[0].schema
 
-    def results(
-        self,
-        numbers: DataFrame,
-        splits: tuple[Split, ...],
-        reading: Reading,
-        publisher: Publisher | None,
-    ) -> DataFrame:
-        """Return the frame of the tasks' results, as :meth:`~airflow_kafka_spark.road.publish.SqlProjection.results` does.
+    def read_task(self, splits: tuple[Split, ...], reading: Reading) -> ReadTask:
+        """Return the task that reads splits."""
+        return self.chain.read_task(splits, reading)
+
+    def reading_only(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
+        """Return a task of :meth:`read_task` that fills only some columns. The others are null."""
+        return self.chain.reading_only(read, columns)
+
+    def records(self, rows: DataFrame, reading: Reading, *, in_tasks: bool) -> tuple[DataFrame, Sorting]:
+        """Return the frame of the records, and how tasks sort and encode them. See
+        :meth:`~airflow_kafka_spark.road.publish.SqlProjection.records`.
 
         :raises ValidationError: a transform does not fit.
         """
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
+        from airflow_kafka_spark.road.tasks.publish import Sorting
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
-        read = self.chain.read_task(splits, reading)
-        rows, changed = self._records(numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema)))
-        sorting = Sorting(
-            KeyValueEncoder(struct_encoders(rows, self.value, self.key)),
-            reading.tolerance,
-            self.chain.null_values,
-            self.topics if "topic" in changed else None,
-            self.pipeline,
-        )
-        return rows.mapInArrow(cast(Any, PublishTask(publisher, read.splits, sorting)), "result string")
+        records, changed = self._records(rows, in_tasks=in_tasks)
+        topics = self.topics if "topic" in changed else None
+        encoder = KeyValueEncoder(struct_encoders(records, changed.get("value"), changed.get("key")))
+        return records, Sorting(encoder, reading.tolerance, self.chain.null_values, topics, self.pipeline)
 
-    def _records(self, frame: DataFrame) -> tuple[DataFrame, frozenset[str]]:
+    def _records(self, frame: DataFrame, *, in_tasks: bool = False) -> tuple[DataFrame, Mapping[str, Format | None]]:
         """Return the frame of the records that are published, with the columns that tell good records from bad ones, and the
-        names of the parts that the transforms may have changed.
+        parts that the transforms may have changed, with their formats if they have one.
+
+        :param in_tasks: True: a key or value that has changed stays a struct, which tasks encode.
         """
         from pyspark.sql import functions as F
 
@@ -323,13 +320,14 @@ class TopicChain:
         fine = F.col(END).isNull() & F.col(ERROR).isNull()
         if ROUTE in kept:
             fine = fine & F.col(ROUTE).isNull()
+        formats: dict[str, Format | None] = dict.fromkeys(changed)
         parts: list[tuple[Part, str, Format | None, Format | None]] = [
             ("value", "sink.value", self.value, self.chain.value),
             ("key", "sink.key_format", self.key, self.chain.key),
         ]
         for part, where, format, read in parts:
             if part in changed:
-                frame = encode_part(frame, part, where, fine, format, read)
+                frame, formats[part] = encode_part(frame, part, where, fine, format, read, in_tasks=in_tasks)
             columns.append(F.col(BYTES + part if part in changed else ORIGINAL[part]).alias(part))
         if "topic" in changed:
             columns.append(F.col(MADE + "topic").alias("topic"))
@@ -339,7 +337,7 @@ class TopicChain:
             columns.append(F.col(MADE + "headers").alias("headers"))
         if self.partitions:
             columns.append(F.col(MADE + "partition").alias("partition"))
-        return frame.select(*columns), changed
+        return frame.select(*columns), formats
 
 
 # --- rows of a source ----------------------------------------------------------------------
@@ -400,7 +398,7 @@ class SourceChain:
             if part == "key" and not self.sink.key_columns and "key" not in changed:
                 made = made.withColumn(BYTES + part, F.lit(None).cast("binary"))
                 continue
-            made = encode_part(made, part, where, fine, format, None)
+            made, _ = encode_part(made, part, where, fine, format, None)
         # Dead letters and routed records need the row before the transforms. If tasks encode, any row may still become a dead
         # letter.
         wanted = F.lit(True) if self._encodes_in_tasks(changed) else aside
@@ -527,8 +525,17 @@ def transform_frame(frame: DataFrame, transforms: Sequence[TransformLike]) -> tu
     return frame.select(*(F.col(name).alias(MADE + name) for name in named), *map(spark_column, kept)), frozenset(changed)
 
 
-def encode_part(frame: DataFrame, part: Part, where: str, fine: Column, format: Format | None, read: Format | None) -> DataFrame:
-    """Return the frame of :func:`transform_frame` with the bytes of a key or a value.
+def encode_part(
+    frame: DataFrame,
+    part: Part,
+    where: str,
+    fine: Column,
+    format: Format | None,
+    read: Format | None,
+    *,
+    in_tasks: bool = False,
+) -> tuple[DataFrame, Format]:
+    """Return the frame of :func:`transform_frame` with the bytes of a key or a value, and the format that they have.
 
     :param where: the operator's argument that sets the format, for errors.
     :param fine: a condition; True for the rows that are written.
@@ -536,6 +543,7 @@ def encode_part(frame: DataFrame, part: Part, where: str, fine: Column, format: 
         unchanged.
     :param read: the format in which the part was read. If the part is still one column of bytes or text, it is written in this
         format.
+    :param in_tasks: True: there is a struct in place of the bytes, which tasks encode in this format.
     :raises ValidationError: the part cannot be written in this format.
     """
     from pyspark.sql import functions as F
@@ -552,8 +560,8 @@ def encode_part(frame: DataFrame, part: Part, where: str, fine: Column, format: 
     before = [spark_column(name) for name in frame.columns]
     fields: list[Column] = [whole.getField(n).alias(n) for n in names] if isinstance(found, StructType) else [whole.alias(part)]
     # In two steps: the first makes each field a column of its own name, to which `encode` refers.
-    written = F.when(fine & whole.isNotNull(), writer.encode(names))
-    return frame.select(*before, *fields).select(*before, written.alias(BYTES + part))
+    written = F.when(fine & whole.isNotNull(), as_struct(names) if in_tasks else writer.encode(names))
+    return frame.select(*before, *fields).select(*before, written.alias(BYTES + part)), writer
 
 
 def _fitting(found: DataType, read: Format | None) -> Format:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
-from airflow_kafka_spark.formats.base import Format, spark_column
+from airflow_kafka_spark.formats.base import Format, as_struct, spark_column
 from airflow_kafka_spark.formats.internal_columns import (
     END,
     HEADERS,
@@ -32,6 +32,7 @@ from airflow_kafka_spark.formats.internal_columns import (
 from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect, each_split
 from airflow_kafka_spark.road.write import ReadWith
+from airflow_kafka_spark.sinks.kafka.sink import EncodedBySpark
 from airflow_kafka_spark.transforms.chain import sql_refusal
 from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json, result_from_json
 from airflow_kafka_spark.windows.model import Marker, PackedSplits, Split, SplitResult, Window
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.spark import SparkHook
     from airflow_kafka_spark.road.chain import SourceChain, TopicChain
     from airflow_kafka_spark.road.tasks.layout import RowLayout
-    from airflow_kafka_spark.road.tasks.publish import PublishTask
-    from airflow_kafka_spark.road.tasks.read import Reading
+    from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
+    from airflow_kafka_spark.road.tasks.read import Reading, ReadTask
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.sources.base import RowSource
@@ -127,8 +128,8 @@ class PublishJob(ABC):
         """Open the session in which a job with SQL runs."""
 
     @abstractmethod
-    def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
-        """Return the frame of the results of a job with SQL."""
+    def _frame(self, session: SparkSession, publisher: Publisher | None) -> RDD[str] | DataFrame:
+        """Return the results of a job that needs a session: Spark's SQL runs in it, or has compiled what runs in its tasks."""
 
     def _progress(self, tasks: int, seconds: float) -> str:
         rate = tasks / seconds if seconds else 0.0
@@ -166,10 +167,26 @@ class TopicJob(PublishJob):
             return self.change.copying_task(self.left, self._reading(publisher), publisher)
         return None
 
-    def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
-        # One row a task: which split it shall read.
-        numbers = session.range(0, self.split_count, 1, self.split_count)
-        return self.change.results(numbers, self.left, self._reading(publisher), publisher)
+    def _frame(self, session: SparkSession, publisher: Publisher | None) -> RDD[str] | DataFrame:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+        from airflow_kafka_spark.road.tasks.publish import KafkaSplits, PublishTask
+
+        reading = self._reading(publisher)
+        read = self.change.read_task(self.left, reading)
+        rows = from_arrow_schema(read.schema)
+        try:
+            changed, sorting = self.change.records(session.createDataFrame([], rows), reading, in_tasks=True)
+            program = program_of(changed, read.schema)
+        except (Unknown, EncodedBySpark) as reason:
+            log.info("Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there", self.window, reason)
+            # One row a task: which split it shall read.
+            numbers = session.range(0, self.split_count, 1, self.split_count)
+            changed, sorting = self.change.records(numbers.mapInArrow(cast(Any, read), rows), reading, in_tasks=False)
+            return changed.mapInArrow(cast(Any, PublishTask(publisher, read.splits, sorting)), "result string")
+        source = KafkaSplits(self.change.reading_only(read, program.columns), program)
+        return each_split(session, PublishTask(publisher, read.splits, sorting, source), self.split_count)
 
     def _reading(self, publisher: Publisher | None) -> Reading:
         if self.reading.tolerance is not None and publisher is None:
@@ -212,50 +229,46 @@ class SqlProjection:
     def copying_task(self, splits: tuple[Split, ...], reading: Reading, publisher: Publisher | None) -> PublishTask | None:
         """Return the task that reads and publishes splits without SQL; None if SQL changes records.
 
-        The parameters are those of :meth:`results`.
+        :param publisher: publishes a split; None: they are only counted.
         """
         from airflow_kafka_spark.road.tasks.publish import KafkaSplits, PublishTask, Sorting
-        from airflow_kafka_spark.road.tasks.read import ReadTask
 
         # Records turn out to be bad when they are decoded, so counting them needs no SQL.
         if not (self.is_none or (publisher is None and not self.may_refuse)):
             return None
-        packed = PackedSplits.of(splits)
-        return PublishTask(
-            publisher, packed, Sorting(tolerance=reading.tolerance), KafkaSplits(ReadTask(packed, self.layout, reading))
-        )
+        read = self.read_task(splits, reading)
+        return PublishTask(publisher, read.splits, Sorting(tolerance=reading.tolerance), KafkaSplits(read))
 
-    def results(
-        self,
-        numbers: DataFrame,
-        splits: tuple[Split, ...],
-        reading: Reading,
-        publisher: Publisher | None,
-    ) -> DataFrame:
-        """Return the frame of the tasks' results.
-
-        :param numbers: one row for each task: the number of the split that it reads.
-        :param splits: the splits.
-        :param reading: the options of reading.
-        :param publisher: publishes a split; None: they are only counted.
-        :raises ValidationError: the filter or an expression is wrong.
-        """
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
+    def read_task(self, splits: tuple[Split, ...], reading: Reading) -> ReadTask:
+        """Return the task that reads splits."""
         from airflow_kafka_spark.road.tasks.read import ReadTask
+
+        return ReadTask(PackedSplits.of(splits), self.layout, reading)
+
+    def reading_only(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
+        """Return the task itself, because the columns of a value are decoded together."""
+        return read
+
+    def records(self, rows: DataFrame, reading: Reading, *, in_tasks: bool) -> tuple[DataFrame, Sorting]:
+        """Return the frame of the records, and how tasks sort and encode them.
+
+        :param rows: the rows that tasks read.
+        :param reading: the options of reading.
+        :param in_tasks: True: keys and values that change are structs, which the tasks encode; False: Spark encodes them if it
+            can.
+        :raises ValidationError: the filter or an expression is wrong.
+        :raises EncodedBySpark: ``in_tasks``, and the tasks cannot encode a column.
+        """
+        from airflow_kafka_spark.road.tasks.publish import Sorting
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
-        packed, tolerance = PackedSplits.of(splits), reading.tolerance
-        read = ReadTask(packed, self.layout, reading)
-        records = self.apply(numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema)))
+        records = self._apply(rows, in_tasks)
         written = self.value if self.columns is not None else None
         encoder = KeyValueEncoder(struct_encoders(records, written, self.key_format if self.key else None))
-        task = PublishTask(publisher, packed, Sorting(encoder, tolerance))
-        return records.mapInArrow(cast(Any, task), "result string")
+        return records, Sorting(encoder, reading.tolerance)
 
-    def apply(self, rows: DataFrame) -> DataFrame:
+    def _apply(self, rows: DataFrame, in_tasks: bool) -> DataFrame:
         """Return a split's rows as records. The last row stays as it is.
 
         :raises ValidationError: the filter or an expression is wrong; the message has Spark's reason.
@@ -271,10 +284,11 @@ class SqlProjection:
         rows = self._computed(rows, carried)
         value: Column = F.col(VALUE) if VALUE in carried else F.lit(None).cast("binary")
         if self.columns is not None and self.value is not None:
-            value = F.when(is_record & ~F.col(TOMBSTONE), self.value.encode(list(self.columns)))
+            made = as_struct(list(self.columns)) if in_tasks else self.value.encode(list(self.columns))
+            value = F.when(is_record & ~F.col(TOMBSTONE), made)
         key = F.col(KEY) if KEY in carried else F.lit(None).cast("binary")
         if self.key and self.key_format is not None:
-            key = F.when(is_record, self.key_format.encode(self.key))
+            key = F.when(is_record, as_struct(self.key) if in_tasks else self.key_format.encode(self.key))
         records = [key.alias("key"), value.alias("value")]
         if TIMESTAMP in carried:
             records.append(F.unix_millis(F.col(TIMESTAMP)).alias("timestamp"))

@@ -39,11 +39,13 @@ class KafkaSensor(BaseSensorOperator):
     the trigger's checks, too), ``timeout``, ``soft_fail`` (a timeout is a skip), ``never_fail`` and ``silent_fail``. It checks
     once when it starts, and defers only if the condition does not hold yet.
 
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
-    :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
-    :param retry_timeout: seconds that brokers may be down before that is a failure; default 300. At most ``timeout``.
-    :param wait_for_topic: wait for a topic that does not exist; default: that is a failure at once.
-    :param kwargs: of Airflow's ``BaseSensorOperator``.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``.
+    :param deferrable: True waits in the triggerer, False in a worker; default: Airflow's ``[operators] default_deferrable``.
+    :param retry_timeout: seconds (or a ``timedelta``) for which brokers may be down before the sensor fails; default 300. At most
+        ``timeout``.
+    :param wait_for_topic: True waits for a topic that does not exist; default False: such a topic fails the sensor at once.
+    :param kwargs: arguments of Airflow's ``BaseSensorOperator``: ``poke_interval``, ``timeout``, ``mode``, ``soft_fail`` and
+        others.
     """
 
     def __init__(

@@ -30,16 +30,18 @@ class KafkaIntervalSensor(KafkaSensor):
 
     Returns ``end``; ``offsets``, the first offset at or after the end of each partition that has passed; and the ``idle`` ones.
 
-    :param topics: a topic, or several.
-    :param end: the interval's end (a ``datetime``, text in ISO 8601, seconds since the epoch); default: that of the DAG run's
-        data interval.
-    :param grace: time after the end for which a partition may stay silent before it counts as idle (seconds or a ``timedelta``);
-        default one minute. It should cover the delay of records and the difference of clocks.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
-    :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
-    :param retry_timeout: seconds that brokers may be down before that is a failure; default 300. At most ``timeout``.
-    :param wait_for_topic: wait for a topic that does not exist; default: that is a failure at once.
-    :param kwargs: of Airflow's ``BaseSensorOperator``: ``poke_interval``, ``timeout``, ``mode``, ``soft_fail`` and so on.
+    :param topics: topic, or several.
+    :param end: end of the interval: a ``datetime``, text in ISO 8601, or seconds since the epoch; default: the end of the DAG
+        run's data interval.
+    :param grace: seconds (or a ``timedelta``) after the end from which a partition without a record at or after the end counts as
+        idle; default 60. It should cover the delay of records and the difference of clocks.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``.
+    :param deferrable: True waits in the triggerer, False in a worker; default: Airflow's ``[operators] default_deferrable``.
+    :param retry_timeout: seconds (or a ``timedelta``) for which brokers may be down before the sensor fails; default 300. At most
+        ``timeout``.
+    :param wait_for_topic: True waits for a topic that does not exist; default False: such a topic fails the sensor at once.
+    :param kwargs: arguments of Airflow's ``BaseSensorOperator``: ``poke_interval``, ``timeout``, ``mode``, ``soft_fail`` and
+        others.
     :raises ValidationError: (by ``execute``) among other things, the DAG run has no data interval, or one without width.
     """
 

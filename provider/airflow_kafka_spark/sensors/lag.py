@@ -25,26 +25,30 @@ class KafkaLagSensor(KafkaSensor):
 
     Returns the lag: ``records``, ``seconds``, ``status`` and ``reason``, ``measured_at``, and these values by partition.
 
-    :param group_id: the consumer group whose committed offsets count; default None.
-    :param pipeline: the pipeline whose ledger counts; if ``group_id`` is given too, the group counts until the ledger knows the
-        pipeline. Default None.
-    :param topics: a topic, or several; may be left out for a pipeline: all that it has read. Default None.
+    :param group_id: consumer group whose committed offsets are compared with the topics; default None.
+    :param pipeline: pipeline whose position in the ledger is compared with the topics. If ``group_id`` is given, too, the group
+        is used until the ledger has the pipeline. Default None.
+    :param topics: topic, or several; required for a group. Default None: for a pipeline, all topics that it has read.
     :param at_most_records: maximum number of unread records; default None.
-    :param at_most_seconds: maximum age of the oldest one; if both maxima are given, both have to hold. Default None.
+    :param at_most_seconds: maximum age of the oldest unread record (seconds or a ``timedelta``); if both maxima are given,
+        both have to hold. Default None.
     :param at_least_records: minimum number of unread records; default None.
-    :param at_least_seconds: minimum age of the oldest one; if both minima are given, one is enough. Default None.
-    :param per: ``total`` (default) compares the sum of all partitions; ``partition`` compares each one: none of them may exceed a
-        maximum, and one that reaches a minimum is enough.
-    :param schedule: time from one run of the consumer to the next (seconds or a ``timedelta``), in which it does not count as
-        stopped; default for a pipeline: its usual interval, for a group: unknown.
-    :param fail_on: statuses (``WARN``, ``STALL``, ``STOP``, ``REWIND``) that are a failure; with others the sensor continues to
-        wait. Default none.
-    :param ledger_topic: where pipelines have their ledger; default ``airflow-windows``.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
-    :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
-    :param retry_timeout: seconds that brokers may be down before that is a failure; default 300. At most ``timeout``.
-    :param wait_for_topic: wait for a topic that does not exist; default: that is a failure at once.
-    :param kwargs: of Airflow's ``BaseSensorOperator``: ``poke_interval``, ``timeout``, ``mode``, ``soft_fail`` and so on.
+    :param at_least_seconds: minimum age of the oldest unread record (seconds or a ``timedelta``); if both minima are given, one
+        is enough. Default None.
+    :param per: ``total`` (default) compares the sum of all partitions; ``partition`` compares each partition: none of them may
+        exceed a maximum, and one that reaches a minimum is enough.
+    :param schedule: time from one run of the consumer to the next (seconds or a ``timedelta``). A consumer that waits for its
+        next run is not reported as stopped. Default for a pipeline: its usual interval, for a group: unknown.
+    :param fail_on: statuses (``WARN``, ``STALL``, ``STOP``, ``REWIND``) that fail the sensor; with others it continues to wait.
+        Default none.
+    :param ledger_topic: topic that contains the ledger of the pipeline; default ``airflow-windows``.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``.
+    :param deferrable: True waits in the triggerer, False in a worker; default: Airflow's ``[operators] default_deferrable``.
+    :param retry_timeout: seconds (or a ``timedelta``) for which brokers may be down before the sensor fails; default 300. At most
+        ``timeout``.
+    :param wait_for_topic: True waits for a topic that does not exist; default False: such a topic fails the sensor at once.
+    :param kwargs: arguments of Airflow's ``BaseSensorOperator``: ``poke_interval``, ``timeout``, ``mode``, ``soft_fail`` and
+        others.
     """
 
     template_fields: Sequence[str] = (

@@ -15,22 +15,23 @@ if TYPE_CHECKING:
 
 
 class SourceLogSensor(BaseSensorOperator):
-    """Waits until a pipeline is at most so many bytes of a database's log behind, and fails when it is too many.
+    """Waits until a pipeline has read a database's log but for a number of bytes, and fails if it is too far behind.
 
-    The log behind the last complete window is measured by the server at each check, so that it is known while the pipeline is
-    paused, too. A pipeline without a window is waited for. The sensor changes nothing, and does not wait in the triggerer.
+    At each check, the server measures the log behind the last complete window, so the number is known also while the pipeline is
+    paused. While the pipeline has no complete window, the sensor waits. It changes nothing, and does not wait in the triggerer.
 
     Returns ``pipeline``, ``bytes_behind`` and ``window``, the number of the last complete window.
 
-    :param source: the pipeline's source: a ``PostgresCdcSource`` or a ``MySqlCdcSource``.
-    :param pipeline: the pipeline that reads it, ``<dag_id>.<task_id>`` unless its task names another.
-    :param at_most_bytes: the sensor waits until the log behind the pipeline has at most so many bytes; default None: it does not
-        wait.
-    :param fail_above_bytes: more bytes than that fail the sensor at once; default None: it does not fail. At least one of the two
-        has to be given.
-    :param ledger_topic: where the pipeline has its ledger; default ``airflow-windows``.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
-    :param kwargs: of Airflow's ``BaseSensorOperator``: ``poke_interval``, ``timeout``, ``mode``, ``soft_fail`` and so on.
+    :param source: source of the pipeline: a ``PostgresCdcSource`` or a ``MySqlCdcSource``.
+    :param pipeline: name of the pipeline, by default ``<dag_id>.<task_id>`` of its task.
+    :param at_most_bytes: maximum size of the log behind the pipeline, in bytes, for which the sensor waits; default None: it does
+        not wait.
+    :param fail_above_bytes: size of the log behind the pipeline, in bytes, above which the sensor fails at once; default None: it
+        does not fail. At least one of the two is required.
+    :param ledger_topic: topic that contains the ledger of the pipeline; default ``airflow-windows``.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``.
+    :param kwargs: arguments of Airflow's ``BaseSensorOperator``: ``poke_interval``, ``timeout``, ``mode``, ``soft_fail`` and
+        others.
     """
 
     template_fields: Sequence[str] = ("pipeline", "ledger_topic", "kafka_conn_id")

@@ -24,19 +24,21 @@ class KafkaWindowSensor(KafkaSensor):
 
     Returns ``pipeline``, ``window`` (its number as text, or the name of its data interval), ``run`` and its ``report``.
 
-    :param pipeline: the upstream pipeline; with ``external_task_id`` it may be left out: ``<dag_id>.<task_id>``. Default None.
-    :param run: the task that planned the window, as ``<dag_id>/<run_id>/<task_id>``; default None.
-    :param external_task_id: the task that planned the window, in the run of the same id: of this DAG, or of another DAG with
-        the same schedule; default None.
-    :param external_dag_id: the DAG of ``external_task_id``; default this one.
-    :param after: a window's number, for instance from a report: any later window; default None.
-    :param since: any window that was completed at or after this moment; default None.
-    :param ledger_topic: where the upstream pipeline has its ledger; default ``airflow-windows``.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
-    :param deferrable: wait in the triggerer rather than in a worker; default: Airflow's ``[operators] default_deferrable``.
-    :param retry_timeout: seconds that brokers may be down before that is a failure; default 300. At most ``timeout``.
-    :param wait_for_topic: wait for a topic that does not exist; default: that is a failure at once.
-    :param kwargs: of Airflow's ``BaseSensorOperator``: ``poke_interval``, ``timeout``, ``mode``, ``soft_fail`` and so on.
+    :param pipeline: name of the upstream pipeline. Default None: with ``external_task_id``, it is ``<dag_id>.<task_id>``.
+    :param run: run that planned the window, as ``<dag_id>/<run_id>/<task_id>``; default None, any run.
+    :param external_task_id: task that planned the window, in the run of this DAG, or in the run of ``external_dag_id`` that has
+        the same run id; default None.
+    :param external_dag_id: DAG of ``external_task_id``; default: this DAG.
+    :param after: lower bound of the window's number, exclusive, for example from a report; default None.
+    :param since: earliest time of completion, a ``datetime`` or text in ISO 8601; default None.
+    :param ledger_topic: topic that contains the ledger of the pipeline; default ``airflow-windows``.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``.
+    :param deferrable: True waits in the triggerer, False in a worker; default: Airflow's ``[operators] default_deferrable``.
+    :param retry_timeout: seconds (or a ``timedelta``) for which brokers may be down before the sensor fails; default 300. At most
+        ``timeout``.
+    :param wait_for_topic: True waits for a topic that does not exist; default False: such a topic fails the sensor at once.
+    :param kwargs: arguments of Airflow's ``BaseSensorOperator``: ``poke_interval``, ``timeout``, ``mode``, ``soft_fail`` and
+        others.
     """
 
     template_fields: Sequence[str] = (

@@ -193,7 +193,7 @@ class EmbeddedAirflow(Embedded):
     :param variables: name -> value, as in ``AIRFLOW_VAR_<NAME>``; default none.
     :param env: further environment of Airflow and its tasks; default none.
     :param home: AIRFLOW_HOME; default: a temporary directory, removed by ``stop``.
-    :param parallelism: task processes at once; default 2.
+    :param parallelism: maximum number of task processes that run at once; default 2.
     :param components: further processes, as ``("triggerer",)``; default none.
     :param dag_processor: True (default) starts the dag-processor: DAG files that change later are read again. False saves a
         process; the DAGs stay as they were at the start.

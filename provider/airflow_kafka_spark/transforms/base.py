@@ -41,7 +41,7 @@ class Transform(ABC):
     """Changes records, one at a time. Subclasses are frozen dataclasses of options.
 
     A subclass of your own implements :meth:`apply`, or derives from :class:`ColumnTransform`, which is faster and safer. Records
-    that do not meet the predicate, records with an error and the rows that end a split stay unchanged, whatever it does.
+    that do not meet the predicate, records with an error and the rows that end a split always stay unchanged.
 
     :param predicate: only records that meet it are transformed; the others stay unchanged. Default: all records are.
     :param negate: transform the records that do not meet the predicate instead; default False.
@@ -52,21 +52,21 @@ class Transform(ABC):
 
     @property
     def name(self) -> str:
-        """Its name in messages: that of its class."""
+        """The name of the transform in messages: the name of its class."""
         return type(self).__name__
 
     @property
     def routes_to(self) -> str | None:
-        """The topic to which it routes records out of the window; None if it routes none to a topic."""
+        """The topic to which the transform routes records; None if it routes none to a topic."""
         return None
 
     @property
     def captured_by(self) -> Sink | None:
-        """The sink to which it routes records; None if it routes none to a sink."""
+        """The sink to which the transform routes records; None if it routes none to a sink."""
         return None
 
     def validate(self, where: str) -> list[Problem]:
-        """Return all that is wrong with the options, without Spark.
+        """Return all problems of the options, without Spark.
 
         :param where: the name of the transform in messages: ``transforms[0] Cast``.
         """
@@ -107,7 +107,7 @@ class Transform(ABC):
 
         frame = mark_matching(frame, self.predicate, self.negate)
         before = F.struct(*PARTS, spark_column(ERROR), applies_to(frame).alias("applies"))
-        # A row's place: a second count afterwards shows whether a row was left out, added or moved.
+        # The number of each row. A second count afterwards shows if a row was left out, added or moved.
         given = frame.select("*", before.alias(_BEFORE), F.monotonically_increasing_id().alias(_AT))
         made = self.apply(given)
         new, old = _schema_after(self.name, given, made), RecordSchema(frame.schema)
@@ -264,11 +264,11 @@ def require_boolean(frame: DataFrame, condition: Column, where: str) -> None:
 
 
 def _schema_after(name: str, given: DataFrame, made: object) -> RecordSchema:
-    """Return the types of a frame that user code has made of another.
+    """Return the types of a frame that user code has returned.
 
-    :param given: the frame before.
-    :param made: the result of the user's code, perhaps no frame.
-    :raises ValidationError: it is no frame, lacks columns or has more, or has changed a type that must not change.
+    :param given: the original frame.
+    :param made: the result of the user's code, which may be of any type.
+    :raises ValidationError: it is not a frame, lacks columns or has further ones, or has changed a type that must not change.
     """
     from pyspark.sql import DataFrame
 

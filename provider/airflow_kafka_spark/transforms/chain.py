@@ -1,4 +1,4 @@
-"""A chain of transforms: checking it, finding where it routes records, and applying it."""
+"""A chain of transforms: check it, find the topics to which it routes records, and apply it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def as_transform(given: TransformLike) -> Transform:
 
 
 def chain_problems(transforms: Sequence[TransformLike], where: str = "transforms", *, capturing: bool = False) -> list[Problem]:
-    """Return all that is wrong with the options of a chain's transforms, without Spark.
+    """Return the problems of the options of a chain's transforms, without Spark.
 
     :param transforms: in the order in which they apply.
     :param where: the operator's argument.
@@ -47,7 +47,7 @@ def chain_problems(transforms: Sequence[TransformLike], where: str = "transforms
 
 
 def chain_routes(transforms: Sequence[TransformLike], where: str = "transforms") -> dict[str, str]:
-    """Return the topics to which a chain routes records, by the argument that names each; none if it is no valid list.
+    """Return the topics to which a chain routes records, by the argument that names each; empty if it is not a valid list.
 
     :param where: the operator's argument.
     """

@@ -1,7 +1,7 @@
 """Conversions of types: Cast and TimestampConverter; values in text, as Connect writes them; and date patterns.
 
 Date patterns write timestamps as texts. They are the patterns of Java's SimpleDateFormat, which Connect uses. Spark's own
-patterns differ; letters that Spark does not know are computed here, as far as possible.
+patterns differ; most letters that Spark does not have are computed here.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _calendar(moment: Column, letter: str, count: int) -> Column:
 
 
 def _weeks(days: Column) -> Column:
-    """Return the number of weeks that this number of days has begun."""
+    """Return a number of days in weeks, rounded up."""
     from pyspark.sql import functions as F
 
     return F.call_function("div", days + 6, F.lit(7))
@@ -146,7 +146,7 @@ def _padded(number: Column, count: int) -> Column:
 
 
 def date_format_problems(where: str, pattern: object) -> list[Problem]:
-    """Return what is wrong with a date pattern."""
+    """Return the problems of a date pattern."""
     if not isinstance(pattern, str) or not pattern.strip():
         return [Problem(where, f"found {pattern!r}; expected a date pattern, for instance `yyyy-MM-dd HH:mm:ss`", "Give one")]
     if pattern.count("'") % 2:

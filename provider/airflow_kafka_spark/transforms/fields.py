@@ -30,8 +30,8 @@ class ExtractField(NullDefaultTransform, KeyOrValueTransform):
     """Replaces the key or value by one of its fields. A tombstone stays one.
 
     :param field: the field's name; a path with ``field_syntax_version="V2"``.
-    :param field_syntax_version: ``V1`` takes ``field`` as one name, whatever it holds; ``V2`` as names with dots between, where
-        a name with dots stands in backticks. Default ``V1``.
+    :param field_syntax_version: ``V1`` reads ``field`` as one name, also if it contains dots; ``V2`` as names separated by dots,
+        where a name that contains dots is in backticks. Default ``V1``.
     """
 
     field: str
@@ -107,8 +107,8 @@ class Flatten(KeyOrValueTransform):
 
 @dataclass(frozen=True)
 class HoistField(KeyOrValueTransform):
-    """Wraps the key or value in a struct with one field. The field of a tombstone is null, so the record is no tombstone any
-    more.
+    """Wraps the key or value in a struct with one field. The field of a tombstone is null, so the record becomes a record with a
+    value.
 
     :param field: the field's name.
     """
@@ -246,8 +246,8 @@ class ReplaceField(NullDefaultTransform, KeyOrValueTransform):
 class ValueToKey(NullDefaultTransform):
     """Replaces the key by a struct of fields of the value.
 
-    A tombstone has no fields: that is its error, as in Connect. Give ``predicate=RecordIsTombstone(), negate=True`` if the topic
-    has tombstones.
+    A tombstone has no fields, which is an error of the record, as in Connect. Give ``predicate=RecordIsTombstone(), negate=True``
+    if the topic has tombstones.
 
     :param fields: the fields, in the key's order.
     """
@@ -268,7 +268,7 @@ class ValueToKey(NullDefaultTransform):
 
 
 def _field_name(spec: str) -> str:
-    """Return the name of an inserted field, without the mark that says whether it is required."""
+    """Return the name of an inserted field, without the mark of required and optional fields."""
     return spec[:-1] if spec.endswith(("!", "?")) else spec
 
 
@@ -279,7 +279,7 @@ _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 class MaskField(NullDefaultTransform, KeyOrValueTransform):
     """Replaces fields by a neutral value: 0, false, an empty text or list, 1970-01-01. Nulls stay null.
 
-    A tombstone has no fields: that is its error, as in Connect.
+    A tombstone has no fields, which is an error of the record, as in Connect.
 
     :param fields: the fields.
     :param replacement: the value to use instead of the neutral one, for texts and numbers only. Default None.

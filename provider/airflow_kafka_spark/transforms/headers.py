@@ -71,8 +71,8 @@ class HeaderFrom(NullDefaultTransform, KeyOrValueTransform):
     """Appends fields of the key or value as headers.
 
     A header's value is the field's value in text, as Connect's ``SimpleHeaderConverter`` writes it: numbers and texts unchanged,
-    binaries in base64, timestamps in ISO 8601, structures in JSON; null stays null. A tombstone has no fields: that is its error,
-    as in Connect.
+    binaries in base64, timestamps in ISO 8601, structures in JSON; null stays null. A tombstone has no fields, which is an error
+    of the record, as in Connect.
 
     :param fields: the fields; one may become several headers.
     :param headers: the headers' names, in the same order.

@@ -1,4 +1,4 @@
-"""Parsing and checking the options of transforms and predicates, and regular expressions that Java has to understand."""
+"""Parse and check the options of transforms and predicates, and regular expressions for Java."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def parse_pairs(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, str
 
 
 def name_problems(where: str, name: object, expected: str = "a name") -> list[Problem]:
-    """Return what is wrong with an option that has to be a text that is not empty."""
+    """Return the problems of an option that has to be a text that is not empty."""
     if isinstance(name, str) and name.strip():
         return []
     return [Problem(where, f"found {name!r}; expected {expected}", "Correct it")]
 
 
 def names_problems(where: str, names: object, *, twice: bool = False, what: str = "fields") -> list[Problem]:
-    """Return what is wrong with a list of names that must not be empty.
+    """Return the problems of a list of names that must not be empty.
 
-    :param twice: True if it may hold a name twice.
-    :param what: the kind of things that are named, for the message.
+    :param twice: True if a name may occur twice.
+    :param what: the word for the named things, for the message.
     """
     if not isinstance(names, (str, Sequence)) or not (found := parse_names(names)):
         return [Problem(where, f"found {names!r}; expected at least one name", f"Name {what}")]
@@ -59,7 +59,7 @@ def names_problems(where: str, names: object, *, twice: bool = False, what: str 
 def require_unique(option: str, names: Iterable[str], action: str) -> None:
     """Check that no name occurs twice.
 
-    :raises ValidationError: naming those that do.
+    :raises ValidationError: some do; names them.
     """
     doubles = [name for name, count in Counter(names).items() if count > 1]
     if doubles:
@@ -119,7 +119,7 @@ _WRONG_IN_BOTH = (
 
 
 def regex_problems(where: str, regex: object) -> list[Problem]:
-    """Return what is certainly wrong with a Java regular expression."""
+    """Return the problems of a regular expression that Java refuses for certain."""
     if not isinstance(regex, str) or not regex:
         return [Problem(where, f"found {regex!r}; expected a regular expression", "Correct it")]
     reason = _python_complaint(regex)
@@ -127,7 +127,8 @@ def regex_problems(where: str, regex: object) -> list[Problem]:
 
 
 def java_regex_problems(where: str, regex: str) -> list[Problem]:
-    """Return the problems that Java finds in a regular expression; an empty list over Spark Connect, which has no JVM here."""
+    """Return the problems that Java finds in a regular expression; an empty list with Spark Connect, which has no JVM in this
+    process."""
     from pyspark.sql import SparkSession
 
     java = getattr(SparkSession.getActiveSession(), "_jvm", None)
@@ -142,7 +143,7 @@ def java_regex_problems(where: str, regex: str) -> list[Problem]:
 
 
 def replacement_problems(where: str, regex: object, replacement: object) -> list[Problem]:
-    """Return what is wrong with the replacement of a match: ``$1`` is a group, ``\\$`` a dollar sign."""
+    """Return the problems of the replacement of a match: ``$1`` is a group, ``\\$`` a dollar sign."""
     if not isinstance(replacement, str):
         return [Problem(where, f"found {replacement!r}; expected a text", "Correct it")]
     bare = re.sub(r"\\.", "", replacement, flags=re.DOTALL)

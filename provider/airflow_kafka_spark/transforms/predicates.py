@@ -1,4 +1,4 @@
-"""Predicates: Connect's, and conditions in Spark's SQL."""
+"""Predicates: the predicates of Connect, and conditions in Spark's SQL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Predicate(ABC):
     """True if :meth:`test` names the value's fields without a prefix, as a user's SQL does."""
 
     def validate(self, where: str) -> list[Problem]:
-        """Return all that is wrong with the options, without Spark."""
+        """Return all problems of the options, without Spark."""
         return []
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Record frames: the columns of a record in Spark, their types, and how expressions reach them."""
+"""Record frames: the columns of a record in Spark, their types, and their names in expressions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SCOPE = "record"
 
 @dataclass(frozen=True)
 class RecordSchema:
-    """The types of a record's parts, as Spark's analyzer knows them before the job runs.
+    """The types of a record's parts, from Spark's analyzer, before the job runs.
 
     :param schema: the schema of the record frame.
     """
@@ -85,7 +85,7 @@ class RecordSchema:
 
 
 def carried_columns(frame: DataFrame) -> list[str]:
-    """Return the names of the columns that are no part of a record."""
+    """Return the names of the columns that are not parts of a record."""
     return [name for name in frame.columns if name not in PARTS]
 
 
@@ -107,9 +107,9 @@ def applies_to(frame: DataFrame) -> Column:
 
 
 def with_scope(frame: DataFrame) -> DataFrame:
-    """Return a frame in whose columns users write SQL.
+    """Return a frame with the columns that users name in SQL.
 
-    These are the value's fields; the parts of the record whose names no field has; and all parts below :data:`SCOPE`.
+    These are the value's fields, the parts of the record whose names no field has, and all parts below :data:`SCOPE`.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType

@@ -1,4 +1,4 @@
-"""Transforms that keep a record in the window or take it out, and choose its topic or sink."""
+"""Transforms that leave records out of the window, or choose their topic or sink."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Filter(ColumnTransform):
     Guarantee, with a topic: a ``read_committed`` reader sees each of these records exactly once, as it was read: key, value,
     timestamp and headers, with the reason in additional headers. A row of a source is shown in JSON, as the source gave it.
 
-    Guarantee, with a sink (``KafkaToSinkOperator`` only): each of these records is in it exactly once, as the transforms before
-    this one have left it, and in no other sink or topic. Both sinks commit the window as a whole; the operator's own sink is the
-    last one.
+    Guarantee, with a sink (``KafkaToSinkOperator`` only): each of these records is in it exactly once, with the changes of the
+    transforms before this one, and in no other sink or topic. Both sinks commit the window as a whole; the operator's own sink is
+    the last one.
 
     :param to: a topic of the same cluster, created with one partition if it is missing; or a sink that commits windows as a
         whole, other than the operator's. Default None.
@@ -100,7 +100,7 @@ class Filter(ColumnTransform):
 
 @dataclass(frozen=True)
 class Capture(Transform):
-    """Puts the rows of records that a ``Filter(to=<sink>)`` takes into a column. Later transforms pass over these records.
+    """Writes the rows of records that a ``Filter(to=<sink>)`` takes out to a column. Later transforms ignore these records.
 
     :param column: the column's name. It is null in all other rows.
     :param row: returns the columns of a row, of a record frame.
@@ -138,7 +138,7 @@ def encode_route(topic: str, reason: str) -> str:
 
 @dataclass(frozen=True)
 class RegexRouter(ColumnTransform):
-    """Changes the topic of records if its whole name matches; other topics stay.
+    """Changes the topic of records if its whole name matches. Other topics stay unchanged.
 
     :param regex: a Java regular expression.
     :param replacement: the new name; ``$1`` is the first group. As in Connect it replaces the first match only: with ``a|ab`` the
@@ -168,7 +168,7 @@ class RegexRouter(ColumnTransform):
 
 @dataclass(frozen=True)
 class TimestampRouter(ColumnTransform):
-    """Makes a record's topic from its topic and timestamp (UTC). A record without a timestamp has an error.
+    """Derives a record's new topic from its topic and timestamp (UTC). A record without a timestamp has an error.
 
     :param topic_format: the new name, with ``${topic}`` and ``${timestamp}`` as placeholders; default
         ``${topic}-${timestamp}``.

@@ -349,10 +349,5 @@ def parse_instant(where: str, value: Instant, problems: list[Problem]) -> dateti
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
-def choice_problems(where: str, value: str, known: tuple[str, ...]) -> list[Problem]:
-    """Return a problem if the value is not one of the known ones; otherwise an empty list."""
-    return [] if value in known else [Problem(where, f"`{value}` is not one of {', '.join(known)}")]
-
-
 def _rendered_nothing(value: object) -> bool:
     return isinstance(value, str) and value.strip().lower() in _RENDERED_NONE

@@ -73,15 +73,17 @@ class IntervalProbe:
 class KafkaIntervalTrigger(KafkaTrigger[IntervalProbe]):
     """Fires once every partition has a record at or after the interval's end, or has been idle for ``grace`` seconds since then.
 
-    :param topics: a topic, or several.
-    :param end: the interval's end, in ISO 8601.
-    :param grace: seconds after the end from which a partition without a record at or after the end counts as idle.
-    :param kafka_conn_id: connection of type ``kafka``.
-    :param poll_interval: seconds between two checks.
-    :param retry_timeout: seconds that brokers may be down, or refuse for a passing reason, before that is a failure.
-    :param wait_for_topic: wait for a topic that does not exist; otherwise that is a failure at once.
-    :param give_up_at: when to stop waiting, seconds since the epoch; None (default) never stops.
-    :param silent: retry after every failure, as a sensor's ``silent_fail`` does.
+    :param topics: topic, or several.
+    :param end: end of the interval: a ``datetime``, text in ISO 8601, or seconds since the epoch.
+    :param grace: seconds (or a ``timedelta``) after the end from which a partition without a record at or after the end counts as
+        idle; default 60.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``.
+    :param poll_interval: seconds between two checks; default 60.
+    :param retry_timeout: seconds for which brokers may be down, or refuse for a temporary reason, before that is a failure;
+        default 300.
+    :param wait_for_topic: True waits for a topic that does not exist; default False: such a topic is a failure at once.
+    :param give_up_at: time at which to stop waiting, in seconds since the epoch; None (default) never stops.
+    :param silent: True retries after every failure, as a sensor's ``silent_fail`` does; default False.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_kafka_spark.errors import ConsumerUnhealthy, KafkaSparkError, Problem
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.ledger.lag import LagMeter
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.triggers.base import (
@@ -22,7 +23,6 @@ from airflow_kafka_spark.triggers.base import (
     KafkaTrigger,
     Polling,
     ProbeResult,
-    choice_problems,
     connect,
     in_thread,
     parse_count,
@@ -157,30 +157,33 @@ class KafkaLagTrigger(KafkaTrigger[LagProbe], BaseEventTrigger):
 
     The event's payload is the return value of :class:`~airflow_kafka_spark.sensors.KafkaLagSensor`.
 
-    :param group_id: the consumer group whose committed offsets count; default None.
-    :param pipeline: the pipeline whose ledger counts; if ``group_id`` is given too, the group counts until the ledger knows the
-        pipeline. Default None.
-    :param topics: whose partitions count; may be left out for a pipeline: all that it has read. Default None.
+    :param group_id: consumer group whose committed offsets are compared with the topics; default None.
+    :param pipeline: pipeline whose position in the ledger is compared with the topics. If ``group_id`` is given, too, the group
+        is used until the ledger has the pipeline. Default None.
+    :param topics: topic, or several; required for a group. Default None: for a pipeline, all topics that it has read.
     :param at_most_records: maximum number of unread records; default None.
-    :param at_most_seconds: maximum age of the oldest one; if both maxima are given, both have to hold. Default None.
+    :param at_most_seconds: maximum age of the oldest unread record (seconds or a ``timedelta``); if both maxima are given,
+        both have to hold. Default None.
     :param at_least_records: minimum number of unread records; default None.
-    :param at_least_seconds: minimum age of the oldest one; if both minima are given, one is enough. Default None.
-    :param per: ``total`` (default) compares the sum of all partitions; ``partition`` compares each one: none of them may exceed a
-        maximum, and one that reaches a minimum is enough.
-    :param schedule: time from one run of the consumer to the next (seconds or a ``timedelta``), for the status; see the guide.
-        Default None.
-    :param fail_on: for a sensor: statuses that are a failure; default none.
-    :param ledger_topic: where pipelines have their ledger; default ``airflow-windows``.
+    :param at_least_seconds: minimum age of the oldest unread record (seconds or a ``timedelta``); if both minima are given, one
+        is enough. Default None.
+    :param per: ``total`` (default) compares the sum of all partitions; ``partition`` compares each partition: none of them may
+        exceed a maximum, and one that reaches a minimum is enough.
+    :param schedule: time from one run of the consumer to the next (seconds or a ``timedelta``). A consumer that waits for its
+        next run is not reported as stopped. Default for a pipeline: its usual interval, for a group: unknown.
+    :param fail_on: statuses (``WARN``, ``STALL``, ``STOP``, ``REWIND``) that fail the sensor; with others it continues to wait.
+        Default none. Only with ``once``.
+    :param ledger_topic: topic that contains the ledger of the pipeline; default ``airflow-windows``.
     :param cooldown: seconds between two events for a backlog that stays although the consumer moves; default 60.
     :param remind_after: seconds after which a backlog fires again although the consumer has not moved; default None: never.
-    :param once: fire once, and also for a failure, as a sensor needs it; default False.
-    :param kafka_conn_id: connection of type ``kafka``; default ``kafka_default``.
+    :param once: True fires once, and also for a failure, as a sensor needs it; default False.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``.
     :param poll_interval: seconds between two checks; default 60.
-    :param retry_timeout: seconds that brokers may be down, or refuse for a passing reason, before that is a failure; default
-        300.
-    :param wait_for_topic: wait for a topic that does not exist; otherwise that is a failure at once. Default False.
-    :param give_up_at: when to stop waiting, seconds since the epoch; None (default) never stops.
-    :param silent: retry after every failure, as a sensor's ``silent_fail`` does; default False.
+    :param retry_timeout: seconds for which brokers may be down, or refuse for a temporary reason, before that is a failure;
+        default 300.
+    :param wait_for_topic: True waits for a topic that does not exist; default False: such a topic is a failure at once.
+    :param give_up_at: time at which to stop waiting, in seconds since the epoch; None (default) never stops.
+    :param silent: True retries after every failure, as a sensor's ``silent_fail`` does; default False.
     """
 
     def __init__(

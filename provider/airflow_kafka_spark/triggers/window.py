@@ -57,17 +57,18 @@ class WindowProbe:
 class KafkaWindowTrigger(KafkaTrigger[WindowProbe]):
     """Fires once a pipeline has completed a window that meets all given conditions.
 
-    :param pipeline: the pipeline.
-    :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``.
-    :param after: lower bound of the window's number, exclusive.
-    :param since: earliest completion time, in ISO 8601.
-    :param ledger_topic: where pipelines have their ledger.
-    :param kafka_conn_id: connection of type ``kafka``.
-    :param poll_interval: seconds between two checks.
-    :param retry_timeout: seconds that brokers may be down, or refuse for a passing reason, before that is a failure.
-    :param wait_for_topic: wait for a topic that does not exist; otherwise that is a failure at once.
-    :param give_up_at: when to stop waiting, seconds since the epoch; None (default) never stops.
-    :param silent: retry after every failure, as a sensor's ``silent_fail`` does.
+    :param pipeline: name of the pipeline.
+    :param run: run that planned the window, ``<dag_id>/<run_id>/<task_id>``; default None, any run.
+    :param after: lower bound of the window's number, exclusive; default None.
+    :param since: earliest time of completion, a ``datetime`` or text in ISO 8601; default None.
+    :param ledger_topic: topic that contains the ledger of the pipeline; default ``airflow-windows``.
+    :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``.
+    :param poll_interval: seconds between two checks; default 60.
+    :param retry_timeout: seconds for which brokers may be down, or refuse for a temporary reason, before that is a failure;
+        default 300.
+    :param wait_for_topic: True waits for a topic that does not exist; default False: such a topic is a failure at once.
+    :param give_up_at: time at which to stop waiting, in seconds since the epoch; None (default) never stops.
+    :param silent: True retries after every failure, as a sensor's ``silent_fail`` does; default False.
     """
 
     def __init__(

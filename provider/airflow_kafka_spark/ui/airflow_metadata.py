@@ -58,8 +58,8 @@ class PipelineTask:
     :param pipeline: name of the pipeline; None if it is known only at run time (a template, or a mapped task).
     :param topics: topics that it reads; empty if they are known only at run time.
     :param group: consumer group of the pipeline; None if it is known only at run time.
-    :param source: URIs of what it reads, separated by ``", "``; empty if they are unknown.
-    :param sink: URIs of what it writes, separated by ``", "``; empty if they are unknown.
+    :param source: URIs of its inputs, separated by ``", "``; empty if they are unknown.
+    :param sink: URIs of its outputs, separated by ``", "``; empty if they are unknown.
     :param dead_letters: dead letter topic.
     :param max_records: limit of records per window; None for no limit.
     :param starting_offsets: starting offsets of the operator; None for its default.
@@ -270,10 +270,10 @@ def task_from(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
     )
 
 
-_OFFSETS: Mapping[str, Callable[[Any], object]] = {"starting_offsets": parse_start, "ending_offsets": parse_stop}
+_OFFSETS: Mapping[str, Callable[[object], object]] = {"starting_offsets": parse_start, "ending_offsets": parse_stop}
 
 
-def _offsets(value: Any, parse: Callable[[Any], object]) -> tuple[str | None, bool]:
+def _offsets(value: object, parse: Callable[[object], object]) -> tuple[str | None, bool]:
     """Return starting or ending offsets in the form of the preview, None for the default; False if only the run knows them."""
     if value == repr(CommittedOffsets()):
         return None, True
@@ -281,16 +281,17 @@ def _offsets(value: Any, parse: Callable[[Any], object]) -> tuple[str | None, bo
         parse(value)
     except ValueError:
         return None, False
-    return (json.dumps(value) if isinstance(value, Mapping) else value), True
+    return (value if value is None or isinstance(value, str) else json.dumps(value)), True
 
 
-def _topics(value: Any) -> tuple[str, ...]:
+def _topics(value: object) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else []
     return tuple(n for n in names if isinstance(n, str)) if all(isinstance(n, str) and "{{" not in n for n in names) else ()
 
 
-def _uris(assets: Any) -> list[str]:
-    return [str(a["uri"]) for a in assets or () if isinstance(a, Mapping) and a.get("uri")]
+def _uris(assets: object) -> list[str]:
+    found = assets if isinstance(assets, (list, tuple)) else ()
+    return [str(a["uri"]) for a in found if isinstance(a, Mapping) and a.get("uri")]
 
 
 def _connection(uris: Iterable[str]) -> str | None:
@@ -299,7 +300,7 @@ def _connection(uris: Iterable[str]) -> str | None:
     return next((unquote(name) for name in found if name), None)
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(value: object) -> Any:
     """Return ``value`` without Airflow's wrapping, ``{"__type": .., "__var": ..}``."""
     if isinstance(value, Mapping):
         if "__var" in value and "__type" in value:
@@ -508,20 +509,20 @@ def read_schedules(session: Session, known: Mapping[str, DagSchedule]) -> dict[s
     return found
 
 
-def _json_object(value: Any, limit: int = MAX_STORED_BYTES) -> dict[str, Any] | None:
+def _json_object(value: object, limit: int = MAX_STORED_BYTES) -> dict[str, Any] | None:
     """Return a JSON object that a task has stored; None if the value has another form, because users may edit the store.
 
     :param limit: maximum size of the value in bytes; larger ones are ignored.
     """
     try:
-        found = json.loads(value) if value and len(value) <= limit else None
+        found = json.loads(value) if isinstance(value, (str, bytes)) and 0 < len(value) <= limit else None
         found = json.loads(found) if isinstance(found, str) else found
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
 
 
-def _error(value: Any) -> TaskError | None:
+def _error(value: object) -> TaskError | None:
     found = _json_object(value) or {}
     name, message, at = (found.get(key) for key in ("class", "message", "at"))
     if not (isinstance(name, str) and isinstance(message, str) and isinstance(at, (int, float))):
@@ -536,7 +537,7 @@ def _batches(items: Sequence[TaskInstanceKey]) -> Iterator[list[TaskInstanceKey]
 
 
 def clear_task(session: Session, task: TaskInstanceKey) -> bool:
-    """Clear one task instance, whatever its state, so that it runs again. Other task instances are not cleared.
+    """Clear one task instance in any state, so that it runs again. Other task instances are not cleared.
 
     :return: False if the task instance no longer exists.
     :raises TaskRunning: the task instance has not ended yet.

@@ -26,7 +26,7 @@ def pipeline_url(ledger: str, pipeline: str, window: int | str | None = None) ->
     """Return the address of a pipeline's page.
 
     Guarantee: the address is relative to Airflow's base URL, does not begin with a slash, and is ASCII that needs no further
-    quoting, whatever characters the names contain.
+    quoting, also if the names contain other characters.
 
     :param ledger: ``<kafka_conn_id>/<ledger_topic>``.
     :param pipeline: name of the pipeline.

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, cast
 
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.errors.base import quote_names
@@ -220,7 +220,7 @@ def topic_formats(configuration: Mapping[str, Any], topics: Sequence[str]) -> di
 def make_format(described: Described) -> Format:
     """Return the format that a configuration describes.
 
-    :raises ValueError: it is none of this package, or has an argument that a configuration cannot hold.
+    :raises ValueError: it is not a format of this package, or has an argument that a configuration cannot contain.
     """
     from airflow_kafka_spark import formats
 
@@ -237,7 +237,7 @@ def make_format(described: Described) -> Format:
     return made
 
 
-def _is_object(value: Any) -> bool:
+def _is_object(value: object) -> TypeGuard[Described]:
     return isinstance(value, Mapping) and value.keys() == {"class", "arguments"}
 
 
@@ -329,7 +329,7 @@ def _object_of(value: bytes | None) -> Shown:
     return ({name: _plain(each) for name, each in found.items()} if isinstance(found, dict) else None), None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return a value as JSON. Numbers that JavaScript would round become texts with all digits."""
     if isinstance(value, (bytes, bytearray)):
         return (preview_bytes(bytes(value)) or {}).get("text")

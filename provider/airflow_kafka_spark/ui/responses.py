@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
 
 from fastapi.responses import JSONResponse
 
@@ -34,14 +33,14 @@ class RequestRefused(Exception):
 class PlainJSONResponse(JSONResponse):
     """JSON of plain values, without FastAPI's conversion. Names need not be valid Unicode, since the text is escaped to ASCII."""
 
-    def render(self, content: Any) -> bytes:
+    def render(self, content: object) -> bytes:
         try:
             return json.dumps(content, separators=(",", ":"), allow_nan=False, default=str).encode()
         except ValueError:
             return json.dumps(_finite(content), separators=(",", ":"), default=str).encode()
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """Return ``value`` with None in place of NaN and infinity, which a ledger's record may contain and JSON may not."""
     if isinstance(value, float) and not math.isfinite(value):
         return None

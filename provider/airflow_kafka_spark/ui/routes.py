@@ -20,7 +20,7 @@ from airflow_kafka_spark.ui.previews import (
     run_with_timeout,
 )
 from airflow_kafka_spark.ui.responses import PlainJSONResponse, RequestRefused
-from airflow_kafka_spark.ui.views import ListQuery, UserView, browsable_topics, windows_csv, windows_of
+from airflow_kafka_spark.ui.views import ListQuery, UserView, browsable_topics, stored_windows, windows_csv
 from airflow_kafka_spark.ui.watcher import get_watcher, make_hook
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -143,7 +143,7 @@ def dead_letters(
     _, watch = view.find(ledger, name)
     with watch.lock:
         snapshot = watch.snapshot.pipelines.get(name)
-        found = windows_of(snapshot) if snapshot else []
+        found = stored_windows(snapshot) if snapshot else []
     chosen = [w for w in found if w.landed and (not window or window in (w.name, str(w.entry.window.number)))]
     landed = [part for w in chosen for part in w.landed]
     names = frozenset({name, *(w.entry.window.pipeline for w in chosen)})
@@ -172,7 +172,7 @@ async def _json_body(request: Request) -> object:
 
 
 @router.post("/actions/{action}")
-def act(view: UserViewDep, user: GetUserDep, body: Annotated[Any, Depends(_json_body)], action: str) -> PlainJSONResponse:
+def act(view: UserViewDep, user: GetUserDep, body: Annotated[object, Depends(_json_body)], action: str) -> PlainJSONResponse:
     """Change a pipeline, or describe what the change would do."""
     order = parse_request(action, body)
     item, watch = view.find(order.ledger, order.pipeline)

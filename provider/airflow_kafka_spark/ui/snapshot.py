@@ -320,7 +320,7 @@ def _unreadable(record: LedgerRecord, kind: str) -> str:
     return f"it is of version {version}, newer than {newest}" if version > newest else ""
 
 
-def _is_key(rest: list[Any]) -> bool:
+def _is_key(rest: list[object]) -> bool:
     """Return True if this is a key of a kind that a ledger may contain."""
     kind, *numbers = rest
     if not isinstance(kind, str) or not all(isinstance(n, (int, str)) and not isinstance(n, bool) for n in numbers):
@@ -373,13 +373,13 @@ class PipelineSummary:
     has_intervals: bool = False
     missing: tuple[Interval, ...] = ()
 
-    def report(self, name: str, default: Any = None) -> Any:
+    def report(self, name: str, default: object = None) -> Any:
         """Return a value of the last window's report."""
         report = self.last.report if self.last and self.last.report else {}
         return report.get(name, default)
 
 
-def window_name(entry: WindowEntry) -> str:
+def entry_name(entry: WindowEntry) -> str:
     """Return the name of a window: that of its data interval, else its number."""
     _, interval = parse_ledger_name(entry.window.pipeline)
     return interval or str(entry.window.number)

@@ -34,7 +34,7 @@ from airflow_kafka_spark.ui.airflow_metadata import (
 from airflow_kafka_spark.ui.lag_monitor import NOT_FETCHED, LagMeasurement
 from airflow_kafka_spark.ui.previews import TopicFormats, topic_formats
 from airflow_kafka_spark.ui.responses import RequestRefused, redacted
-from airflow_kafka_spark.ui.snapshot import PipelineSnapshot, PipelineSummary, completed_at, started_at, window_name
+from airflow_kafka_spark.ui.snapshot import PipelineSnapshot, PipelineSummary, completed_at, entry_name, started_at
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import DeadLetters, dead_letters_at
@@ -187,7 +187,7 @@ def _status(item: PipelineItem) -> tuple[str, str]:
     if item.verdict is not None:
         return item.verdict.status.value, item.verdict.reason
     if summary.open is not None and (item.measured is None or item.measured.problem == NOT_FETCHED):
-        return "OK", f"window {window_name(summary.open)} is open; the lag is measured within seconds"
+        return "OK", f"window {entry_name(summary.open)} is open; the lag is measured within seconds"
     return "UNKNOWN", item.measured.problem if item.measured else "its lag has not been measured yet"
 
 
@@ -205,7 +205,7 @@ def _activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]:
     if entry is not None and running:
         planner, worker = task_of_run(entry.window.run), task_of_run(entry.attempt.run)
         if planner != worker and {planner, worker} <= set(running):
-            return "conflict", f"two runs work on window {window_name(entry)}: {entry.window.run} and {entry.attempt.run}"
+            return "conflict", f"two runs work on window {entry_name(entry)}: {entry.window.run} and {entry.attempt.run}"
         return "running", ""
     if _is_paused(item, airflow):
         return "paused", ""
@@ -215,7 +215,7 @@ def _activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]:
         ended = found is None or found.state in FAILED or found.state in ("success", "skipped", "removed", None)
         if ended:
             state = found.state if found and found.state else "gone"
-            return "failed", f"window {window_name(entry)} is open, and its task is {state}"
+            return "failed", f"window {entry_name(entry)} is open, and its task is {state}"
     if entry is None and (failed := _failed_before_its_window(item, airflow)):
         return "failed", f"its task is {failed.state}, before a window was planned"
     return ("new" if summary.last is None and entry is None and not summary.problem else "idle"), ""
@@ -255,14 +255,14 @@ def _failure(item: PipelineItem, airflow: AirflowState) -> JsonObject | None:
         found = airflow.states.get(task) if task else None
         # An error of an earlier attempt at the same task instance does not explain the end of this one.
         error = found.error if found and found.error and found.error.at >= started_at(entry) else None
-        facts = {"name": window_name(entry), "number": entry.window.number, "attempt": attempt.number}
+        facts = {"name": entry_name(entry), "number": entry.window.number, "attempt": attempt.number}
         facts |= {"started_at": attempt.started_at, "run": attempt.run, "task_state": found.state if found else None}
     elif failed := later or _failed_before_its_window(item, airflow):
         task, error = failed.key, failed.error
         if error and failed.started_at and error.at < failed.started_at:
             error = None
         run = "/".join(map(str, task if task.map_index >= 0 else task[:3]))
-        facts = {"name": window_name(entry) if entry else None, "number": entry.window.number if entry else None, "attempt": None}
+        facts = {"name": entry_name(entry) if entry else None, "number": entry.window.number if entry else None, "attempt": None}
         facts |= {"started_at": failed.started_at or failed.ended_at, "run": run, "task_state": failed.state}
     else:
         return None
@@ -278,7 +278,7 @@ def _error_json(error: TaskError) -> JsonObject:
 
 
 def _actions(item: PipelineItem) -> list[str]:
-    """Return the actions that this kind of pipeline allows. The others would be refused whatever their arguments."""
+    """Return the actions that this kind of pipeline allows. The others would be refused with any arguments."""
     summary = item.summary
     if summary is None or summary.problem:
         return []
@@ -301,7 +301,7 @@ def _last_window(entry: WindowEntry) -> JsonObject:
     report = entry.report or {}
     return {
         "number": entry.window.number,
-        "name": window_name(entry),
+        "name": entry_name(entry),
         "completed_at": report.get("completed_at"),
         "records_read": report.get("records_read"),
         "seconds": (report.get("timings") or {}).get("total"),
@@ -316,7 +316,7 @@ def _running(item: PipelineItem, airflow: AirflowState, now: float) -> JsonObjec
     state = airflow.states.get(task) if task else None
     return {
         "number": entry.window.number,
-        "name": window_name(entry),
+        "name": entry_name(entry),
         "dag_id": task.dag_id if task else None,
         "run_id": task.run_id if task else None,
         "task_id": task.task_id if task else None,
@@ -382,7 +382,7 @@ def endpoint_name(uri: str | None, asset: str = "") -> str | None:
     return unquote(rest) if scheme == "file" and separator else uri
 
 
-def configuration_of(item: PipelineItem) -> JsonObject:
+def task_configuration(item: PipelineItem) -> JsonObject:
     """Return the configuration of the pipeline's task, empty if unknown; ``of_run`` is True if its last run has stored it."""
     for text, of_run in [*((task.configuration, False) for task in item.tasks), (item.stored_configuration, True)]:
         try:
@@ -399,7 +399,7 @@ def browsable_topics(item: PipelineItem) -> dict[str, TopicFormats]:
     summary, published = item.summary, item.summary.report("published") if item.summary else None
     read = [*(summary.topics if summary else ()), *(topic for task in item.tasks for topic in task.topics)]
     written = [part["topic"] for part in published or ()]
-    known = topic_formats(configuration_of(item), list(dict.fromkeys(read)))
+    known = topic_formats(task_configuration(item), list(dict.fromkeys(read)))
     return {**{topic: TopicFormats() for topic in written if topic not in known}, **known}
 
 
@@ -515,12 +515,12 @@ class WindowView:
 
     def __init__(self, entry: WindowEntry, dead: DeadLetters | None) -> None:
         self.entry, self.dead = entry, dead
-        self.name = window_name(entry)
+        self.name = entry_name(entry)
         self.task = task_of_run(entry.window.run)
 
     @property
     def landed(self) -> tuple[Landed, ...]:
-        """Return where its dead letters are."""
+        """Return the topics of its dead letters, with their offsets."""
         return dead_letters_at(self.dead, self.report)
 
     @property
@@ -553,7 +553,7 @@ class WindowView:
         )
 
 
-def windows_of(snapshot: PipelineSnapshot) -> list[WindowView]:
+def stored_windows(snapshot: PipelineSnapshot) -> list[WindowView]:
     """Return the stored windows of a pipeline, the newest first.
 
     :raises ValueError: a record cannot be decoded.
@@ -749,7 +749,7 @@ def windows_csv(windows: Iterable[WindowView]) -> str:
     return out.getvalue()
 
 
-def _csv_row(w: WindowView, steps: Iterable[str]) -> list[Any]:
+def _csv_row(w: WindowView, steps: Iterable[str]) -> list[object]:
     window, report = w.entry.window, w.report
     latency, timings = report.get("latency") or {}, report.get("timings") or {}
     interval = [iso(instant) for instant in window.interval] if window.interval else ["", ""]
@@ -766,7 +766,7 @@ def _csv_row(w: WindowView, steps: Iterable[str]) -> list[Any]:
     ]
 
 
-def _csv_cell(value: Any) -> Any:
+def _csv_cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
@@ -911,7 +911,7 @@ class UserView:
             "intervals": {"total": total, "complete": complete, "missing": missing},
             "dead_letters": dead_letters_json(windows),
             "series": series_json(windows, samples),
-            "configuration": configuration_of(item),
+            "configuration": task_configuration(item),
             "topics": list(reversed(browsable_topics(item))),
         }
 
@@ -948,6 +948,6 @@ class UserView:
         with watch.lock:
             snapshot = watch.snapshot.pipelines.get(pipeline)
             try:
-                return (windows_of(snapshot) if snapshot else []), snapshot, ""
+                return (stored_windows(snapshot) if snapshot else []), snapshot, ""
             except (ValueError, KeyError, TypeError) as error:
                 return [], snapshot, f"The ledger holds {error}"

@@ -75,12 +75,15 @@ class Binding:
     :param origin: the place that the rows come from, beside the offsets of the window.
     :param decided: number of the newest decision (:func:`~airflow_kafka_spark.control.rebind.rebind`) that the ledger held when
         the window was planned; 0 without one. A later decision allows another binding.
+    :param owns: True once the ledger has a record that the pipeline uses the group or the replication slot of ``origin``; False
+        (default) if that has to be checked.
     """
 
     writer: Writer
     destination: Endpoint = Endpoint()
     origin: Endpoint = Endpoint()
     decided: int = 0
+    owns: bool = False
 
 
 def with_details(known: Binding, found: Binding) -> Binding:
@@ -159,6 +162,7 @@ def binding_to_json(binding: Binding) -> dict[str, Any]:
         "destination": _endpoint_to_json(binding.destination),
         "origin": _endpoint_to_json(binding.origin),
         **({"decided": binding.decided} if binding.decided else {}),
+        **({"owns": True} if binding.owns else {}),
     }
 
 
@@ -166,7 +170,7 @@ def binding_from_json(value: Mapping[str, Any]) -> Binding:
     """Return the binding that a record holds. Facts that this release does not know are ignored."""
     writer = {name: value["writer"][name] for name in vars(Writer("", "")) if name in value["writer"]}
     destination, origin = (_endpoint_from_json(value.get(name, {})) for name in ("destination", "origin"))
-    return Binding(Writer(**writer), destination, origin, value.get("decided", 0))
+    return Binding(Writer(**writer), destination, origin, value.get("decided", 0), value.get("owns", False))
 
 
 def _endpoint_to_json(endpoint: Endpoint) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from airflow_kafka_spark.windows.instants import instant_ms, parse_iso
 
@@ -18,6 +18,9 @@ WIDTHS = (100, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 6 * HOUR, DAY, 30
 """Widths of buckets in milliseconds. Each is a multiple of the ones before it."""
 MAX_BUCKETS = 500
 """Maximum number of buckets. Percentiles are exact to about one five-hundredth of the span of the timestamps."""
+
+UpstreamCounts: TypeAlias = Mapping[str, int] | Mapping[int, int] | Mapping[datetime, int]
+"""Numbers of records by instant: an ISO 8601 text, milliseconds since the epoch, or a datetime."""
 
 
 @dataclass(frozen=True)

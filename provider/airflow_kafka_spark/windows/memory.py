@@ -164,6 +164,12 @@ class Memory:
         return not (self.position.offsets or self.position.source or self.last_number or self.entries)
 
     @property
+    def is_unknown(self) -> bool:
+        """True if the ledger has at most records of changes: no window, no data interval, and no binding. The first attempt at a
+        data interval binds its pipeline before it plans anything."""
+        return self.is_blank and not self.intervals and self.binding is None
+
+    @property
     def forgotten(self) -> Change | None:
         """The newest ``forget`` of the pipeline; None if it was never forgotten."""
         found = [c for c in self.changes.values() if c.action == "forget"]

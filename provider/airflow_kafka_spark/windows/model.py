@@ -100,6 +100,8 @@ class State(str, Enum):
 GIVEN_UP = "given_up"
 """Key in the position of a source behind a window that was given up: its ``splits``, and per split what is noted of it
 (``tokens``)."""
+PUBLISHED_IN_PART = "published_in_part"
+"""Key in the position of a source, before a window of which the ledger has lost everything: any part of it may be published."""
 IF_GIVEN_UP = "if_given_up"
 """Key in the description of a split: what is noted of it if its window is given up before it is published."""
 

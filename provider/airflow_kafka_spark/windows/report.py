@@ -361,7 +361,7 @@ def sum_up_published(window: Window, markers: Sequence[Marker]) -> Report:
     )
 
 
-def sum_up_relayed(
+def sum_up_kafka_to_kafka(
     window: Window,
     markers: Sequence[Marker],
     splits: Mapping[int, OffsetRange],

@@ -1,146 +1,435 @@
-"""JSON Schema as columns."""
+"""JSON by a JSON Schema, with and without the wire format: columns, rows, and what a schema refuses."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import pickle
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
+import jsonschema
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from airflow_kafka_spark.errors import SchemaInvalid
-from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.errors import RowRejected, SchemaUnusable, ValidationError
+from airflow_kafka_spark.formats import Debezium, JsonSchema
+from airflow_kafka_spark.formats.json.connect_schema import sql_columns
+from airflow_kafka_spark.formats.json.json_schema import _as_written, _plain_fields
+from airflow_kafka_spark.formats.json.schema import bundle_references, fields_of
+from airflow_kafka_spark.formats.json.tasks.json_schema import RegisteredJsonDecoder
+from airflow_kafka_spark.formats.registry import SchemaDocument, wire_header
+from airflow_kafka_spark.formats.types import parse_ddl
 from tests.formats.contract import CHECKS, Case
 
+UTC = datetime.timezone.utc
 ORDER: dict[str, Any] = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "$id": "https://example.com/order.schema.json",
     "title": "Order",
     "type": "object",
-    "required": ["id", "customer", "lines"],
-    "additionalProperties": False,
     "properties": {
-        "id": {"type": "integer", "minimum": 1, "description": "its number"},
-        "customer": {"$ref": "#/$defs/customer"},
-        "state": {"type": "string", "enum": ["new", "paid"]},
-        "placed_at": {"type": ["string", "null"], "format": "date-time"},
-        "day": {"type": "string", "format": "date"},
-        "total": {"type": "number"},
-        "paid": {"type": "boolean"},
-        "lines": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/line"}},
-        "notes": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
-        "photo": {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"},
-        "id2": {"oneOf": [{"type": "null"}, {"type": "string", "format": "uuid"}]},
-        "kind": {"const": "order"},
-        "level": {"enum": [1, 2, None]},
-        "x-seen": {"type": ["integer", "number"], "x-unit": "m"},
+        "id": {"type": "integer", "minimum": 0},
+        "state": {"type": "string", "enum": ["NEW", "PAID"]},
+        "note": {"type": ["string", "null"]},
+        "amount": {"type": "number"},
+        "lines": {"type": "array", "items": {"type": "object", "properties": {"sku": {"type": "string"}}, "required": ["sku"]}},
     },
-    "$defs": {
-        "customer": {
-            "type": "object", "properties": {"name": {"type": "string"}, "a/b~c": {"type": "integer"}}, "required": ["name"],
-        },
-        "line": {"properties": {"sku": {"$ref": "#/$defs/customer/properties/name"}, "n": {"allOf": [{"type": "integer"}]}}},
-    },
-}  # fmt: skip
-DDL = (
-    "id bigint NOT NULL COMMENT 'its number', customer struct<name:string NOT NULL,`a/b~c`:bigint> NOT NULL, state string, "
-    "placed_at timestamp, day date, total double, paid boolean, lines array<struct<sku:string,n:bigint>> NOT NULL, "
-    "notes map<string,string>, photo binary, id2 string, kind string, level bigint, `x-seen` double"
-)
+    "required": ["id", "note"],
+}
+GOOD = b'{"id":1,"note":null,"state":"NEW","lines":[{"sku":"a"}]}'
+MADE = """
+a tinyint NOT NULL, b smallint, c int, d bigint, e float, f double, g boolean, h string, i binary, j date, k timestamp,
+l decimal(38,6), m array<int>, n map<string,double> NOT NULL, o struct<x: int NOT NULL, y: struct<z: string>>,
+p array<struct<q: decimal(3,1)>> NOT NULL, q timestamp_ntz, r varchar(3)
+"""
 
 
-def test_a_schema_becomes_columns() -> None:
-    columns = Json(ORDER).columns
-    assert ", ".join(map(str, columns)) == ", ".join(map(str, Json(DDL).columns))
-    assert columns[0].comment == "its number"
-    assert Json.of_json_schema(json.dumps(ORDER)) == Json(ORDER)
-    assert pickle.loads(pickle.dumps(Json(ORDER))).arrow_schema() == Json(ORDER).arrow_schema()
+def framed(*, checks: bool = False, known: tuple[int, ...] = (1, 2)) -> RegisteredJsonDecoder:
+    """A decoder as it is made for a registry that has the schema."""
+    text = json.dumps(ORDER)
+    fields = JsonSchema(schema=ORDER)._fields
+    return RegisteredJsonDecoder(
+        fields, dict.fromkeys(known, text), {99: "it is of type AVRO"}, "1, 2 of `orders-value`", True, checks
+    )
 
 
-CASE = Case(
-    Json({key: value for key, value in ORDER.items() if key != "properties"}
-         | {"properties": {k: v for k, v in ORDER["properties"].items() if k != "notes"}}),
-    (
-        b'{"id":1,"customer":{"name":"a"},"lines":[]}',
-        b'{"id":2,"customer":{"name":"b","a/b~c":7},"lines":[{"sku":"x","n":1}],"placed_at":"2026-11-05T07:08:09Z","level":2}',
-        b'{"id":3,"customer":{"name":"c"},"lines":[{}],"day":"2026-11-05","state":null,"photo":"aGk=","total":1e3}',
+def written(format: JsonSchema, rows: list[dict[str, Any]], ddl: str) -> list[bytes]:
+    """Return the values that tasks write for rows with these columns."""
+    from airflow_kafka_spark.formats.types import arrow_schema
+
+    columns = parse_ddl(ddl)
+    schema = pa.schema([f.with_nullable(True) for f in arrow_schema(columns)])
+    batch = pa.RecordBatch.from_pylist(rows, schema)
+    return format.struct_encoder(columns).encode(dict(zip(batch.schema.names, batch.columns, strict=True))).to_pylist()
+
+
+CASES = {
+    "plain": Case(
+        JsonSchema(schema=ORDER),
+        (GOOD, b'{"id":2,"note":"n","amount":1.5}'),
+        (b"", b"{}", b'{"id":"x"}', b'{"id":1,"lines":[{}]}'),
     ),
-    (b'{"customer":{"name":"a"},"lines":[]}', b'{"id":1,"customer":{},"lines":[]}', b'{"id":"1"}', b"{}",
-     b'{"id":1,"customer":{"name":"a"},"lines":[null]}'),
-)  # fmt: skip
+    "checked": Case(
+        JsonSchema(schema=ORDER, check_values=True), (GOOD,), (b"", b'{"id":-1,"note":null}', b'{"id":1,"note":null,"state":"X"}')
+    ),
+}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
-def test_contract(check: Callable[[Case], None]) -> None:
-    assert CASE.format.validate("value") == []
-    check(CASE)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_contract(case: Case, check: Callable[[Case], None]) -> None:
+    check(case)
 
 
-def of(schema: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": {"a": schema}}
+def test_headers_that_are_wrong_are_told_and_the_rest_is_read() -> None:
+    decoder = framed()
+    good = wire_header(2) + GOOD
+    wrong = {
+        b"": "found 0 bytes, expected at least 5",
+        b"{" + good[1:]: "found the first byte 0x7b, expected the magic byte 0x00 of Confluent's wire format; it looks like JSON",
+        b"\xc3\x01" + good: "it looks like Avro's single-object encoding",
+        wire_header(3) + GOOD: "found schema id 3, expected one of 1, 2 of `orders-value`",
+        wire_header(99) + GOOD: "found schema id 99: it is of type AVRO",
+        wire_header(1): "",
+        wire_header(1) + b'{"id":1.5}': "column `id`",
+    }
+    for decode in (decoder.decode, pickle.loads(pickle.dumps(decoder)).decode):
+        found = decode([good, *wrong, None, *[good] * 3000])
+        assert [at for at, _ in found.bad] == list(range(1, 1 + len(wrong)))
+        assert all(said in reason for (_, reason), said in zip(found.bad, wrong.values(), strict=True))
+        rows = found.batch.to_pylist()
+        assert rows[0] == rows[-1] == {"id": 1, "state": "NEW", "note": None, "amount": None, "lines": [{"sku": "a"}]}
+        assert all(set(row.values()) == {None} for row in rows[1 : len(wrong) + 2])
+
+
+def test_values_are_checked_only_where_that_is_asked_for() -> None:
+    values = [
+        wire_header(1) + b'{"id":-1,"note":null}',
+        wire_header(1) + b'{"id":1,"note":null,"state":"GONE"}',
+        wire_header(1) + GOOD,
+        None,
+    ]
+    assert framed().decode(values).bad == ()
+    found = framed(checks=True).decode(values)
+    assert found.bad == (
+        (0, "column `id`: the schema refuses it: -1 is less than the minimum of 0"),
+        (1, "column `state`: the schema refuses it: 'GONE' is not one of ['NEW', 'PAID']"),
+    )
+    assert [row["id"] for row in found.batch.to_pylist()] == [None, None, 1, None]
+
+
+CONNECT = "org.apache.kafka.connect.data."
+
+
+def test_connects_own_words_say_the_types_of_columns() -> None:
+    properties = {
+        "small": {"type": "integer", "connect.type": "int16"},
+        "real": {"type": "number", "connect.type": "float32"},
+        "day": {"type": "integer", "title": f"{CONNECT}Date", "connect.type": "int32"},
+        "at": {"oneOf": [{"type": "null"}, {"type": "integer", "title": f"{CONNECT}Timestamp", "connect.type": "int64"}]},
+        "raw": {"type": "string", "connect.type": "bytes"},
+        "price": {"type": "string", "title": f"{CONNECT}Decimal", "connect.type": "bytes", "connect.parameters": {"scale": "2"}},
+        "exact": {
+            "type": "number",
+            "title": f"{CONNECT}Decimal",
+            "connect.type": "bytes",
+            "connect.parameters": {"scale": "1", "connect.decimal.precision": "5"},
+        },
+    }
+    format = JsonSchema(schema={"type": "object", "properties": properties})
+    kinds = [str(f.type) for f in format.arrow_schema()]
+    assert kinds == ["int16", "float", "date32[day]", "timestamp[us, tz=UTC]", "binary", "decimal128(38, 2)", "decimal128(5, 1)"]
+    text = b'{"small":-1,"real":0.1,"day":20000,"at":1700000000123,"raw":"AP8=","price":"BNI=","exact":-1.5}'
+    (row,) = format.decoder().decode([text]).batch.to_pylist()
+    at = datetime.datetime(2023, 11, 14, 22, 13, 20, 123000, UTC)
+    assert list(row.values())[2:] == [datetime.date(2024, 10, 4), at, b"\0\xff", Decimal("12.34"), Decimal("-1.5")]
+    columns = "small smallint, real float, day date, at timestamp, raw binary, price decimal(38,2), exact decimal(5,1)"
+    assert json.loads(written(format, [row], columns)[0]) == json.loads(text)
+    with pytest.raises(RowRejected, match="`at`: it holds microseconds"):
+        written(format, [{**row, "at": at.replace(microsecond=1)}], columns)
+
+
+def test_a_schema_is_read_as_connects_converter_registers_it() -> None:
+    def optional(index: int, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"connect.index": index, "oneOf": [{"type": "null"}, schema]}
+
+    debezium = "io.debezium.time."
+    row = {
+        "id": {"type": "integer", "connect.index": 0, "connect.type": "int64"},
+        "name": optional(1, {"type": "string"}),
+        "day": optional(2, {"type": "integer", "title": f"{debezium}Date", "connect.version": 1, "connect.type": "int32"}),
+        "at": optional(
+            3, {"type": "integer", "title": f"{debezium}MicroTimestamp", "connect.version": 1, "connect.type": "int64"}
+        ),
+        "coarse": optional(
+            4, {"type": "integer", "title": f"{debezium}Timestamp", "connect.version": 1, "connect.type": "int64"}
+        ),
+        "fine": optional(
+            5, {"type": "integer", "title": f"{debezium}NanoTimestamp", "connect.version": 1, "connect.type": "int64"}
+        ),
+    }
+    after = optional(1, {"type": "object", "title": "s.t.Value", "properties": row})
+    op = {"type": "string", "connect.index": 3}
+    events = {"type": "object", "title": "s.t.Envelope", "connect.version": 1, "properties": {"after": after, "op": op}}
+    text = b'{"after":{"id":1,"name":null,"day":1,"at":7,"coarse":7,"fine":7000},"op":"c"}'
+    decoded = Debezium(JsonSchema(schema=events)).decoder().decode([text])
+    start = datetime.datetime(1970, 1, 1)
+    fine, coarse = start.replace(microsecond=7), start.replace(microsecond=7000)
+    (found,) = decoded.batch.to_pylist()
+    assert found == {"id": 1, "name": None, "day": datetime.date(1970, 1, 2), "at": fine, "coarse": coarse, "fine": fine}
+    columns = "id bigint, name string, day date, at timestamp_ntz, coarse timestamp_ntz, fine timestamp_ntz"
+    table = JsonSchema(schema={"type": "object", "properties": row})
+    assert json.loads(written(table, [found], columns)[0]) == json.loads(text)["after"]
+    with pytest.raises(RowRejected, match="the years 1678 to 2261"):
+        written(table, [found | {"fine": start.replace(year=2300)}], columns)
+    with pytest.raises(RowRejected, match="`coarse`: it holds microseconds"):
+        written(table, [found | {"coarse": fine}], columns)
+
+
+def test_a_number_means_what_the_schema_says_that_it_was_written_with() -> None:
+    def price(scale: int, **more: Any) -> dict[str, Any]:
+        said = {"title": f"{CONNECT}Decimal", "connect.type": "bytes", "connect.parameters": {"scale": str(scale)}}
+        return {"type": "object", "properties": {"n": {"type": "number", "connect.type": "float64"}, "p": said | more}}
+
+    latest, before, plain = price(4, type="string"), price(2, type="string"), price(2, type="number")
+    columns = _plain_fields(JsonSchema(schema=latest)._fields)
+    others = {
+        n: _as_written(columns, SchemaDocument(json.dumps(schema), (), "it"))
+        for n, schema in ((1, before), (2, plain), (3, latest))
+    }
+    assert others[3] == others[2] == tuple(columns) != others[1]
+    decoder = RegisteredJsonDecoder(columns, dict.fromkeys((1, 2, 3), ""), {}, "", True, False, {1: others[1]})
+    values = [wire_header(1) + b'{"n":1,"p":"AJY="}', wire_header(2) + b'{"n":2,"p":1.5}', wire_header(3) + b'{"n":3,"p":"AJY="}']
+    values = [*values, None, wire_header(1) + b'{"n":4,"p":"1.50"}', wire_header(9), *values * 100]
+    for one in (decoder, pickle.loads(pickle.dumps(decoder))):
+        found = one.decode(values)
+        read = [(row["n"], row["p"]) for row in found.batch.to_pylist()]
+        three = [(1.0, Decimal("1.5")), (2.0, Decimal("1.5")), (3.0, Decimal("0.015"))]
+        assert read == [*three, *[(None, None)] * 3, *three * 100]
+        assert [at for at, _ in found.bad] == [4, 5] and "schema id 9" in found.bad[1][1]
+    assert decoder.decode([]).batch.num_rows == 0
+
+
+def base64_decimal(scale: Any) -> dict[str, Any]:
+    said = {} if scale is None else {"connect.parameters": {"scale": scale}}
+    return {"type": "string", "title": f"{CONNECT}Decimal", "connect.type": "bytes", **said}
 
 
 @pytest.mark.parametrize(
-    ("schema", "expected"),
-    [
-        (of({"type": "integer", "nullable": True}), "a bigint"),
-        (of({"type": "array", "items": {"type": ["integer", "null"]}}), "a array<bigint>"),
-        (of({"anyOf": [{"$ref": "#/definitions/d"}, {"type": "null"}]}) | {"definitions": {"d": {"type": "string"}}}, "a string"),
-        (of({"$ref": "#/definitions/a~1b%20c"}) | {"definitions": {"a/b c": {"type": "number"}}}, "a double"),
-        (of({"$ref": "#/definitions/d/0"}) | {"definitions": {"d": [{"type": "number"}]}}, "a double"),
-        (of({"enum": ["a", None], "title": "x"}) | {"required": ["a"]}, "a string"),
-        (of({"type": "string", "format": "email", "maxLength": 5, "pattern": "x"}), "a string"),
-        ({"$ref": "#/$defs/r", "$defs": {"r": of({"type": "integer"})}}, "a bigint"),
-    ],
-    ids=str,
+    ("scale", "kind", "text", "expected"),
+    [("-2", "decimal(38,0)", "Bw==", "700"), ("40", "decimal(38,38)", "ZA==", "1E-38"), ("2", "decimal(38,2)", "Bw==", "0.07")],
 )
-def test_what_is_kept(schema: dict[str, Any], expected: str) -> None:
-    assert ", ".join(map(str, Json(schema).columns)) == expected
+def test_a_decimal_in_base64_is_of_the_scale_that_is_said_whatever_scale_its_column_has(
+    scale: str, kind: str, text: str, expected: str
+) -> None:
+    format = JsonSchema(schema={"type": "object", "properties": {"a": base64_decimal(scale)}})
+    assert [str(f.type) for f in sql_columns(format._fields)] == [kind]
+    value = b'{"a":"%s"}' % text.encode()
+    found = format.decoder().decode([value])
+    assert found.bad == () and found.batch.to_pylist() == [{"a": Decimal(expected)}]
+    assert written(format, found.batch.to_pylist(), f"a {kind}") == [value]
+
+
+@pytest.mark.parametrize("scale", [None, "x", "1000", [], {}, float("inf")])
+def test_a_decimal_in_base64_without_its_scale_is_no_column(scale: Any) -> None:
+    (problem,) = JsonSchema(schema={"type": "object", "properties": {"a": base64_decimal(scale)}}).validate("value")
+    assert "a Decimal in base64 without its scale" in problem.what and "#/properties/a" in problem.what
+
+
+def test_what_connects_words_cannot_mean_is_passed_over() -> None:
+    properties = {
+        "a": {"type": "integer", "connect.type": []},
+        "b": {
+            "type": "number",
+            "title": f"{CONNECT}Decimal",
+            "connect.type": "bytes",
+            "connect.parameters": {"connect.decimal.precision": "0"},
+        },
+    }
+    format = JsonSchema(schema={"type": "object", "properties": properties})
+    assert [str(f.type) for f in format.arrow_schema()] == ["int64", "decimal128(1, 0)"]
+
+
+def test_a_number_means_what_its_version_says_though_other_properties_of_it_cannot_be_columns() -> None:
+    """Two digits once, four now: ``AMg=`` is 2.00 or 0.0200."""
+
+    def version(scale: str, **more: Any) -> dict[str, Any]:
+        inner = {"type": "object", "properties": {"price": base64_decimal(scale), **more}}
+        return {
+            "type": "object",
+            "properties": {"price": base64_decimal(scale), "o": inner, "l": {"type": "array", "items": inner}},
+        }
+
+    columns = _plain_fields(JsonSchema(schema=version("4"))._fields)
+    value = wire_header(7) + b'{"price":"AMg=","o":{"price":"AMg="},"l":[{"price":"AMg="}]}'
+    older: list[dict[str, Any]] = [version("2", any={}), version("2", x={"type": ["string", "integer"]}), version("2")]
+    older[2] |= {"if": {}}
+    for schema in older:
+        others = {7: _as_written(columns, SchemaDocument(json.dumps(schema), (), "it"))}
+        found = RegisteredJsonDecoder(columns, {7: ""}, {}, "7", True, False, others).decode([value])
+        two = {"price": Decimal("2.0000")}
+        assert found.bad == () and found.batch.to_pylist() == [{**two, "o": two, "l": [two]}]
+
+
+def test_what_cannot_be_checked_is_bad_and_never_raises() -> None:
+    properties = {"a": {"type": "number", "multipleOf": 0.5}, "b": {"type": "string", "pattern": r"^\p{L}+$"}}
+    decoder = JsonSchema(schema={"type": "object", "properties": properties}, check_values=True).decoder()
+    values = [b'{"a":NaN}', b'{"b":"x"}', b'{"c":' + b"1" * 5000 + b"}", b'{"a":1.5}']
+    found = decoder.decode(values)
+    assert [at for at, _ in found.bad] == [0, 1, 2]
+    assert all("it cannot be checked by its schema" in reason for _, reason in found.bad)
+
+
+def test_what_may_be_null_is_null_and_what_may_be_missing_is_left_out() -> None:
+    rows = [{"id": 1, "note": None, "state": None, "amount": 0.5}, {"id": 2, "note": "x", "state": "NEW", "amount": None}]
+    values = written(JsonSchema(schema=ORDER), rows, "id int, note string, state string, amount float")
+    assert values == [b'{"id":1,"note":null,"amount":0.5}', b'{"id":2,"note":"x","state":"NEW"}']
+    for value in values:
+        jsonschema.validate(json.loads(value), ORDER)
+    with pytest.raises(RowRejected, match="Row 1 of the split.*`id`: it is null, and the schema requires it"):
+        written(JsonSchema(schema=ORDER), [{"id": None, "note": None}], "id int, note string")
+
+
+ROW: dict[str, Any] = {
+    **{
+        "a": -128,
+        "b": 5,
+        "c": 6,
+        "d": -(2**63),
+        "e": 0.5,
+        "f": 1e300,
+        "g": False,
+        "h": 'é"\\\n\0😀',
+        "i": b"\0\xff",
+        "m": [1, None],
+    },
+    **{
+        "j": datetime.date(1, 1, 1),
+        "k": datetime.datetime(9999, 12, 31, 23, 59, 59, 999999, UTC),
+        "n": [("k", 1.5), ("é", None)],
+    },
+    **{
+        "l": Decimal("-12345678901234567890123456789012.345678"),
+        "o": {"x": 1, "y": {"z": None}},
+        "p": [{"q": Decimal("-9.9")}, None],
+    },
+    **{"q": datetime.datetime(2026, 11, 5, 7, 8), "r": "xyz"},
+}
+
+
+def test_a_schema_made_of_columns_gives_their_values_back_and_validates_them() -> None:
+    format = JsonSchema(schema=MADE)
+    assert format.validate("value") == []
+    nulls = {**dict.fromkeys(ROW), "a": 1, "n": [], "p": []}
+    values = written(format, [ROW, nulls], MADE)
+    found = format.decoder().decode(values)
+    assert (found.batch.to_pylist(), found.bad) == ([ROW, nulls], ())
+    schema = json.loads(format._schema_text)
+    jsonschema.Draft7Validator.check_schema(schema)
+    for value in values:
+        jsonschema.validate(json.loads(value), schema)
+    again = [str(c) for c in sql_columns(fields_of(schema, "it"))]
+    assert again == [str(c) for c in parse_ddl(MADE.replace("varchar(3)", "string"))]
+
+
+times = st.datetimes(datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31)).map(lambda t: t.replace(tzinfo=UTC))
+RANDOM = st.fixed_dictionaries(
+    {
+        **{"d": st.integers(-(2**63), 2**63 - 1), "f": st.none() | st.floats(allow_nan=False, allow_infinity=False)},
+        **{"e": st.none() | st.floats(width=32, allow_nan=False, allow_infinity=False), "h": st.none() | st.text()},
+        **{"i": st.none() | st.binary(), "j": st.none() | st.dates(), "k": st.none() | times},
+        **{"l": st.none() | st.decimals(-(10**20), 10**20, places=6), "m": st.none() | st.lists(st.none() | st.integers(-9, 9))},
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(RANDOM, min_size=1, max_size=4), st.binary(max_size=3))
+def test_random_rows_come_back_and_damaged_ones_never_raise(rows: list[dict[str, Any]], damage: bytes) -> None:
+    ddl = "d bigint, f double, e float, h string, i binary, j date, k timestamp, l decimal(38,6), m array<int>"
+    format = JsonSchema(schema=ddl)
+    values = written(format, rows, ddl)
+    found = format.decoder().decode([*values, *(v[: len(v) // 2] + damage for v in values)])
+    assert found.batch.num_rows == 2 * len(rows)
+    for row, back in zip(rows, found.batch.to_pylist()[: len(rows)], strict=True):
+        assert row == back
+    assert all(at >= len(rows) for at, _ in found.bad)
+
+
+def test_a_value_that_json_or_the_schema_has_not_ends_with_row_and_column() -> None:
+    good = {"a": 1, "n": [], "p": []}
+    for change, told in (
+        ({"f": float("nan")}, "`f`: found nan, which JSON has not"),
+        ({"e": float("-inf")}, "`e`: found -inf"),
+        ({"a": None}, "`a`: it is null"),
+    ):
+        format = JsonSchema(schema=MADE)
+        with pytest.raises(RowRejected, match=f"Row 2 of the split cannot become a record: column {told}"):
+            written(format, [good, {**good, **change}], MADE)
+
+
+def test_columns_that_do_not_fit_the_schema_are_told_before_anything_is_written() -> None:
+    format = JsonSchema(schema=ORDER).to_write("orders", "value")
+    assert format.encoding_problems("value", ["id", "note"]) == []
+    told = [p.what for p in format.encoding_problems("value", ["id", "more"])]
+    assert any("`more`" in t for t in told) and any("`note`, which is required" in t for t in told)
+    with pytest.raises(ValidationError) as error:
+        format.struct_encoder(parse_ddl("id double, note string, amount decimal(3,1), lines array<struct<sku: int>>"))
+    for part in ("`id` is of type double", "`amount`", "`lines[].sku`"):
+        assert part in str(error.value)
+
+
+def test_a_schema_is_put_together_with_those_it_refers_to() -> None:
+    root = {
+        "$id": "http://example.org/order.json",
+        "type": "object",
+        "properties": {
+            "price": {"$ref": "money.json"},
+            "same": {"$ref": "http://example.org/money.json#/definitions/units"},
+            "own": {"$ref": "#/definitions/flag"},
+        },
+        "definitions": {"flag": {"type": "boolean"}},
+    }
+    money = {
+        "$id": "http://example.org/money.json",
+        "type": "object",
+        "properties": {"units": {"$ref": "#/definitions/units"}},
+        "definitions": {"units": {"type": "integer"}},
+    }
+    whole = bundle_references(
+        SchemaDocument(
+            json.dumps(root), (("money.json", json.dumps(money)), ("http://example.org/money.json", json.dumps(money))), "it"
+        )
+    )
+    assert [str(c) for c in sql_columns(fields_of(whole, "it"))] == ["price struct<units:bigint>", "same bigint", "own boolean"]
+    jsonschema.validate({"price": {"units": 1}, "same": 2, "own": True}, whole)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"price": {"units": "1"}}, whole)
 
 
 @pytest.mark.parametrize(
-    ("schema", "found", "place"),
+    ("options", "found"),
     [
-        (of({"type": ["string", "integer"]}), "a choice between several types", "#/properties/a"),
-        (of({"oneOf": [{"type": "string"}, {"type": "integer"}]}), "a choice between several types", "#/properties/a"),
-        (of({}), "a schema that allows anything", "#/properties/a"),
-        (of(True), "a schema that allows anything", "#/properties/a"),
-        (of({"type": "null"}), "null alone", "#/properties/a"),
-        (of({"type": "int"}), "the type 'int'", "#/properties/a"),
-        (of({"type": "object"}), "an object without `properties`", "#/properties/a"),
-        (of({"type": "array"}), "an array without one schema", "#/properties/a"),
-        (of({"type": "array", "items": [{"type": "string"}]}), "an array without one schema", "#/properties/a"),
-        (of({"type": "array", "prefixItems": []}), "`prefixItems`", "#/properties/a"),
-        (of({"type": "array", "items": {"not": {}}}), "`not`", "#/properties/a/items"),
-        (of({"type": "string", "if": {}}), "`if`", "#/properties/a"),
-        (of({"propertis": {}}), "`propertis`", "#/properties/a"),
-        (of({"allOf": [{"type": "string"}, {"minLength": 1}]}), "`allOf` of several", "#/properties/a"),
-        (of({"$ref": "other.json#/a"}), "`$ref` to 'other.json#/a'", "#/properties/a"),
-        (of({"$ref": "#/$defs/b"}), "`$ref` to `#/$defs/b`, which is not there", "#/properties/a"),
-        (of({"$ref": "#"}), "which it is part of", "#/properties/a"),
-        (of({"$ref": "#/$defs/b"}) | {"$defs": {"b": of({"$ref": "#/$defs/b"})}}, "it is part of", "#/$defs/b/properties/a"),
-        (of({"$ref": "#/$defs/b", "type": "string"}) | {"$defs": {"b": {"type": "string"}}}, "`$ref` beside", "#/properties/a"),
-        (of({"type": "string", "contentEncoding": "base32"}), "contentEncoding 'base32'", "#/properties/a"),
-        (of({"enum": ["a", 1]}), "a choice between several types", "#/properties/a"),
-        (of({"type": "string"}) | {"required": ["b"]}, "`b` as required", "#"),
-        (of({"type": "string"}) | {"required": [{}]}, "required: [{}]", "#"),
-        (of({"type": [{}]}), "the type [{}]", "#/properties/a"),
-        (of({"$ref": "#/$defs/d/²"}) | {"$defs": {"d": [1, 2, 3]}}, "which is not there", "#/properties/a"),
-        ({"properties": {5: {"type": "string"}}}, "the name 5", "#/properties/5"),
-        ({"properties": {"a": {"type": "string"}, "A": {"type": "string"}}}, "a name like `a`", "#/properties/A"),
-        ({"type": "array", "items": {"type": "string"}}, "a schema of array<string>", "#"),
-        ({}, "a schema that allows anything", "#"),
+        ({}, "neither"),
+        ({"schema": "{"}, "no JSON"),
+        ({"schema": {"type": "string"}}, "an object with `properties`"),
+        ({"schema": {"type": "object", "properties": {"a": {"type": ["string", "integer"]}}}}, "#/properties/a"),
+        ({"schema": "a map<int,int>"}, "as JSON's names are"),
+        ({"schema": "a whatever"}, "value.schema"),
+        ({"schema": ORDER, "reader_schema": 3}, "a version is one of a registry"),
+        ({"registry": "sr"}, "no subject is known"),
+        (
+            {"registry": "sr", "topics": ("t",), "subject_name_strategy": "RecordNameStrategy"},
+            "the record's name is not known",
+        ),
     ],
-    ids=str,
-)  # fmt: skip
-def test_what_cannot_be_kept_is_a_problem_that_names_the_place(schema: dict[str, Any], found: str, place: str) -> None:
-    (problem,) = Json(schema).validate("value")
-    assert problem.where == "value.schema"
-    assert found in problem.what and f"`{place}`" in problem.what and "expected" in problem.what
+)
+def test_wrong_options_are_told(options: dict[str, Any], found: str) -> None:
+    assert found in " ".join(map(str, JsonSchema(**options).validate("value")))
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a":}', "5"])
-def test_what_is_no_document(text: str) -> None:
-    with pytest.raises(SchemaInvalid):
-        Json.of_json_schema(text)
+def test_what_cannot_be_put_together_is_told() -> None:
+    with pytest.raises(SchemaUnusable, match="of `money.json`"):
+        bundle_references(SchemaDocument("{}", (("money.json", "["),), "it"))

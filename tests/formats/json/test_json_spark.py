@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from datetime import date, datetime, timezone
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from airflow_kafka_spark.errors import SchemaInvalid
@@ -107,3 +111,45 @@ def test_ddl_is_read_as_spark_reads_it(spark: SparkSession, schema: str) -> None
             parse_ddl(schema)
     else:
         assert parse_ddl(schema) == _from_json_value(wanted).fields
+
+
+def test_floats_and_nested_values_are_written_in_arrow_as_spark_writes_them(spark: SparkSession) -> None:
+    """But for the digits of some floats with Java 17, which then are another text of the same number."""
+    chance = random.Random(20261125)
+    floats = [0.0, -0.0, 1e-3, 1e7, 9_999_999.0, 0.00099, 1e22, -123456789.0, float("nan"), float("inf"), -float("inf"), None]
+    texts = ["", 'a"\\\x01\x1fé', None]
+
+    def some() -> dict[str, Any]:
+        return {
+            "f": chance.choice([*floats, round(chance.uniform(-1000, 1000), 3), chance.random()]),
+            "small": chance.choice([*floats[:6], 0.1, -2.5, None]),
+            "s": chance.choice(
+                [None, {"a": chance.choice(texts), "d": chance.choice([None, Decimal("0.0000001000"), Decimal("-1.5")])}]
+            ),
+            "l": chance.choice([None, [], [chance.choice(floats), None]]),
+            "m": chance.choice([None, [], [("k", datetime(2026, 1, 2, tzinfo=timezone.utc)), ('"', None)]]),
+            "structs": chance.choice(
+                [
+                    None,
+                    [None, {"day": date(1, 1, 1), "raw": b"\xff", "at": datetime(999, 1, 2, tzinfo=timezone.utc)}],
+                    [{"day": None}],
+                ]
+            ),
+        }
+
+    of_struct = pa.struct([("day", pa.date32()), ("raw", pa.binary()), ("at", pa.timestamp("us", "UTC"))])
+    schema = pa.schema(
+        [
+            ("f", pa.float64()), ("small", pa.float32()), ("s", pa.struct([("a", pa.string()), ("d", pa.decimal128(20, 10))])),
+            ("l", pa.list_(pa.float64())), ("m", pa.map_(pa.string(), pa.timestamp("us", "UTC"))),
+            ("structs", pa.list_(of_struct)),
+        ]
+    )  # fmt: skip
+    rows = pa.Table.from_pylist([some() for _ in range(500)], schema)
+    wanted = [bytes(row[0]) for row in spark.createDataFrame(rows).select(Json().encode(schema.names)).collect()]
+    encoder = Json().encoder([(name, "other") for name in schema.names])
+    assert encoder is not None
+    (batch,) = rows.combine_chunks().to_batches()
+    found = encoder.encode(dict(zip(schema.names, batch.columns, strict=True))).to_pylist()
+    different = [pair for pair in zip(found, wanted, strict=True) if pair[0] != pair[1]]
+    assert not different, different[0]

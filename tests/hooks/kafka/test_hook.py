@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import ConnectionInvalid, GroupHasMembers, KafkaRefused, KafkaUnavailable, TopicMissing
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.hooks.kafka.log import read_log, warn_of_lost_transactions
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionOffsets
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -305,14 +306,44 @@ def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
             with pytest.raises(KafkaUnavailable) as caught:
                 hasty.committed(group, [partition])
             # Or nobody has answered at all in three seconds.
-            return "a transaction with offsets of this group is open" in str(caught.value)
+            return "a transaction with offsets of this group is open" in str(caught.value) and str(caught.value)
 
-        assert eventually(refused)
+        advice = re.search(
+            "kafka-transactions.sh abort --topic (.*) --partition (.*) --start-offset ([0-9]*)", eventually(refused)
+        )
+        there = TopicPartition(advice[1], int(advice[2]))
+        found = patient.offsets([there])[there]
+        assert found.held_back and found.lso == int(advice[3])
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(patient.committed, group, [partition])
             producer.commit_transaction(20)
             assert answer.result(60) == {partition: CommittedOffset(9)}
         consumer.close()
+
+
+def test_a_transaction_that_is_open_for_longer_than_brokers_allow_is_named_with_the_command_that_ends_it(
+    kafka, hook, topic, caplog, monkeypatch
+):
+    def warned(offsets=None):
+        caplog.clear()
+        warn_of_lost_transactions(hook, read_log(hook, [topic]), offsets)
+        return [record.getMessage() for record in caplog.records if record.name == warn_of_lost_transactions.__module__]
+
+    produce(kafka, topic, 1, *[SECOND] * 3)
+    with transaction(kafka) as producer:
+        for partition, timestamp in ((0, SECOND), (1, 1_000 * SECOND)):
+            producer.produce(topic, b"v", partition=partition, timestamp=timestamp)
+        assert producer.flush(20) == 0
+        monkeypatch.setattr("time.time", lambda: 1_899.0)
+        (one,) = warned()
+        assert f"--topic {topic} --partition 0 --start-offset 0" in one and "32 minutes" in one
+        monkeypatch.setattr("time.time", lambda: 1_900.0)
+        assert len(warned()) == 2 and f"--topic {topic} --partition 1 --start-offset 3" in caplog.text
+        (one,) = warned({TopicPartition(topic, 0): 0, TopicPartition(topic, 1): 1})
+        assert "--partition 0" in one, "a window gets on in the other partition"
+        monkeypatch.undo()
+        producer.commit_transaction(20)
+    assert eventually(lambda: not warned())
 
 
 def test_group_state_dead_empty_and_stable_with_its_members(kafka, hook, topic):

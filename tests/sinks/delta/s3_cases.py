@@ -20,9 +20,11 @@ from airflow_kafka_spark.windows.binding import other_endpoint, other_place
 from tests.sinks.attempt import Victim, apply, travelled, write_all, write_split
 from tests.sinks.feed import SCHEMA, Feed
 from tests.sinks.oracle import same_multiset
+from tests.sinks.postgres.kit import Pipeline, dead, write
 from tests.support.s3 import Bucket, EmbeddedS3
 
 READS_ONLY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ["s3:Get*", "s3:List*"], "Resource": "*"}]}
+KEYED = pa.schema([("id", pa.int64()), ("v", pa.string())])
 WIDE = SCHEMA.append(pa.field("day_of_week", pa.string()))
 
 
@@ -153,6 +155,37 @@ def test_a_replay_replaces_its_window(lake, feed):
     assert lake.sink.replay_problems() == []
     assert apply(lake.sink, again).replay == 1
     assert Counter(lake.ids()) == Counter([*again.ids, *jobs[1].ids])
+
+
+@pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
+def test_an_upsert_that_dies_is_repeated_and_deletes_and_updates_once(lake, tmp_path, point):
+    sink = replace(lake.sink, mode="upsert", key="id", partition_by=[], delete_enabled=True)
+    pipeline = Pipeline(KEYED, tombstones=True)
+    write(sink, pipeline, [{"id": i, "v": "old"} for i in range(4)])
+    job = pipeline.job([dead(0), {"id": 1, "v": "new"}], [{"id": 9, "v": "more"}])
+    with Victim(sink, job, point, tmp_path / "victim") as victim:
+        assert victim.died()
+    lake.of_others(9, 77)
+    applied = apply(sink, job)
+    assert (applied.written, applied.deleted) == (2, 1)
+    found = Counter((line["id"], line["v"]) for line in lake.table.to_pyarrow_table(columns=["id", "v"]).to_pylist())
+    after = {(1, "new"): 1, (2, "old"): 1, (3, "old"): 1, (9, "more"): 1, (77, None): 1}
+    assert found == Counter(after if point == "sink.in_transaction" else {**after, (9, None): 1})
+    assert lake.named() <= lake.data()
+
+
+def test_a_zombie_of_an_upsert_changes_nothing_behind_its_successor(lake, tmp_path):
+    sink = replace(lake.sink, mode="upsert", key="id", partition_by=[])
+    pipeline = Pipeline(KEYED)
+    write(sink, pipeline, [{"id": i, "v": "old"} for i in range(3)])
+    job = pipeline.job([{"id": 1, "v": "zombie"}])
+    with Victim(sink, job, "sink.in_transaction:stop", tmp_path / "zombie") as zombie:
+        assert zombie.stopped()
+        apply(sink, job)
+        write(sink, pipeline, [{"id": 1, "v": "newest"}])
+        zombie.wake()
+    found = Counter((line["id"], line["v"]) for line in lake.table.to_pyarrow_table(columns=["id", "v"]).to_pylist())
+    assert found == Counter({(0, "old"): 1, (1, "newest"): 1, (2, "old"): 1})
 
 
 def test_problems_are_reported_without_the_secret(lake, feed):

@@ -13,15 +13,16 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
+from deltalake.table import TableOptimizer
 
-from airflow_kafka_spark.errors import SinkUnavailable
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import METADATA, PipelineVersion, app_id
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.sinks.delta.tasks.data_files import LONGEST_TEXT
 from airflow_kafka_spark.sinks.storage.store import TablePlace
 from airflow_kafka_spark.windows.codec import ranges_to_json
-from tests.sinks.attempt import apply, write_all
+from tests.sinks.attempt import apply
 from tests.sinks.delta.cases import DeltaCase
 from tests.sinks.feed import SCHEMA, Feed, replayed, row
 from tests.sinks.oracle import same_multiset
@@ -44,17 +45,37 @@ def feed() -> Feed:
 # --- other writers --------------------------------------------------------------------------------------------------
 
 
-def test_a_vacuum_that_takes_the_files_of_a_running_attempt_is_noticed_before_its_commit(lake, feed):
-    apply(lake.sink, feed.next())
-    before, job = lake.ids(), feed.next()
-    with lake.sink.begin(job.window, job.splits, job.shape) as writer:
-        results = write_all(writer, job)
-        lake.maintain()
-        with pytest.raises(SinkUnavailable, match="VACUUM"):
-            writer.commit(results)
-    assert sorted(lake.ids()) == sorted(before)
-    apply(lake.sink, job)
-    assert Counter(lake.ids()) == Counter([*before, *job.ids])
+@pytest.mark.parametrize("columns", [(), ("flag",)], ids=["plain", "partitioned"])
+def test_small_files_are_compacted_behind_every_so_many_windows_and_values_stay(tmp_path, columns):
+    case = DeltaCase(tmp_path / "lake" / "orders", optimize=3, window_column="moved_in", compression="zstd")
+    sink = replace(case.sink, partition_by=columns)
+    feed = Feed(SCHEMA)
+    jobs = [feed.next(40, 3, 1) for _ in range(4)]
+    counts = []
+    for job in jobs:
+        apply(sink, job)
+        counts.append(len(case.files()))
+    values = len({None, *({True, False} if columns else ())})
+    assert counts[1] > counts[2] == values, "behind the third window there is one file for each partition"
+    assert counts[3] > values
+    same_multiset([line for job in jobs for line in job.expected], case.read())
+    again = replayed(jobs[2], first=5)
+    apply(sink, again)
+    expected = [*jobs[0].expected, *jobs[1].expected, *again.expected, *jobs[3].expected]
+    same_multiset(expected, case.read())
+    assert sink.last_applied(feed.pipeline).number == 4
+
+
+def test_a_compaction_that_fails_leaves_its_window_committed(lake, feed, monkeypatch, caplog):
+    def fails(*args: Any, **options: Any) -> None:
+        raise DeltaError("a concurrent transaction deleted data")
+
+    sink, job = replace(lake.sink, optimize=1), feed.next()
+    monkeypatch.setattr(TableOptimizer, "compact", fails)
+    assert apply(sink, job).written == len(job.ids)
+    assert "not compacted" in caplog.text
+    same_multiset(job.expected, lake.read())
+    assert [problem.where for problem in replace(sink, optimize=0).validate(feed.shape)] == ["sink.optimize"]
 
 
 # --- what the table remembers ---------------------------------------------------------------------------------------
@@ -112,17 +133,6 @@ def test_a_pipelines_version_grows_with_each_of_its_commits():
 # --- replays --------------------------------------------------------------------------------------------------------
 
 
-def test_a_replay_that_was_committed_needs_no_files_and_an_unknown_window_is_not_replayed(lake, feed):
-    job, unknown = feed.next(), feed.next()
-    again = replayed(job)
-    assert "no record" in lake.sink.window_replay_problems(again.window)[0].what, "there is no table yet"
-    apply(lake.sink, job)
-    assert "no record" in lake.sink.window_replay_problems(replayed(unknown).window)[0].what
-    apply(lake.sink, again)
-    lake.maintain()
-    assert lake.sink.window_replay_problems(again.window) == [], "its attempt died before the close: only that is left"
-
-
 def test_a_table_that_only_takes_appends_says_so_before_a_replay_is_planned(lake, feed):
     sink = replace(lake.sink, table_properties={"delta.appendOnly": "true"})
     job = feed.next()
@@ -133,14 +143,6 @@ def test_a_table_that_only_takes_appends_says_so_before_a_replay_is_planned(lake
 
 
 # --- columns --------------------------------------------------------------------------------------------------------
-
-
-def test_columns_of_another_type_or_spelling_are_refused(lake, feed):
-    apply(lake.sink, feed.next())
-    schema = pa.schema([("id", pa.string()), ("NAME", pa.string()), ("ratio", pa.float64())])
-    found = {p.where: p.what for p in lake.sink.validate(Shape("p", schema))}
-    assert found.keys() == {"sink.path column `id`", "sink.path column `NAME`"}
-    assert "found string; expected long" in found["sink.path column `id`"]
 
 
 def test_a_column_that_takes_no_null_is_refused_unless_the_rows_have_none(lake):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -54,7 +55,7 @@ from airflow_kafka_spark.windows.codec import ranges_to_json
 from tests.sinks.attempt import Victim, apply, write_all
 from tests.sinks.feed import INSTANTS, SCHEMA, TEXTS, Feed, replayed, row
 from tests.sinks.iceberg.cases import NAME, IcebergCase
-from tests.sinks.iceberg.catalogs import LostAnswers, LostRequests
+from tests.sinks.iceberg.catalogs import LostAnswers, LostRequests, RestServer
 from tests.sinks.oracle import same_multiset
 
 SMALL = pa.schema([("id", pa.int64()), ("name", pa.string()), ("ratio", pa.float64())])
@@ -102,19 +103,6 @@ def test_files_of_a_window_stay_though_its_attempt_was_not_cleaned_up_before_its
     assert not list(lake.path.glob("warehouse/shop/orders/_airflow/attempts/*"))
 
 
-def test_files_of_a_running_attempt_that_others_remove_are_noticed_before_its_commit(lake, feed):
-    apply(lake.sink, feed.next())
-    before, job = lake.ids(), feed.next()
-    with lake.sink.begin(job.window, job.splits, job.shape) as writer:
-        results = write_all(writer, job)
-        Path(writer.data.full(results[0].token["files"][0]["path"])).unlink()
-        with pytest.raises(SinkUnavailable, match="remove_orphan_files"):
-            writer.commit(results)
-    assert sorted(lake.ids()) == sorted(before)
-    apply(lake.sink, job)
-    assert Counter(lake.ids()) == Counter([*before, *job.ids])
-
-
 @pytest.mark.parametrize("catalog", [LostAnswers, LostRequests])
 def test_a_commit_whose_answer_was_lost_is_looked_up_and_not_repeated(lake, feed, monkeypatch, catalog):
     first, job = feed.next(), feed.next()
@@ -125,6 +113,54 @@ def test_a_commit_whose_answer_was_lost_is_looked_up_and_not_repeated(lake, feed
     assert apply(lake.sink, job).written == len(job.ids)
     assert catalog.lost == 0
     same_multiset(first.expected + job.expected, lake.read())
+    assert lake.leftovers() == []
+
+
+@pytest.fixture
+def rest(lake: IcebergCase) -> Iterator[RestServer]:
+    """Let the sink reach the case's catalog by HTTP only."""
+    with RestServer(dict(lake.options)) as server:
+        lake.connect(type="rest", uri=f"http://127.0.0.1:{server.server_port}")
+        yield server
+
+
+def test_a_rest_catalog_that_fails_at_every_request_in_turn_loses_and_doubles_nothing(lake, feed, rest):
+    jobs = [feed.next(2, 1, 0) for _ in range(2)]
+    assert lake.sink.validate(feed.shape) == []
+    apply(lake.sink, jobs[0])
+    rest.lose(None)
+    apply(lake.sink, jobs[1])
+    count, failed = rest.requests, 0
+    assert count > 5
+    for number in range(count):
+        for handled in (False, True):
+            jobs.append(feed.next(1, 1, 0))
+            rest.lose(number, handled)
+            try:
+                apply(lake.sink, jobs[-1])
+            except SinkUnavailable as error:
+                failed += 1
+                assert "503" in str(error) or "try again" in str(error)
+                apply(lake.sink, jobs[-1])
+            assert rest.requests > number
+            assert Counter(lake.ids()) == Counter(i for job in jobs for i in job.ids), (number, handled)
+    assert failed > count
+    rest.lose(None)
+    jobs.append(feed.next(1, 0, 0))
+    apply(lake.sink, jobs[-1])
+    same_multiset([line for job in jobs for line in job.expected], lake.read())
+    assert lake.leftovers() == [], "what could not be removed behind a commit, the next attempt has removed"
+
+
+def test_two_attempts_at_a_rest_catalog_commit_one_window(lake, feed, rest, tmp_path):
+    first, job = feed.next(), feed.next()
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, "sink.in_transaction:stop", tmp_path / "zombie") as zombie:
+        assert zombie.stopped()
+        lake.of_others(-1)
+        apply(lake.sink, job)
+        zombie.wake()
+    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, -1])
     assert lake.leftovers() == []
 
 

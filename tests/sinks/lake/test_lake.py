@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
+from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.storage.store import TableStore
-from tests.sinks.attempt import Victim, apply
+from tests.sinks.attempt import Victim, apply, write_all
 from tests.sinks.delta.cases import DeltaCase
 from tests.sinks.feed import SCHEMA, Feed, replayed, row
 from tests.sinks.iceberg.cases import IcebergCase
@@ -84,6 +85,22 @@ def test_maintenance_and_other_writers_between_two_attempts_lose_nothing(lake, f
     for one in (job, third, job):
         apply(lake.sink, one)
     assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1, -2])
+
+
+def test_files_of_a_running_attempt_that_others_remove_are_noticed_before_its_commit(lake, feed):
+    apply(lake.sink, feed.next())
+    before, job = lake.ids(), feed.next()
+    with lake.sink.begin(job.window, job.splits, job.shape) as writer:
+        results = write_all(writer, job)
+        if isinstance(lake, DeltaCase):
+            lake.maintain()  # VACUUM, with a retention of nothing
+        else:
+            Path(writer.data.full(results[0].token["files"][0]["path"])).unlink()
+        with pytest.raises(SinkUnavailable, match=r"VACUUM|remove_orphan_files"):
+            writer.commit(results)
+    assert sorted(lake.ids()) == sorted(before)
+    apply(lake.sink, job)
+    assert Counter(lake.ids()) == Counter([*before, *job.ids])
 
 
 # --- replays --------------------------------------------------------------------------------------------------------
@@ -181,6 +198,17 @@ def test_a_replay_of_a_rewritten_window_goes_by_its_window_column(new_lake, feed
         apply(lake.sink, replayed(fourth))
 
 
+def test_a_replay_that_was_committed_needs_no_files_and_an_unknown_window_is_not_replayed(lake, feed):
+    job, unknown = feed.next(), feed.next()
+    again = replayed(job)
+    assert "no record" in lake.sink.window_replay_problems(again.window)[0].what, "there is no table yet"
+    apply(lake.sink, job)
+    assert "no record" in lake.sink.window_replay_problems(replayed(unknown).window)[0].what
+    apply(lake.sink, again)
+    lake.maintain()
+    assert lake.sink.window_replay_problems(again.window) == [], "its attempt died before the close: only that is left"
+
+
 # --- columns --------------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +230,15 @@ def test_new_columns_are_added_to_the_table_and_older_rows_have_none(lake, feed)
     assert found[0]["place"] is None and found[0]["name"] == row(0)["name"]
     same_multiset(job.expected, [found[i] for i in job.ids])
     assert sink.validate(feed.shape) == [], "rows may lack columns of the table"
+
+
+def test_columns_of_another_type_or_spelling_are_refused(lake, feed):
+    apply(lake.sink, feed.next())
+    schema = pa.schema([("id", pa.string()), ("NAME", pa.string()), ("ratio", pa.float64())])
+    option = "path" if isinstance(lake, DeltaCase) else "table"
+    found = {p.where: p.what for p in lake.sink.validate(Shape("p", schema))}
+    assert found.keys() == {f"sink.{option} column `id`", f"sink.{option} column `NAME`"}
+    assert "found string; expected long" in found[f"sink.{option} column `id`"]
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
 from airflow_kafka_spark.road.watch import reason_of
-from airflow_kafka_spark.sources.jdbc.mysql import MysqlDialect
+from airflow_kafka_spark.sources.jdbc.mysql import LOCK_NAME, MysqlDialect
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.mysql_cdc.source import MySqlCdcSource
 from tests.sources.jdbc.kit import (
@@ -246,6 +246,25 @@ def test_partition_i_is_split_i(shop: Shop, spark: JdbcSpark) -> None:
     expected = [sorted(row[0] for row in part) for part in read(source, frozen.splits)]
     assert [sorted(row["n"] for row in part) for part in answer.parts] == expected
     assert server_password(shop) not in spark.traces + answer.plan + repr(source.database())
+
+
+def test_tasks_wait_while_max_sessions_sessions_read(shop: Shop, spark: JdbcSpark) -> None:
+    shop.fill("a int NOT NULL", [(n,) for n in range(40)])
+    source = JdbcSource(CONN, "t", key="n", split_records=10, max_sessions=2)
+    assert source.validate() == []
+    splits = source.freeze(None).splits
+    with ThreadPoolExecutor(1) as pool:
+        assert shop.rows(f"SELECT GET_LOCK('{LOCK_NAME}1', 0), GET_LOCK('{LOCK_NAME}2', 0)") == [(1, 1)]
+        try:
+            found = pool.submit(spark.read, source, splits)
+            waiting = "SELECT count(*) FROM information_schema.processlist WHERE info LIKE 'DO SLEEP%'"
+            assert eventually(lambda: shop.rows(waiting)[0][0] >= 1, 60)
+            assert not found.done()
+            shop.execute(f"DO RELEASE_LOCK('{LOCK_NAME}2')")
+            answer = found.result(120)
+        finally:
+            shop.execute("DO RELEASE_ALL_LOCKS()")
+    assert not answer.error and sorted(row["n"] for part in answer.parts for row in part) == list(range(40))
 
 
 def server_password(shop: Shop) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from math import inf, nan
@@ -10,7 +11,8 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.hooks.postgres import quote
-from airflow_kafka_spark.sources.jdbc.postgres import MICROS, MICROS_BEFORE_14
+from airflow_kafka_spark.sources.base import SplitReader
+from airflow_kafka_spark.sources.jdbc.postgres import LOCK_CLASS, MICROS, MICROS_BEFORE_14
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from tests.sinks.postgres.kit import Place
 from tests.sources.jdbc.kit import Types, check_types, depth, source_of, through_json, type_names, windows
@@ -219,6 +221,30 @@ def test_partition_i_is_split_i(place: Place, spark: JdbcSpark) -> None:
     assert [sorted(row["n"] for row in part) for part in some.parts] == [ids[3], ids[0]]
     assert spark.read(source, []).parts == ()
     assert spark.read(source, []).types == {"n": "int"}
+
+
+def test_tasks_wait_while_max_sessions_sessions_read(place: Place, spark: JdbcSpark) -> None:
+    place.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    place.execute("INSERT INTO t SELECT generate_series(1, 40)")
+    source = source_of(place, split_records=10, max_sessions=2)
+    assert source.validate() == []
+    splits = source.freeze(None).splits
+    reader = source.reader(splits, None)
+    assert isinstance(reader, SplitReader)
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%' AND pid <> pg_backend_pid()"
+    with place.server.connect(autocommit=True) as other, ThreadPoolExecutor(2) as pool:
+        other.execute(f"SELECT pg_advisory_lock({LOCK_CLASS}, slot) FROM generate_series(1, 2) slot".encode())
+        by_task = pool.submit(lambda: sum(batch.num_rows for n in range(4) for batch in reader.read(n)))
+        by_spark = pool.submit(spark.read, source, splits)
+        assert eventually(lambda: place.rows(f"{waiting} AND state = 'active'")[0][0] >= 2)
+        assert not by_task.done() and not by_spark.done()
+        # The one that is free suffices for all tasks, one after the other.
+        other.execute(f"SELECT pg_advisory_unlock({LOCK_CLASS}, 2)".encode())
+        assert by_task.result(120) == 40
+        answer = by_spark.result(120)
+    assert not answer.error and sorted(row["id"] for part in answer.parts for row in part) == list(range(1, 41))
+    held = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = {LOCK_CLASS}"
+    assert eventually(lambda: place.rows(held) == [(0,)])
 
 
 def test_windows_in_a_row_give_each_row_once_through_spark(place: Place, spark: JdbcSpark) -> None:

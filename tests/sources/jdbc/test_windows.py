@@ -17,9 +17,11 @@ from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
 from airflow_kafka_spark.hooks.postgres import quote
 from airflow_kafka_spark.sources.jdbc import windows as jdbc_windows
+from airflow_kafka_spark.sources.jdbc.postgres import PostgresSession
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from tests.sinks.postgres.kit import Place
 from tests.sources.jdbc.kit import KeyedTable, every_row, keyed_tables, read, same, source_of, through_json, windows
+from tests.support.waiting import eventually
 
 
 def fill(place: Place, columns: str, rows: list[tuple], table: str = "t") -> None:
@@ -467,3 +469,18 @@ def test_psycopg_is_the_oracle_of_these_tests(place: Place) -> None:
         same([(1,)], [(1,), (2,)])
     with pytest.raises(psycopg.Error):
         place.execute("SELECT * FROM nothing")
+
+
+def test_a_table_without_statistics_is_cut_along_its_index(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.execute("CREATE TABLE t (id uuid PRIMARY KEY, note text)")
+    place.execute("INSERT INTO t SELECT md5(n::text)::uuid, repeat('x', 50) FROM generate_series(1, 20000) n")
+    source = source_of(place, split_records=500)
+    name = "schemaname = current_schema() AND relname = 't'"
+    scans = f"SELECT coalesce(sum(seq_scan), 0), coalesce(sum(idx_scan), 0) FROM pg_stat_user_tables WHERE {name}"
+    ((read_whole, steps),) = place.rows(scans)
+    assert len(source.freeze(None).splits) == 40
+    assert eventually(lambda: place.rows(scans)[0][1] >= steps + 40)
+    assert place.rows(scans)[0][0] == read_whole
+    monkeypatch.setattr(PostgresSession, "prefer_indexes", lambda session: None)
+    assert len(source.freeze(None).splits) == 40
+    assert eventually(lambda: place.rows(scans)[0][0] > read_whole), "the planner would read the whole table for each step"

@@ -1,24 +1,19 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.sources.mysql_cdc.kit import CONN, Binlog
+from tests.sources.mysql_cdc.kit import Binlog, log_server
 from tests.support.mariadb import EmbeddedMariaDB, missing
-
-LOG = ("--log-bin=bin", "--server-id=7", "--binlog-format=ROW", "--binlog-row-metadata=FULL", "--sync-binlog=0")
 
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[EmbeddedMariaDB]:
     if reason := missing():
         pytest.skip(reason)
-    with EmbeddedMariaDB(*LOG, "--innodb-flush-log-at-trx-commit=0") as started:
-        os.environ[f"AIRFLOW_CONN_{CONN.upper()}"] = started.connection_uri()
+    with log_server() as started:
         yield started
-        del os.environ[f"AIRFLOW_CONN_{CONN.upper()}"]
 
 
 @pytest.fixture

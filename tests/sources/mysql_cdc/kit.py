@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from airflow_kafka_spark.sources import MySqlCdcSource
@@ -10,6 +13,18 @@ from tests.sources.postgres_cdc.kit import Windows
 from tests.support.mariadb import EmbeddedMariaDB
 
 CONN = "maria_log"
+
+
+LOG = ("--log-bin=bin", "--server-id=7", "--binlog-format=ROW", "--binlog-row-metadata=FULL", "--sync-binlog=0")
+
+
+@contextmanager
+def log_server() -> Iterator[EmbeddedMariaDB]:
+    """A server that writes a binary log, and the connection to it."""
+    with EmbeddedMariaDB(*LOG, "--innodb-flush-log-at-trx-commit=0") as started:
+        os.environ[f"AIRFLOW_CONN_{CONN.upper()}"] = started.connection_uri()
+        yield started
+        del os.environ[f"AIRFLOW_CONN_{CONN.upper()}"]
 
 
 class Binlog:
@@ -43,8 +58,9 @@ class Binlog:
         return LogServer(self.source().server())
 
     def source(self, **options: Any) -> MySqlCdcSource:
-        """Return a source that begins where the database was created."""
-        return MySqlCdcSource(CONN, **{"topic_prefix": "p", "starting_position": self.place, **options})
+        """Return a source that begins where the database was created, or with a snapshot."""
+        begins = {} if "snapshot" in options else {"starting_position": self.place}
+        return MySqlCdcSource(CONN, **{"topic_prefix": "p", **begins, **options})
 
     def windows(self, **options: Any) -> Windows:
         made = Windows(self.source(**options))

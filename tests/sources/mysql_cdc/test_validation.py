@@ -8,6 +8,7 @@ import pytest
 
 from airflow_kafka_spark.sources import MySqlCdcSource
 from tests.sources.mysql_cdc.kit import CONN, Binlog
+from tests.sources.postgres_cdc.kit import Windows
 
 
 def found(source: MySqlCdcSource) -> dict[str, str]:
@@ -29,6 +30,9 @@ def test_wrong_options_are_all_reported_at_once():
         "time_precision_mode": "nanos",
         "bigint_unsigned_handling_mode": "short",
         "zero_date_handling_mode": "epoch",
+        "snapshot": "always",
+        "snapshot_chunk_rows": 0,
+        "snapshot_chunks_per_window": 101,
     }
     texts = {problem.where: problem.what for problem in MySqlCdcSource("nobody", **wrong).validate()}
     assert {f"source.{name}" for name in wrong} | {"source.conn_id"} == set(texts)
@@ -101,6 +105,10 @@ def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, mon
     reader = source.reader(source.freeze(None).splits, None)
     assert not isinstance(reader, str)
     assert sum(batch.num_rows for batch in reader.read(0)) == 1
+    snapshot = Windows(orders.source(tables=["shop.orders"], snapshot="initial", snapshot_chunk_rows=1))
+    assert found(snapshot.source) == {} and len(snapshot.drain()) == 1
+    orders.execute("REVOKE SELECT ON shop.orders FROM reader", "GRANT SELECT (id) ON shop.orders TO reader")
+    assert "GRANT SELECT ON shop.orders TO reader" in found(snapshot.source)["source.snapshot"]
 
 
 def test_nothing_is_looked_up_at_dag_parse_and_the_asset_has_no_credentials():

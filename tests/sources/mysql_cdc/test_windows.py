@@ -230,9 +230,9 @@ def test_rows_of_other_engines_of_created_tables_and_of_files_are_captured_once(
 
 
 def test_a_place_beyond_the_servers_positions_goes_on_in_the_next_file(orders: Binlog):
-    from airflow_kafka_spark.sources.mysql_cdc.windows import LogWindows
+    from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindows
 
-    made, end = LogWindows(orders.source(), orders.server_log()), (5 << 30) + 40
+    made, end = MySqlLogWindows(orders.source(), orders.server_log()), (5 << 30) + 40
     files = [Place("bin.000001", end), Place("bin.000002", 500)]
     assert made._readable(files, Place("bin.000001", 5 << 30)) == Place("bin.000002", 4)
     assert made._readable(files, Place("bin.000001", 7)) == Place("bin.000001", 7)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 
-from airflow_kafka_spark.errors import SourceOwned
+from airflow_kafka_spark.errors import LedgerBehind, SourceOwned
 from airflow_kafka_spark.faults import CAPTURING, PUBLISHING
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators.visibility.metrics import collect_metrics
 from tests.sources.postgres_cdc.shop import captured
-from tests.support.control import forget, skip
+from tests.support.control import forget, reset, skip
 from tests.support.waiting import settled
 
 IN_A_TASK = ("publish.fence", "publish.begin", "publish.mid", "publish.flushed", "publish.marked", "publish.committed")
@@ -102,30 +104,70 @@ def test_a_copy_of_a_table_that_was_read_while_it_changed_equals_it_whatever_is_
         assert collect_metrics(shop.run("end"))["source_bytes_behind"] == 0
 
 
-@pytest.mark.faults
-@pytest.mark.flaky(reruns=0)
-def test_a_window_of_chunks_that_is_given_up_is_not_read_again_and_its_rows_that_are_published_keep_their_changes(
-    kafka, postgres, unique, tmp_path
-):
+@contextmanager
+def in_chunks(kafka, postgres, unique, tmp_path):
+    """Yield a table of 60 rows, whose snapshot is read in windows of three chunks."""
     options = {"snapshot": "initial", "snapshot_chunk_rows": 20, "snapshot_chunks_per_window": 3}
     with captured(kafka, postgres, unique, tmp_path, 5, **options) as shop:
         kept = shop.table("kept")
         shop.connection.execute(f"DELETE FROM {kept}".encode())
         shop.connection.execute(f"INSERT INTO {kept} (id, note) SELECT n, 'first' FROM generate_series(1, 60) n".encode())
         shop.snapshot["tables"] = [f"public.{kept}"]
-        victim = shop.victim("chunks", fault="publish.committed")
-        assert victim.wait() == 1 and victim.fired, victim.tail()
-        settled(shop.topic("kept"))
-        first = {key for _, key, _ in shop.events("kept")}
-        assert 0 < len(first) < 60, "some chunks are published, and some are not"
+        yield shop
+
+
+def publish_half(shop):
+    """Let an attempt at a window of chunks die. Return the keys of the rows that it has published."""
+    victim = shop.victim("chunks", fault="publish.committed")
+    assert victim.wait() == 1 and victim.fired, victim.tail()
+    settled(shop.topic("kept"))
+    first = {key for op, key, _ in shop.events("kept") if op == "r"}
+    assert 0 < len(first) < 60, "some chunks are published, and some are not"
+    return first
+
+
+def change_a_row_of_each_kind(shop, first):
+    """Delete a row that is published and one that is not, and change two others. Return the keys of both."""
+    left, kept = set(range(2, 61)) - first, shop.table("kept")
+    gone, changed = {min(first), min(left)}, {max(first), max(left)}
+    shop.connection.execute(f"DELETE FROM {kept} WHERE id = ANY(%s)".encode(), [list(gone)])
+    shop.connection.execute(f"UPDATE {kept} SET note = 'second' WHERE id = ANY(%s)".encode(), [list(changed)])
+    return gone, changed
+
+
+@pytest.mark.faults
+@pytest.mark.flaky(reruns=0)
+def test_rows_of_a_lost_window_of_chunks_that_were_deleted_since_are_deleted_after_the_reset(kafka, postgres, unique, tmp_path):
+    """Who has lost the ledger does not know which chunks are published: they are read again, and no event is left out."""
+    with in_chunks(kafka, postgres, unique, tmp_path) as shop:
+        # The group then names a position within the snapshot.
+        shop.run("begin", source={**shop.arguments["source"], "snapshot_chunk_rows": 1, "snapshot_chunks_per_window": 1})
+        first = publish_half(shop) - {1}
+        ledger, group = f"ledger-{shop.name}", f"ledger-{shop.name}.{shop.name}"
+        settled(ledger)
+        kafka.delete_topic(ledger)
+        gone, changed = change_a_row_of_each_kind(shop, first)
+        with pytest.raises(LedgerBehind, match="may be published in part, and is published again"):
+            shop.run("next")
+        with KafkaHook() as hook:
+            only = [shop.topic("kept")]
+            reset(hook, shop.name, f"committed:{group}", group_id=group, only=only, why="it is lost", ledger_topic=ledger)
+        shop.drain("drain")
+        copied = shop.connection.execute(f"SELECT id, note FROM {shop.table('kept_copy')}".encode()).fetchall()
+        assert dict(copied) == {n: "second" if n in changed else "first" for n in range(1, 61) if n not in gone}
+
+
+@pytest.mark.faults
+@pytest.mark.flaky(reruns=0)
+def test_a_window_of_chunks_that_is_given_up_is_not_read_again_and_its_rows_that_are_published_keep_their_changes(
+    kafka, postgres, unique, tmp_path
+):
+    with in_chunks(kafka, postgres, unique, tmp_path) as shop:
+        first = publish_half(shop)
         with KafkaHook() as hook:
             ledger = f"ledger-{shop.name}"
             skip(hook, shop.name, running=False, why="its rows cannot be read", ledger_topic=ledger)
-        # A row of each kind is deleted, and one is changed.
-        left = set(range(1, 61)) - first
-        gone, changed = {min(first), min(left)}, {max(first), max(left)}
-        shop.connection.execute(f"DELETE FROM {kept} WHERE id = ANY(%s)".encode(), [list(gone)])
-        shop.connection.execute(f"UPDATE {kept} SET note = 'second' WHERE id = ANY(%s)".encode(), [list(changed)])
+        gone, changed = change_a_row_of_each_kind(shop, first)
         shop.drain("drain")
         events = shop.events("kept")
         assert sorted(key for op, key, _ in events if op == "r") == sorted(first)

@@ -17,42 +17,8 @@ from airflow_kafka_spark.sinks import KafkaSink
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import VisibleTransactions, _behind, _fields
 from airflow_kafka_spark.transforms import RegexRouter
-from tests.sources.postgres_cdc.kit import Log, Windows, changes, log_of
+from tests.sources.postgres_cdc.kit import Copy, Log, Windows, changes, log_of
 from tests.support.waiting import eventually
-
-
-class Copy:
-    """A consumer that keeps a copy of tables, and refuses an event that does not fit the row that it has."""
-
-    def __init__(self) -> None:
-        self.tables: dict[str, dict[Any, Any]] = {}
-        self.count: dict[str, int] = {}
-
-    def apply(self, records: list[dict[str, Any]]) -> None:
-        for record in records:
-            if record["value"] is None:
-                continue
-            op, after = record["value"]["op"], record["value"]["after"]
-            self.count[op] = self.count.get(op, 0) + 1
-            table = self.tables.setdefault(record["value"]["source"]["table"], {})
-            if op == "t":
-                table.clear()
-                continue
-            key = tuple(record["key"].values())
-            if record["value"]["source"]["table"] != "named" or op != "r":  # its rows move between chunks under the same key
-                assert (key in table) == (op in "ud"), f"{op} of {key}: an event is missing, or there twice"
-            if op == "d":
-                del table[key]
-            else:
-                table[key] = after
-
-    def compare(self, place: Any) -> None:
-        """Compare the copies with the tables."""
-        for name in (*Traffic.KEYS, "loose", "named"):
-            columns = ("a", "b", "note") if name == "two" else ("id", "note")
-            rows = place.rows(f'SELECT {"::text, ".join(columns)} FROM {place.quoted}."{name}"')
-            found = [tuple(str(after[column]) for column in columns) for after in self.tables.get(name, {}).values()]
-            assert sorted(tuple(map(str, row)) for row in rows) == sorted(found), name
 
 
 class Traffic:
@@ -86,6 +52,14 @@ class Traffic:
     def statement(self, name: str, text: str, connection: Any = None) -> None:
         full = f'{self.place.quoted}."{name}"'
         (connection or self.place.connection).execute(text.replace("{}", full).encode())
+
+    def compare(self, copy: Copy) -> None:
+        """Compare the copies with the tables."""
+        for name in (*self.KEYS, "loose", "named"):
+            columns = ("a", "b", "note") if name == "two" else ("id", "note")
+            rows = self.place.rows(f'SELECT {"::text, ".join(columns)} FROM {self.place.quoted}."{name}"')
+            found = [tuple(str(after[column]) for column in columns) for after in copy.tables.get(name, {}).values()]
+            assert sorted(tuple(map(str, row)) for row in rows) == sorted(found), name
 
     def change(self, count: int, truncates: bool) -> None:
         for _ in range(count):
@@ -175,7 +149,7 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
             **options,
         )
         assert source.validate() == []
-        windows, copy, kinds, behind = Windows(source), Copy(), [], 0
+        windows, copy, kinds, behind = Windows(source), Copy(moving={"named"}), [], 0
         windows.freeze()  # creates the slot, which waits for transactions that are open
         for _ in range(200):
             traffic.change(traffic.random.randint(0, 8), truncates)
@@ -192,7 +166,7 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
             windows.close(window, advance=traffic.random.random() < 0.7)
             if kinds[-1] == "chunks":
                 assert parse_lsn(window.position["lsn"]) >= behind, "the log was not read up to the chunks before"
-                behind = parse_lsn((windows.position or {})["snapshot"]["lsn"])
+                behind = parse_lsn((windows.position or {})["snapshot"]["behind"])
             if not window.remaining and not (windows.position or {}).get("snapshot"):
                 if traffic.open or kinds.count("log") < 20:
                     traffic.change(10, truncates)
@@ -201,7 +175,7 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
         traffic.close()
         for _ in range(20):
             copy.apply(windows.next())
-        copy.compare(place)
+        traffic.compare(copy)
     assert copy.count["r"] > 150 and copy.count["u"] > 20, copy.count
     assert kinds.count("chunks") > 5
 
@@ -229,18 +203,6 @@ def started(log: Log, **options: Any) -> Windows:
     return made
 
 
-def drained(windows: Windows) -> list[dict[str, Any]]:
-    """Read windows until nothing remains."""
-    found: list[dict[str, Any]] = []
-    for _ in range(50):
-        window = windows.freeze()
-        found += windows.read(window)
-        windows.close(window)
-        if not window.remaining:
-            return found
-    raise AssertionError("windows remain")
-
-
 def test_rows_that_are_there_are_read_with_the_values_that_the_log_has(orders):
     place = orders.place
     place.execute("ALTER TABLE orders ADD COLUMN amount numeric(8,2), ADD COLUMN at timestamptz, ADD COLUMN raw bytea")
@@ -249,7 +211,7 @@ def test_rows_that_are_there_are_read_with_the_values_that_the_log_has(orders):
     place.execute(f"INSERT INTO orders (id, note, amount, at, raw, flags) VALUES (1, {values})")
     place.execute("INSERT INTO orders (id) VALUES (2)")
     windows = started(orders, snapshot="initial")
-    found = {r["key"]["id"]: r for r in drained(windows)}
+    found = {r["key"]["id"]: r for r in windows.drain()}
     place.execute("UPDATE orders SET id = id + 10")
     again = {r["key"]["id"] - 10: r for r in windows.next() if r["value"] and r["value"]["op"] == "c"}
     for id, record in found.items():
@@ -263,7 +225,7 @@ def test_with_only_the_slot_is_dropped_behind_the_snapshot_and_nothing_follows(o
     place = orders.place
     place.execute("INSERT INTO orders SELECT n, 'first' FROM generate_series(1, 30) n")
     windows = started(orders, snapshot="only", snapshot_chunk_rows=7, snapshot_chunks_per_window=2)
-    assert sorted(r["key"]["id"] for r in drained(windows)) == list(range(1, 31))
+    assert sorted(r["key"]["id"] for r in windows.drain()) == list(range(1, 31))
     place.execute("INSERT INTO orders VALUES (99, 'later')")
     for _ in range(2):
         assert windows.next() == []
@@ -274,12 +236,12 @@ def test_a_lost_log_is_followed_by_another_snapshot_where_it_is_when_needed(orde
     place = orders.place
     place.execute("INSERT INTO orders VALUES (1, 'one')")
     windows = started(orders, snapshot="when_needed")
-    assert [c[0] for c in changes(drained(windows))] == ["r"]
+    assert [c[0] for c in changes(windows.drain())] == ["r"]
     place.execute(f"SELECT pg_drop_replication_slot('{orders.name}')")
     place.execute("INSERT INTO orders VALUES (2, 'unseen')")
-    assert sorted(r["key"]["id"] for r in drained(windows)) == [1, 2]
+    assert sorted(r["key"]["id"] for r in windows.drain()) == [1, 2]
     place.execute("INSERT INTO orders VALUES (3, 'three')")
-    assert [c[0] for c in changes(drained(windows))] == ["c"]
+    assert [c[0] for c in changes(windows.drain())] == ["c"]
 
 
 def test_rows_and_columns_that_the_publication_leaves_out_are_not_read(place):
@@ -287,7 +249,7 @@ def test_rows_and_columns_that_the_publication_leaves_out_are_not_read(place):
     place.execute("INSERT INTO a VALUES (1, 'n', 's'), (50, 'n', 's')")
     with log_of(place, "a") as log:
         place.execute(f"ALTER PUBLICATION {log.name} SET TABLE {log.tables[0]} (id, note) WHERE (id > 9)")
-        found = drained(started(log, snapshot="initial"))
+        found = started(log, snapshot="initial").drain()
     assert [c[2] for c in changes(found)] == [{"id": 50, "note": "n"}]
 
 
@@ -298,7 +260,7 @@ def test_a_key_that_changes_within_a_snapshot_is_refused(orders):
     windows.next()
     place.execute("ALTER TABLE orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (note)")
     with pytest.raises(SourceRejected, match=r"its key is \(note\), and its snapshot was begun by \(id\)"):
-        drained(windows)
+        windows.drain()
 
 
 def test_a_snapshot_without_the_right_to_read_is_refused(orders):
@@ -324,7 +286,7 @@ def test_a_partitioned_table_that_is_published_as_its_root_is_cut_and_read_as_on
         copy = Copy()
         copy.apply(windows.next())
         place.execute("UPDATE p SET id = 19 WHERE id = 1; UPDATE p SET id = 1 WHERE id = 18; DELETE FROM p WHERE id = 9")
-        copy.apply(drained(windows))
+        copy.apply(windows.drain())
     assert sorted(key for (key,) in copy.tables["p"]) == [n for n in range(1, 20) if n not in (9, 18)]
 
 
@@ -375,7 +337,7 @@ def test_a_transaction_that_waits_for_a_standby_is_neither_lost_nor_doubled(orde
         place.execute("SELECT pg_reload_conf()")
     assert windows.read(window) == []
     windows.close(window)
-    assert sorted(r["key"]["id"] for r in drained(windows)) == [4, 5, 6, 7, 8, 9, 100]
+    assert sorted(r["key"]["id"] for r in windows.drain()) == [4, 5, 6, 7, 8, 9, 100]
 
 
 def test_spark_does_not_read_a_snapshot(orders):

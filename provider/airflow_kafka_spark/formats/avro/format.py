@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import (
-    AvroNotInstalled,
     AvroSchemaInvalid,
     KafkaSparkError,
+    PackageMissing,
     Problem,
     SchemaUnusable,
     ValidationError,
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Avro(RegistryFormat):
-    """Avro's binary encoding; the fields of the schema's record become columns, any other type becomes one column.
+    """Avro's binary encoding. The fields of the schema's record become columns; any other type becomes one column.
 
-    Either ``schema`` is given: values are that, without a header. Or ``registry``: values are in Confluent's wire format (a magic
-    byte, the id of the writer's schema, the value), and schemas come from a schema registry. Records of different versions are
-    all read as the reader's schema defines them: missing fields have its defaults, numbers are widened, fields it does not name
-    are left out, fields are found under their aliases. All versions of the subjects are fetched before Spark starts, and tasks
-    never ask the registry.
+    With ``schema``, values have this schema and no header. With ``registry``, values are in Confluent's wire format (a magic
+    byte, the id of the writer's schema, the value), and schemas come from a schema registry. Records of all versions are read
+    with the reader's schema: missing fields get its defaults, numbers are widened, fields that it does not have are left out, and
+    fields are found under their aliases. All versions of the subjects are fetched before Spark starts, and tasks never ask the
+    registry.
 
-    A value that does not fit makes its record bad, with the reason; it never fails the task. The page `avro.md` of the
-    documentation lists the types of columns and all that makes a record bad.
+    A value that does not fit makes its record bad, with a reason. It never fails the task. The page `avro.md` of the
+    documentation lists the types of columns and the bad records.
 
-    Rows are written as records with a field per column, with the first of: the subject's latest schema
-    (``use_latest_version``), ``schema``, a schema derived from the columns. A key of one column is written as that column's bare
-    type. With a registry the schema is registered, or looked up, before anything is published, and only after the registry was
-    asked whether it is compatible; its id is the same for all of a window that one attempt publishes. A value that does not fit
-    the schema ends the split with the row and the column; nothing is rounded, cut off or made another value.
+    Rows are written as records with a field per column, with the first of: the subject's latest schema (``use_latest_version``),
+    ``schema``, a schema derived from the columns. A key of one column is written as that column's bare type. With a registry, the
+    schema is registered or looked up before anything is published, after the registry has confirmed that it is compatible. One
+    attempt uses one schema id for all its records. A value that does not fit the schema ends the split with the row and the
+    column; nothing is rounded, cut off or changed to another value.
 
     :param schema: the schema's JSON, for values without a header; to write with a registry: the schema that is registered,
         instead of one derived from the columns. Default empty.
@@ -124,7 +124,7 @@ class Avro(RegistryFormat):
         from importlib.util import find_spec
 
         if find_spec("polars") is None:
-            raise AvroNotInstalled("polars")
+            raise PackageMissing("Avro", "polars", "avro")
         self._columns()
 
     # --- reading -----------------------------------------------------------------------------------------------------

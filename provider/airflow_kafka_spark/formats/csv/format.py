@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
 from airflow_kafka_spark.formats.base import DeclaredFormat, Decoder, Encoder, Kind, spark_column
-from airflow_kafka_spark.formats.text import CsvDialect, timestamp_reader
+from airflow_kafka_spark.formats.text_values import CsvDialect, timestamp_reader
 from airflow_kafka_spark.formats.types import Array, Column, Map, SparkSchema, Struct, backticked, columns_of
 
 if TYPE_CHECKING:
@@ -43,17 +43,15 @@ class Csv(DeclaredFormat):
     timestamp_ntz       as in :class:`.Json`, without a zone                          anything else
     ==================  ============================================================  ==========================================
 
-    - Spaces belong to the fields. Whether a field is in quotes says nothing about its type, but a null never is: ``""`` is an
-      empty text.
+    - Spaces belong to the fields. A field of any type may be in quotes, but a null never is: ``""`` is an empty text.
     - Quotes stand around a whole field, and are doubled within; delimiters and line breaks may stand within them.
     - Bad as a whole: more or fewer fields than columns; a quote within a field without quotes, or anything between a closing
       quote and the delimiter; line breaks outside of quotes, but for one at the end; a byte order mark; invalid UTF-8.
-    - A record without a value is a tombstone: a row of nulls, never bad. An empty one is one field that is empty.
+    - A record without a value is a tombstone: a row of nulls, never bad. An empty record is one empty field.
 
-    Values that are written are read again as the same values: texts always in quotes, nulls and everything else without. Whole
-    batches are decoded by Arrow. Decoded row by row, with the same results, are bad records (and a few beside each), and
-    records with NUL, with an escape other than the quote, with ``+7`` or ``.5``, or with instants of which some have a zone and
-    some have none.
+    Written values are read back unchanged: texts are always in quotes, nulls and all other values never. Arrow decodes whole
+    batches. These records are decoded row by row, with equal results: bad records (and a few next to each), and records with NUL,
+    with an escape other than the quote, with ``+7`` or ``.5``, or with instants of which only some have a zone.
 
     :param schema: the columns in the order of the fields, as DDL or as a pyspark ``StructType``; no arrays, maps and structs.
         Required to read; rows are written with their own columns. Default empty.
@@ -88,7 +86,7 @@ class Csv(DeclaredFormat):
         return CsvDialect(self.delimiter, self.quote, self.escape, self.null_value)
 
     def validate(self, where: str) -> list[Problem]:
-        """Return what is wrong with the schema and the options."""
+        """Return the problems of the schema and the options."""
         problems = self._option_problems(where)
         try:
             columns = self.columns
@@ -133,7 +131,7 @@ class Csv(DeclaredFormat):
         return CsvDecoder(self.columns, self.dialect, self.timestamp_format)
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """Return what is wrong with the options; all columns are accepted, but arrays, maps and structs fail the job."""
+        """Return the problems of the options; all columns are accepted, but arrays, maps and structs fail the job."""
         empty = [] if columns else [Problem(where, "there is no column to write", "Name some")]
         return [*empty, *self._option_problems(where)]
 
@@ -176,9 +174,10 @@ class Csv(DeclaredFormat):
         return F.concat(F.lit(self.quote), inside, F.lit(self.quote))
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
-        """Return the encoder, for every kind of column; None for timestamps in a format of their own."""
+        """Return the encoder; None for floats, and for timestamps in a format of their own."""
         from airflow_kafka_spark.formats.tasks.text import CsvEncoder
 
-        if not columns or (self.timestamp_format and any(kind == "zoned" for _, kind in columns)):
+        kinds = [kind for _, kind in columns]
+        if not columns or "other" in kinds or (self.timestamp_format and "zoned" in kinds):
             return None
         return CsvEncoder(tuple(columns), self.dialect)

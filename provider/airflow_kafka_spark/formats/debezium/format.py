@@ -58,21 +58,21 @@ class Debezium(Format):
     other   or none              bad: no change event
     ======  ===================  ===========================================================================================
 
-    Debezium sends a tombstone after each delete event (``tombstones.on.delete``). With ``tombstone`` it repeats the delete, which
-    changes nothing; in a compacted topic, where the event is gone, it is the delete. ``drop`` and ``rewrite`` drop it;
-    ``rewrite-with-tombstone`` is ``rewrite`` that keeps it, ``delete-to-tombstone`` is ``tombstone`` that drops it. A sink that
-    deletes needs the columns of the key: ``key=Json("id bigint")``, or ``key=JsonEnvelope(...)``.
+    Debezium sends a tombstone after each delete event (``tombstones.on.delete``). With ``tombstone``, this record repeats the
+    delete, which changes nothing; in a compacted topic, which no longer has the event, it is the delete. ``drop`` and ``rewrite``
+    drop it; ``rewrite-with-tombstone`` is ``rewrite`` that keeps it, ``delete-to-tombstone`` is ``tombstone`` that drops it. A
+    sink that deletes needs the columns of the key: ``key=Json("id bigint")``, or ``key=JsonEnvelope(...)``.
 
     :param value: the format of the events, with the columns of the rows: ``Json(schema)``, or ``JsonEnvelope(schema)`` if the
         connector writes schemas (``schemas.enable=true``). For other formats, the columns of the format are those of the events.
-    :param delete_tombstone_handling_mode: what a delete event becomes, see above; default ``tombstone``. With ``rewrite`` and
+    :param delete_tombstone_handling_mode: conversion of a delete event, see above; default ``tombstone``. With ``rewrite`` and
         ``rewrite-with-tombstone`` all columns are nullable, as ``before`` may have the key alone, and ``__deleted`` is
         ``"true"`` or ``"false"``.
     :param add_fields: fields of the event that become columns: ``"op"`` as ``__op``, ``"source.ts_ms"`` as ``__source_ts_ms``,
         ``"table"`` (of ``source``) as ``__table``; ``"lsn:position"`` as ``__position``. Times, positions and numbers are
         bigint, everything else is a string. Default none.
     :param add_fields_prefix: the prefix of the names of these columns; default ``__``.
-    :param truncates: what a truncate event becomes: ``fail`` (default) makes it bad, ``ignore`` skips it.
+    :param truncates: conversion of a truncate event: ``fail`` (default) makes it bad, ``ignore`` skips it.
     :param timestamps: for ``Json``, how ``date`` and timestamp columns are written. ``text`` (default): ISO 8601, and numbers are
         bad (``time.precision.mode=isostring``, which writes ``Z`` after values without a zone); ``millis``, ``micros`` or
         ``nanos``: also numbers, of days in dates, of milliseconds, microseconds or nanoseconds (whole microseconds) in
@@ -118,7 +118,7 @@ class Debezium(Format):
     # --- validate ---
 
     def validate(self, where: str) -> list[Problem]:
-        """Return what is wrong with the options."""
+        """Return the problems of the options."""
         if not isinstance(self.value, Format) or isinstance(self.value, Debezium):
             return [
                 Problem(f"{where}.value", f"found {self.value!r}; expected Json or JsonEnvelope", "Name how events are written")

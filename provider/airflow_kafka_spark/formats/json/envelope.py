@@ -28,8 +28,8 @@ _KINDS: Mapping[str, Kind] = {
 class JsonEnvelope(Format):
     """``{"schema": {...}, "payload": {...}}``: what Connect's JSON converter writes and expects with ``schemas.enable=true``.
 
-    The payload's fields become the columns of ``schema``, by name and as :class:`.Json` reads them. The record's own schema says
-    how they are written:
+    The payload's fields become the columns of ``schema``, by name, and are read as by :class:`.Json`. The record's own schema
+    determines the notation of its values:
 
     =======================  ====================================================================================================
     column                   what the record's schema may say
@@ -48,9 +48,9 @@ class JsonEnvelope(Format):
     - A field that the record's schema does not have is null. Its defaults are used only with ``replace_null_with_default``.
     - With ``"schema": null`` the payload is read as by :class:`.Json`.
     - ``"payload": null`` is a tombstone, like a record without a value, as in Connect; it is bad if the schema is not optional.
-    - Any field beside ``schema`` and ``payload`` makes the record bad, as in Connect.
+    - Any field other than ``schema`` and ``payload`` makes the record bad, as in Connect.
 
-    Rows are written with the columns of ``schema``, and are read again as the same values. Decimals are written as numbers,
+    Rows are written with the columns of ``schema``, and are read back unchanged. Decimals are written as numbers,
     which Connect (2.4 and later) reads wherever its schema says ``Decimal``.
 
     :param schema: the columns, as for :class:`.Json`; rows to write may have fewer of them. Default empty.
@@ -73,7 +73,7 @@ class JsonEnvelope(Format):
         return Json(self.schema).columns
 
     def validate(self, where: str) -> list[Problem]:
-        """Return what is wrong with the options."""
+        """Return the problems of the options."""
         problems = Json(self.schema).validate(where)
         if self.timestamps not in ("millis", "micros"):
             problems.append(Problem(f"{where}.timestamps", f"found {self.timestamps!r}; expected millis or micros"))
@@ -159,7 +159,7 @@ class JsonEnvelope(Format):
         return F.when(fine % 1000 != 0, refused.cast("bigint")).otherwise(F.unix_millis(column.cast("timestamp")))
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
-        """Return the encoder if each column holds what it is declared to be; None for decimals and ``varchar(n)``."""
+        """Return the encoder if the kind of each column fits its declared type; None for decimals and ``varchar(n)``."""
         from airflow_kafka_spark.formats.json.tasks.envelope import EnvelopeEncoder
 
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
 from airflow_kafka_spark.formats.base import DeclaredFormat, Decoder, Encoder, Kind, as_struct, duplicate_problems
-from airflow_kafka_spark.formats.json.json_schema import columns_of_json_schema, parse_json_schema
+from airflow_kafka_spark.formats.json.schema import columns_of_json_schema, parse_json_schema
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, SparkSchema, Struct, Text, columns_of
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Json(DeclaredFormat):
     """One JSON object (RFC 8259, UTF-8) per record; its fields become the columns of ``schema``.
 
-    Follows Spark 4's ``from_json`` in the time zone UTC, with one difference in principle: no value silently becomes null or
-    another value. A value that does not fit its column makes the record bad, with a reason that names the column, what was
-    found and what was expected.
+    Values are read as by Spark 4's ``from_json`` in the time zone UTC, with one difference: no value silently becomes null or
+    another value. A value that does not fit its column makes the record bad, with a reason that names the column, what was found
+    and what was expected.
 
     ==================  ======================================================  ================================================
     column              what it takes                                           what makes the record bad
@@ -52,19 +52,19 @@ class Json(DeclaredFormat):
 
     - Names are case sensitive. Fields that are not in the schema are skipped, but they must be JSON.
     - A name of the schema found twice in one object is bad (Spark takes the last).
-    - Bad as a whole: what is not exactly one JSON object (an array, ``null``, nothing, two objects, anything behind it), a byte
+    - Bad as a whole: anything but exactly one JSON object (an array, ``null``, nothing, two objects, further characters), a byte
       order mark, invalid UTF-8, comments, single quotes, trailing commas, objects and arrays nested more than 500 deep.
     - A record without a value is a tombstone: a row of nulls, never bad.
 
-    Whole batches are decoded by Arrow. Decoded row by row, with the same results but some 15 times slower, are bad records (and
-    a few beside each), every record of a schema with a map, and records with: values other than strings in string columns;
+    Arrow decodes whole batches. These records are decoded row by row, with equal results, but some 15 times slower: bad records
+    (and a few next to each), every record of a schema with a map, and records with values other than strings in string columns;
     ``"NaN"`` as a string; infinities; a decimal with a negative exponent; more than 6 digits of a second; more digits in a
     decimal than its precision, as in ``0.1000000000000`` for ``decimal(12,2)``.
 
     :param schema: the columns, as DDL (``"id bigint NOT NULL, amount decimal(12,2), tags array<string>"``), as a pyspark
-        ``StructType``, or as a JSON Schema, a dict (see :func:`.columns_of_json_schema`; its text: :meth:`of_json_schema`).
-        Read when it is first used, so that a mistake in it is reported by :meth:`validate`. Required to read; rows are written
-        with their own columns. Default empty.
+        ``StructType``, or as a JSON Schema, a dict (see :func:`.columns_of_json_schema`; its text: :meth:`of_json_schema`). It is
+        parsed at its first use, so that :meth:`validate` reports a mistake in it. Required for reading; rows are written with
+        their own columns. Default empty.
     """
 
     schema: str | SparkSchema | Mapping[str, Any] = ""
@@ -87,7 +87,7 @@ class Json(DeclaredFormat):
         return columns_of_json_schema(self.schema) if isinstance(self.schema, Mapping) else columns_of(self.schema)
 
     def validate(self, where: str) -> list[Problem]:
-        """Return what is wrong with the schema."""
+        """Return the problems of the schema."""
         try:
             columns = self.columns
         except SchemaInvalid as e:

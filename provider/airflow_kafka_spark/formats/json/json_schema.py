@@ -1,478 +1,168 @@
-"""JSON Schema (draft-07 and 2020-12): read as columns, bundled with the schemas it refers to, and derived from columns.
-
-Types, names and nulls are kept. Rules about values (``minimum``, ``pattern``, the members of an ``enum``, ...) are not checked
-here; a schema in which the type of a column depends on the record is refused. :func:`fields_of` and
-:func:`json_schema_from_columns` also use Connect's keywords (``connect.type`` and the titles of its logical types), so that
-columns keep the types they were written from.
-"""
+"""JSON with a JSON Schema, in Confluent's wire format with a schema registry, or with a schema of one's own."""
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import quote, unquote, urljoin
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_kafka_spark.errors import SchemaInvalid, SchemaUnusable
-from airflow_kafka_spark.formats.json.connect_schema import LogicalType, logical_type
-from airflow_kafka_spark.formats.registry import SchemaDocument
-from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, SchemaUnusable
+from airflow_kafka_spark.formats.base import Decoder
+from airflow_kafka_spark.formats.json.connect_schema import sql_columns, with_writer_types
+from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, mismatches, name_mismatches
+from airflow_kafka_spark.formats.types import Column, SparkSchema, columns_of
 
-_MAX_NESTING = 50
-_NOTES = {
-    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "nullable", "$comment", "$id", "id"),
-    *("$schema", "$anchor", "$vocabulary", "definitions", "$defs", "contentMediaType", "contentSchema"),
-}
-_UNCHECKED = {
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern"),
-    *("minItems", "maxItems", "uniqueItems", "contains", "minContains", "maxContains", "minProperties", "maxProperties"),
-    *("propertyNames", "dependentRequired"),
-}
-_READ = {
-    *("type", "properties", "required", "additionalProperties", "unevaluatedProperties", "items", "format", "enum", "const"),
-    *("$ref", "anyOf", "oneOf", "allOf", "contentEncoding"),
-}
-_REFUSED = {
-    *("not", "if", "then", "else", "patternProperties", "prefixItems", "additionalItems", "unevaluatedItems"),
-    *("dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
-}
-_KNOWN = _NOTES | _UNCHECKED | _READ | _REFUSED
-_FORMATS: Mapping[str, DataType] = {"date": Primitive("date"), "date-time": Primitive("timestamp")}
-_PLAIN: Mapping[str, DataType] = {"integer": Primitive("bigint"), "number": Primitive("double"), "boolean": Primitive("boolean")}
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-
-def parse_json_schema(text: str) -> Mapping[str, Any]:
-    """Return the document of a JSON Schema.
-
-    :raises SchemaInvalid: the text is not a JSON object.
-    """
-    try:
-        found = json.loads(text)
-    except ValueError as e:
-        position = getattr(e, "pos", 0)
-        raise SchemaInvalid(text, position, f"no JSON ({getattr(e, 'msg', e)})", "a JSON Schema") from None
-    if not isinstance(found, dict):
-        raise SchemaInvalid(text, 0, f"a {type(found).__name__}", "a JSON Schema, which is an object")
-    return found
-
-
-def columns_of_json_schema(schema: Mapping[str, Any]) -> tuple[Column, ...]:
-    """Return the columns of the objects that a JSON Schema describes: its ``properties``, in order.
-
-    ======================================================  =======================================================
-    schema                                                  column
-    ======================================================  =======================================================
-    ``integer``, ``number``, ``boolean``                    bigint, double, boolean
-    ``string``                                              string; of format ``date`` date, ``date-time``
-                                                            timestamp; of ``contentEncoding: base64`` binary
-    ``enum``, ``const`` without a type                      that of its members, which is one
-    ``object`` with ``properties``                          struct
-    ``object`` with ``additionalProperties: {schema}``      map<string, that>
-    ``array`` with ``items``                                array<that>
-    ``["string", "null"]``, ``anyOf`` with ``null``,        nullable
-    ``nullable: true``, or not in ``required``
-    ``$ref`` to ``#/...``, ``allOf`` of one                 what stands there
-    ======================================================  =======================================================
-
-    :raises SchemaInvalid: naming the place in the schema, what was found there and what was expected.
-    """
-    reader = _SchemaReader(schema)
-    found, nullable = reader.read(schema, "#", ())
-    if not isinstance(found, Struct):
-        raise _invalid("#", f"a schema of {found}", "an object with `properties`")
-    return found.fields
-
-
-def _invalid(path: str, found: str, expected: str) -> SchemaInvalid:
-    return SchemaInvalid("", 0, f"{found} at `{path}`,", expected)
-
-
-class _SchemaReader:
-    """Reads the types of a document."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self.document = document
-
-    def read(self, schema: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
-        """Return the type that a schema describes, and True if null is one of its values.
-
-        :param path: the path of the schema in the document.
-        :param within: the references through which it was reached.
-        """
-        if not isinstance(schema, Mapping):
-            what = "a schema that allows anything" if schema is True else f"{schema!r}"
-            raise _invalid(path, what, "a schema with a type")
-        if path.count("/") > 2 * _MAX_NESTING or len(within) > _MAX_NESTING:
-            raise _invalid(path[:60], "a schema", f"types nested at most {_MAX_NESTING} deep")
-        _check_keywords(schema, path)
-        nullable = schema.get("nullable") is True
-        for keyword in ("$ref", "allOf", "anyOf", "oneOf"):
-            if keyword in schema:
-                # Other keywords beside it do not describe types, as Connect's `connect.index` beside each `oneOf` with null.
-                beside = sorted(_READ & set(schema) - {keyword, "type" if keyword != "$ref" else ""})
-                if beside:
-                    raise _invalid(path, f"`{keyword}` beside `{beside[0]}`", f"`{keyword}` alone")
-                found, may_be_null = getattr(self, f"_{keyword.lstrip('$')}")(schema[keyword], path, within)
-                return found, nullable or may_be_null
-        kind, may_be_null = _type_of(schema, path)
-        return self._typed(kind, schema, path, within), nullable or may_be_null
-
-    def _ref(self, target: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
-        if not isinstance(target, str) or not target.startswith("#") or (target != "#" and not target.startswith("#/")):
-            raise _invalid(path, f"`$ref` to {target!r}", "a reference within the document, as `#/$defs/name`")
-        if target in within or target == "#":
-            raise _invalid(path, f"`$ref` to `{target}`, which it is part of,", "types that end")
-        found: Any = self.document
-        for step in target.split("/")[1:]:
-            step = unquote(step).replace("~1", "/").replace("~0", "~")
-            number = step.isdecimal() and step.isascii() and len(step) < 10
-            if isinstance(found, Sequence) and not isinstance(found, str) and number and int(step) < len(found):
-                found = found[int(step)]
-            elif isinstance(found, Mapping) and step in found:
-                found = found[step]
-            else:
-                raise _invalid(path, f"`$ref` to `{target}`, which is not there,", "a reference within the document")
-        return self.read(found, target, (*within, target))
-
-    def _allOf(self, schemas: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
-        if not isinstance(schemas, Sequence) or len(schemas) != 1:
-            raise _invalid(path, "`allOf` of several schemas", "one of them, which has all")
-        return self.read(schemas[0], f"{path}/allOf/0", within)
-
-    def _anyOf(self, schemas: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
-        branches = list(enumerate(schemas)) if isinstance(schemas, Sequence) and not isinstance(schemas, str) else []
-        typed = [(n, s) for n, s in branches if not (isinstance(s, Mapping) and s.get("type") == "null")]
-        if len(typed) != 1:
-            raise _invalid(path, "a choice between several types", "one type, and perhaps null")
-        ((n, schema),) = typed
-        found, nullable = self.read(schema, f"{path}/anyOf/{n}", within)
-        return found, nullable or len(branches) > 1
-
-    _oneOf = _anyOf
-
-    def _typed(self, kind: str, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
-        if kind == "object":
-            return self._object(schema, path, within)
-        if kind == "array":
-            if not isinstance(schema.get("items"), Mapping):
-                raise _invalid(path, "an array without one schema for its items", "`items`: what each of them is")
-            element, nullable = self.read(schema["items"], f"{path}/items", within)
-            return Array(element, nullable)
-        if kind in _PLAIN:
-            return _PLAIN[kind]
-        if schema.get("contentEncoding") == "base64":
-            return Primitive("binary")
-        if "contentEncoding" in schema:
-            raise _invalid(path, f"contentEncoding {schema['contentEncoding']!r}", "base64")
-        return _FORMATS.get(str(schema.get("format")), Text())
-
-    def _object(self, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
-        properties, others = schema.get("properties"), schema.get("additionalProperties")
-        if not properties and isinstance(others, Mapping) and others:
-            value, nullable = self.read(others, f"{path}/additionalProperties", within)
-            return Map(Text(), value, nullable)
-        if not isinstance(properties, Mapping) or not properties:
-            raise _invalid(path, "an object without `properties`", "its fields, or one schema for all as `additionalProperties`")
-        required = schema.get("required") or ()
-        if isinstance(required, str) or not isinstance(required, Sequence) or not all(isinstance(n, str) for n in required):
-            raise _invalid(path, f"required: {required!r}", "a list of names, beside `properties`")
-        unknown = [name for name in required if name not in properties]
-        if unknown:
-            raise _invalid(path, f"`{unknown[0]}` as required", "names of its `properties`")
-        fields, seen = [], dict[str, str]()
-        for name, of_field in properties.items():
-            here = f"{path}/properties/{name}"
-            if not isinstance(name, str):
-                raise _invalid(here, f"the name {name!r}", "a text, as JSON's names are")
-            other = seen.setdefault(name.casefold(), name)
-            if not name or other != name:
-                raise _invalid(here, f"a name like `{other}`" if name else "no name", "names that differ by more than case")
-            data_type, nullable = self.read(of_field, here, within)
-            comment = of_field.get("description", "") if isinstance(of_field, Mapping) else ""
-            fields.append(Column(name, data_type, nullable or name not in required, str(comment)))
-        return Struct(tuple(fields))
-
-
-def _check_keywords(schema: Mapping[str, Any], path: str) -> None:
-    for keyword in schema:
-        if keyword in _REFUSED:
-            raise _invalid(path, f"`{keyword}`", "a schema whose types do not depend on the record")
-        near = [] if keyword in _KNOWN else difflib.get_close_matches(str(keyword), _KNOWN, n=1, cutoff=0.85)
-        if near:
-            raise _invalid(path, f"`{keyword}`", f"`{near[0]}`, perhaps")
-
-
-def _type_of(schema: Mapping[str, Any], path: str) -> tuple[str, bool]:
-    """Return the one type of a schema besides null, and True if null is allowed, too."""
-    given = schema.get("type")
-    kinds = [given] if isinstance(given, str) else list(given) if isinstance(given, Sequence) else []
-    members = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else None
-    if not kinds and members is not None:
-        names: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
-        kinds = sorted({names.get(type(m), "object") for m in members})
-    if not kinds and "properties" in schema:
-        kinds = ["object"]
-    if not kinds and "items" in schema:
-        kinds = ["array"]
-    if not all(isinstance(k, str) for k in kinds):
-        raise _invalid(path, f"the type {given!r}", "names of types")
-    rest = [k for k in kinds if k != "null"]
-    if sorted(rest) == ["integer", "number"]:
-        rest = ["number"]
-    if len(rest) != 1:
-        found = "a choice between several types" if rest else "null alone" if kinds else "a schema that allows anything"
-        raise _invalid(path, found, "one type, and perhaps null")
-    if rest[0] not in ("string", "object", "array", *_PLAIN):
-        raise _invalid(path, f"the type {rest[0]!r}", "string, integer, number, boolean, object, array or null")
-    nullable = "null" in kinds and (members is None or None in members)
-    return rest[0], nullable
-
-
-# --- schemas of a registry ------------------------------------------------------------------------------------------------
-
-
-LOCAL = "local-date-time"
-_CONNECT, _DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
-_LOGICAL_TYPES: Mapping[str, LogicalType] = {
-    f"{_CONNECT}Date": logical_type(Primitive("date"), "days"),
-    f"{_CONNECT}Timestamp": logical_type(Primitive("timestamp"), "millis"),
-    f"{_DEBEZIUM}Date": logical_type(Primitive("date"), "days"),
-    f"{_DEBEZIUM}Timestamp": logical_type(Primitive("timestamp_ntz"), "millis"),
-    f"{_DEBEZIUM}MicroTimestamp": logical_type(Primitive("timestamp_ntz"), "micros"),
-    f"{_DEBEZIUM}NanoTimestamp": logical_type(Primitive("timestamp_ntz"), "nanos"),
-}
-"""The meaning of integers, by title."""
-_NUMBERS = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "float32": "float", "float64": "double"}
-_CONNECT_TYPES = {name: connect for connect, name in _NUMBERS.items()}
-_MAX_PRECISION, _LARGEST_SCALE = 38, 1000
-_UNREADABLE = Primitive("void")
+    from airflow_kafka_spark.formats.json.schema import Property
+    from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder
 
 
 @dataclass(frozen=True)
-class Property(Column):
-    """A property of an object.
+class JsonSchema(RegistryFormat):
+    """One JSON object per record, described by a JSON Schema (draft-07 or 2020-12); its properties become the columns.
 
-    :param null: True if null is one of its values.
-    :param absent: True if it may be missing.
+    With ``registry``, values are in Confluent's wire format (a magic byte, the id of the writer's schema, the object), and
+    schemas come from a schema registry, as Confluent's serializers and Connect's ``JsonSchemaConverter`` write them. Records of
+    all versions are read with the reader's schema. All versions of the subjects are fetched before Spark starts, and tasks never
+    ask the registry. Without ``registry``, values are objects without a header, as :class:`.Json` reads them.
+
+    The columns are those of :func:`.columns_of_json_schema`, with the types of Connect's keywords (``connect.type``, the titles
+    of its Decimal, Date and Timestamp). Values are read as :class:`.Json` reads them.
+
+    :param schema: a JSON Schema, as a dict or as its text; or, to write, columns as DDL or a pyspark ``StructType``, from which
+        one is derived. With ``registry`` it is only the schema to write; records are read with the registry's schemas. Default
+        empty.
+    :param title: the name of the records, which all strategies but the topic's use; default the title of the schema. It is also
+        the title of a schema derived from columns; default there ``Value`` or ``Key``.
+    :param check_values: True: values are also checked for the rules of the schema they were written with (``minimum``,
+        ``pattern``, the members of an ``enum``, ...); a record that violates one is bad. Some 100 times slower; needs the
+        package ``jsonschema`` on the executors. Default False.
     """
 
-    null: bool = True
-    absent: bool = True
+    schema: str | Mapping[str, Any] | SparkSchema = ""
+    title: str = ""
+    check_values: bool = False
 
+    kind: ClassVar[str] = "JSON"
+    name_option: ClassVar[str] = "title"
 
-# --- putting together ----------------------------------------------------------------------------------------------------
-
-
-def bundle_references(document: SchemaDocument) -> dict[str, Any]:
-    """Return a schema that stands alone, with the schemas it refers to among its ``definitions``.
-
-    :raises SchemaUnusable: it is no JSON Schema.
-    """
-    root = _parsed(document.text, document.name)
-    if not document.references:
-        return root
-    names = [name for name, _ in document.references]
-    own = _relocate(root, str(root.get("$id", "")), "#", names)
-    definitions = dict(own.get("definitions") or {})
-    for name, text in document.references:
-        part = _parsed(text, f"{document.name}, of `{name}`")
-        moved = _relocate(part, str(part.get("$id", name)), _place(name), names)
-        definitions[name] = {key: value for key, value in moved.items() if key not in ("$id", "$schema")}
-    return {**own, "definitions": definitions}
-
-
-def _parsed(text: str, name: str) -> dict[str, Any]:
-    try:
-        return dict(parse_json_schema(text))
-    except SchemaInvalid as e:
-        raise SchemaUnusable(name, f"{e.found}; expected {e.expected}") from None
-
-
-def _place(name: str) -> str:
-    return "#/definitions/" + quote(name.replace("~", "~0").replace("/", "~1"), safe="~")
-
-
-def _relocate(value: object, base: str, place: str, names: Sequence[str]) -> Any:
-    """Return a schema whose references point to the new places of their targets."""
-    if isinstance(value, list):
-        return [_relocate(one, base, place, names) for one in value]
-    if not isinstance(value, dict):
-        return value
-    found = {key: _relocate(one, base, place, names) for key, one in value.items()}
-    target = value.get("$ref")
-    if isinstance(target, str):
-        document, mark, fragment = target.partition("#")
-        if not document:
-            found["$ref"] = place + fragment if place != "#" else target
-        else:
-            known = next((name for name in names if name in (document, urljoin(base, document))), None)
-            if known is not None:
-                found["$ref"] = _place(known) + (fragment if mark else "")
-    return found
-
-
-# --- columns -------------------------------------------------------------------------------------------------------------
-
-
-def fields_of(schema: Mapping[str, Any], what: str) -> tuple[Property, ...]:
-    """Return the columns of the objects that a schema describes; their types may be :class:`.LogicalType`.
-
-    :param what: the schema's description in messages.
-    :raises SchemaUnusable: with the place in the schema, what was found there and what was expected.
-    """
-    try:
-        found, _ = _ConnectSchemaReader(schema).read(schema, "#", ())
-    except SchemaInvalid as e:
-        raise SchemaUnusable(what, f"found {e.found.removeprefix('The schema has ')}; expected {e.expected}") from None
-    if not isinstance(found, Struct):
-        raise SchemaUnusable(what, f"found a schema of {found}; expected an object with `properties`")
-    return tuple(field for field in found.fields if isinstance(field, Property))
-
-
-class _ConnectSchemaReader(_SchemaReader):
-    """Reads Connect's keywords, too, and which properties may be null and which may be missing."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        super().__init__(document)
-        self._nulls: dict[str, bool] = {}
-
-    def read(self, schema: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
-        found = super().read(schema, path, within)
-        self._nulls[path] = found[1]
-        return found
-
-    def _object(self, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
-        found = super()._object(schema, path, within)
-        if not isinstance(found, Struct):
-            return found
-        required = set(schema.get("required") or ())
-        return Struct(
-            tuple(
-                Property(
-                    f.name, f.type, f.nullable, f.comment, self._nulls[f"{path}/properties/{f.name}"], f.name not in required
-                )
-                for f in found.fields
-            )
-        )
-
-    def _typed(self, kind: str, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
-        said, title = schema.get("connect.type"), str(schema.get("title", ""))
-        if kind == "integer" and title in _LOGICAL_TYPES and said in ("int32", "int64"):
-            return _LOGICAL_TYPES[title]
-        if kind in ("number", "string") and said == "bytes" and title == f"{_CONNECT}Decimal":
-            scale = _scale(schema)
-            if kind == "string" and scale is None:
-                raise _invalid(
-                    path, "a Decimal in base64 without its scale", "`connect.parameters` with a `scale` from -999 to 999"
-                )
-            decimal = _decimal(schema, scale or 0)
-            return decimal if kind == "number" else logical_type(decimal, "unscaled", scale or 0)
-        if kind == "string" and said == "bytes":
-            return Primitive("binary")
-        if kind in ("integer", "number") and str(said) in _NUMBERS:
-            return Primitive(_NUMBERS[str(said)])
-        if kind == "string" and schema.get("format") == LOCAL:
-            return Primitive("timestamp_ntz")
-        return super()._typed(kind, schema, path, within)
-
-
-class _LenientReader(_ConnectSchemaReader):
-    """Skips types that are no columns."""
-
-    def read(self, schema: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
+    def _record_name(self) -> str:
+        if self.title:
+            return self.title
         try:
-            return super().read(schema, path, within)
-        except SchemaInvalid:
-            pass
-        self._nulls[path] = True
-        try:
-            return self._object(schema if isinstance(schema, Mapping) else {}, path, within), True
-        except SchemaInvalid:
-            return _UNREADABLE, True
+            text = str(self.reader_schema) if self._reader_given else self._schema_text
+            return str(json.loads(text).get("title", "")) if text else ""
+        except (ValueError, AttributeError, KafkaSparkError):
+            return ""
+
+    @cached_property
+    def _schema_text(self) -> str:
+        if isinstance(self.schema, Mapping):
+            return json.dumps(self.schema, ensure_ascii=False, separators=(",", ":"))
+        if isinstance(self.schema, str) and (not self.schema.strip() or self.schema.lstrip()[0] == "{"):
+            return self.schema.strip()
+        return self._schema_from_columns(columns_of(self.schema))
+
+    # --- validate ----------------------------------------------------------------------------------------------------
+
+    def _check_readable(self) -> None:
+        assert self._fields is not None
+
+    def _option_problems(self, where: str) -> list[Problem]:
+        problems = self._registry_problems(where)
+        if self.check_values:
+            from importlib.util import find_spec
+
+            if find_spec("jsonschema") is None:
+                found = "it needs the package `jsonschema`, which is not installed here"
+                problems.append(Problem(f"{where}.check_values", found, "Install it, on the executors too"))
+        return problems
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _fields(self) -> tuple[Property, ...]:
+        """The columns of the reader's schema.
+
+        :raises KafkaSparkError: there is no schema, or it has no columns.
+        """
+        return _fields_of(self._reader_document)
+
+    def arrow_schema(self) -> pa.Schema:
+        """Return the columns of the reader's schema; the registry is asked for it once.
+
+        :raises KafkaSparkError: there is no such schema, or the registry does not return it.
+        """
+        from airflow_kafka_spark.formats.types import arrow_schema
+
+        return arrow_schema(sql_columns(self._fields))
+
+    def decoder(self) -> Decoder:
+        """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
+
+        :raises KafkaSparkError: as :meth:`arrow_schema`.
+        """
+        from airflow_kafka_spark.formats.json.schema import bundle_references
+        from airflow_kafka_spark.formats.json.tasks.json_schema import RegisteredJsonDecoder
+
+        columns = _plain_fields(self._fields)
+        if not self.registry:
+            return RegisteredJsonDecoder(columns, {0: self._schema_text}, {}, "", False, self.check_values)
+        versions = self._all_versions()
+        known, unusable, others = dict[int, str](), dict[int, str](), dict[int, Sequence[Column]]()
+        for registered in versions:
+            try:
+                document = self._document(registered)
+                known[registered.id] = json.dumps(bundle_references(document)) if self.check_values else ""
+            except SchemaUnusable as e:
+                unusable[registered.id] = e.found
+                continue
+            written = _as_written(columns, document)
+            if written != tuple(columns):
+                others[registered.id] = written
+        return RegisteredJsonDecoder(columns, known, unusable, self._describe_versions(versions), True, self.check_values, others)
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _schema_from_columns(self, columns: Sequence[Column]) -> str:
+        from airflow_kafka_spark.formats.json.schema import json_schema_from_columns
+
+        return json_schema_from_columns(columns, self.title or self.part.capitalize())
+
+    def _mismatches(self, document: SchemaDocument, columns: Sequence[Column]) -> list[tuple[str, str]]:
+        found = mismatches(columns, sql_columns(_fields_of(document)))
+        return [*found, *self._name_mismatches(document, [c.name for c in columns])]
+
+    def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
+        fields = _fields_of(document)
+        return name_mismatches(fields, columns, {f.name for f in fields if not f.absent})
+
+    def _encoder(self, document: SchemaDocument, columns: Sequence[Column], header: bytes) -> RowEncoder:
+        from airflow_kafka_spark.formats.json.tasks.json_schema import JsonSchemaEncoder
+
+        return JsonSchemaEncoder(_fields_of(document), [c.name for c in columns], header)
 
 
-def readable_fields(schema: Mapping[str, Any]) -> tuple[Column, ...]:
-    """Return the columns of a schema in which not every type is a column; the types of the others are unknown."""
-    found, _ = _LenientReader(schema).read(schema, "#", ())
-    return found.fields if isinstance(found, Struct) else ()
+def _fields_of(document: SchemaDocument) -> tuple[Property, ...]:
+    from airflow_kafka_spark.formats.json.schema import bundle_references, fields_of
+
+    return fields_of(bundle_references(document), document.name)
 
 
-def _scale(schema: Mapping[str, Any]) -> int | None:
-    """Return the scale of a Decimal in bytes; None if the schema does not state it."""
-    params = schema.get("connect.parameters")
+def _as_written(columns: Sequence[Column], document: SchemaDocument) -> tuple[Column, ...]:
+    """Return columns with the logical types of a writer's schema; unchanged if that schema has no columns."""
+    from airflow_kafka_spark.formats.json.schema import bundle_references, readable_fields
+
     try:
-        scale = int(params["scale"]) if isinstance(params, Mapping) else None
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    return scale if scale is not None and -_LARGEST_SCALE < scale < _LARGEST_SCALE else None
+        return with_writer_types(columns, _plain_fields(readable_fields(bundle_references(document))))
+    except SchemaUnusable:
+        return tuple(columns)
 
 
-def _decimal(schema: Mapping[str, Any], scale: int) -> Decimal:
-    params = schema.get("connect.parameters")
-    try:
-        precision = int(params["connect.decimal.precision"]) if isinstance(params, Mapping) else _MAX_PRECISION
-    except (KeyError, TypeError, ValueError, OverflowError):
-        precision = _MAX_PRECISION
-    precision = min(max(precision, 1), _MAX_PRECISION)
-    return Decimal(precision, min(max(scale, 0), precision))
-
-
-# --- made of columns -----------------------------------------------------------------------------------------------------
-
-
-def json_schema_from_columns(columns: Sequence[Column], title: str) -> str:
-    """Return a JSON Schema (draft-07) of objects with these columns, and with no others, so that later versions may add some.
-
-    Nullable columns may be null and may be missing. Types that JSON cannot distinguish are described by Connect's keywords.
-
-    :raises SchemaUnusable: a column has no counterpart.
-    """
-    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": title}
-    return json.dumps({**head, **_object(columns, "")}, ensure_ascii=False, separators=(",", ":"))
-
-
-def _object(columns: Sequence[Column], path: str) -> dict[str, Any]:
-    properties = {}
-    for column in columns:
-        schema = _schema(column.type, f"{path}.{column.name}".lstrip("."))
-        properties[column.name] = _or_null(schema, column.nullable)
-    required = [c.name for c in columns if not c.nullable]
-    said = {"required": required} if required else {}
-    return {"type": "object", "properties": properties, **said, "additionalProperties": False}
-
-
-def _or_null(schema: dict[str, Any], nullable: bool) -> dict[str, Any]:
-    return {"oneOf": [{"type": "null"}, schema]} if nullable else schema
-
-
-def _schema(data_type: DataType, path: str) -> dict[str, Any]:
-    if isinstance(data_type, Struct):
-        return _object(data_type.fields, path)
-    if isinstance(data_type, Array):
-        return {"type": "array", "items": _or_null(_schema(data_type.element, f"{path}[]"), data_type.contains_null)}
-    if isinstance(data_type, Map):
-        if data_type.key != Text():
-            detail = f"column `{path}` has keys of type {data_type.key}; expected string, as JSON's names are"
-            raise SchemaUnusable("the option `schema`", detail, "Declare map<string,...>")
-        value = _or_null(_schema(data_type.value, f"{path}[]"), data_type.value_contains_null)
-        return {"type": "object", "additionalProperties": value}
-    if isinstance(data_type, Text):
-        return {"type": "string", **({"maxLength": data_type.max_length} if data_type.max_length else {})}
-    if isinstance(data_type, Decimal):
-        params = {"scale": str(data_type.scale), "connect.decimal.precision": str(data_type.precision)}
-        return {"type": "number", "title": f"{_CONNECT}Decimal", "connect.type": "bytes", "connect.parameters": params}
-    name = data_type.name
-    if name in _CONNECT_TYPES:
-        return {"type": "number" if name in ("float", "double") else "integer", "connect.type": _CONNECT_TYPES[name]}
-    return dict(_OTHERS[name])
-
-
-_OTHERS: Mapping[str, Mapping[str, str]] = {
-    "boolean": {"type": "boolean"},
-    "binary": {"type": "string", "contentEncoding": "base64", "connect.type": "bytes"},
-    "date": {"type": "string", "format": "date"},
-    "timestamp": {"type": "string", "format": "date-time"},
-    "timestamp_ntz": {"type": "string", "format": LOCAL},
-}
+def _plain_fields(fields: Sequence[Column]) -> list[Column]:
+    """Return properties as plain columns, which :class:`.JsonDecoder` takes."""
+    return [Column(f.name, f.type, f.nullable, f.comment) for f in fields]

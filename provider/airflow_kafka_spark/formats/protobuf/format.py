@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from airflow_kafka_spark.errors import Problem, ProtobufNotInstalled, SchemaUnusable
+from airflow_kafka_spark.errors import PackageMissing, Problem, SchemaUnusable
 from airflow_kafka_spark.formats.base import Decoder
 from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, mismatches, name_mismatches
 from airflow_kafka_spark.formats.types import Column, SparkSchema, Struct, columns_of
@@ -29,21 +29,21 @@ _IS_PROTO = re.compile(r"\{|^\s*(?:syntax|edition)\s*=").search
 class Protobuf(RegistryFormat):
     """One Protobuf message per record; its fields become the columns.
 
-    Either with ``schema`` alone: values are messages, without a header. Or with ``registry``: values are in Confluent's wire
-    format (a magic byte, the id of the writer's schema, the indexes of the message in it, the message), and schemas come from a
-    schema registry. Records of different versions are all read as the reader's schema defines them: a missing field is its
-    default, or null if the field may be absent. All versions of the subjects are fetched and compiled before Spark starts, and
-    tasks never ask the registry. Records of a version of which a field would be misread are bad.
+    With ``schema`` alone, values are messages without a header. With ``registry``, values are in Confluent's wire format (a magic
+    byte, the id of the writer's schema, the indexes of the message in it, the message), and schemas come from a schema registry.
+    Records of all versions are read with the reader's schema: a missing field gets its default, or null if the field may be
+    absent. All versions of the subjects are fetched and compiled before Spark starts, and tasks never ask the registry. If a
+    field of a version would be misread, the records of this version are bad.
 
-    The page `protobuf.md` of the documentation has the types of columns and all that makes a record bad.
+    The page `protobuf.md` of the documentation lists the types of columns and the bad records.
 
     :param schema: the text of a ``.proto`` file; or a descriptor set, bytes written by ``protoc --include_imports
         --descriptor_set_out``, of which the last file is used; or, to write, columns as DDL or a pyspark ``StructType``, from
         which a schema is derived. With ``registry`` it is only the schema to write; records are read with the registry's
         schemas. Default empty.
     :param message: the name of the message, with or without its package; default the first of the file.
-    :param recursive_fields_max_depth: Spark's option: None (default) refuses messages that contain themselves, 1 leaves such
-        fields out, 2 has them once, and so on.
+    :param recursive_fields_max_depth: the number of levels to which a message that contains itself is read, as in Spark: 1 leaves
+        such fields out, 2 reads them once, and so on. None (default) refuses such messages.
     :param nanoseconds: digits beyond the microsecond: ``fail`` (default) makes the record bad, ``cut`` leaves them out.
     """
 
@@ -161,7 +161,7 @@ class Protobuf(RegistryFormat):
         if not problems:
             try:
                 _check_packages()
-            except ProtobufNotInstalled as e:
+            except PackageMissing as e:
                 return [Problem(where, e.found, e.action)]
         return problems
 
@@ -206,7 +206,7 @@ def _check_packages() -> None:
         except ModuleNotFoundError:
             found = None
         if found is None:
-            raise ProtobufNotInstalled(package)
+            raise PackageMissing("Protobuf", package, "protobuf")
 
 
 @lru_cache(maxsize=32)

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.errors import ProtobufNotInstalled, SchemaUnusable
+from airflow_kafka_spark.errors import PackageMissing, SchemaUnusable
 from airflow_kafka_spark.formats.registry import SchemaDocument
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 
@@ -45,7 +45,7 @@ for directory, roots, main in json.load(sys.stdin):
 def compile_schemas(documents: Sequence[SchemaDocument]) -> list[bytes | SchemaUnusable]:
     """Return the descriptor sets of schemas with all their imports; the last file of each set is the schema itself.
 
-    :raises ProtobufNotInstalled: protoc is missing.
+    :raises PackageMissing: protoc is missing.
     """
     found: list[bytes | SchemaUnusable | None] = [_serialized(document) for document in documents]
     left = [at for at, one in enumerate(found) if one is None]
@@ -139,7 +139,7 @@ def _include() -> tuple[str, ...]:
     """Return the directories of the files that every schema may import."""
     spec = find_spec("grpc_tools")
     if spec is None or not spec.submodule_search_locations:
-        raise ProtobufNotInstalled("grpcio-tools")
+        raise PackageMissing("Protobuf", "grpcio-tools", "protobuf")
     roots = [str(Path(spec.submodule_search_locations[0]) / "_proto")]
     try:
         types = find_spec("google.type")

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Decoded, Decoder
-from airflow_kafka_spark.formats.text import MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.text_values import MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 
 CHUNK_RECORDS = 2048
 CHUNK_BYTES = 32 << 20
@@ -100,7 +100,7 @@ class BatchDecoder(Decoder):
         return self._assemble(parts, values, bad)
 
     def decode_row_wise(self, values: Sequence[bytes | None]) -> Decoded:
-        """Decode the values row by row only; :meth:`decode` returns the same."""
+        """Decode the values row by row only. The result is equal to that of :meth:`decode`."""
         part, bad = self.read_row_wise([v for v in values if v is not None], 0)
         return self._assemble([part], values, bad)
 

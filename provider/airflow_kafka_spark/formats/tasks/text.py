@@ -7,7 +7,8 @@ Two groups of callers share the writers:
 * :func:`json_lines`, :func:`csv_lines`, :func:`json_values` and :func:`rows_as_json` write columns of any Arrow type to files,
   JSON columns of a table and dead letters.
 
-They differ in these points, because the first group has to write what Spark writes, and the second group gets more types:
+They differ in these points, because the first group has to write the bytes that Spark writes, and the second group gets more
+types:
 
 ========================  ================================================  ================================================
 point                     columns of a kind                                 columns of any type
@@ -17,7 +18,8 @@ decimals                  texts of the database; more than 6 digits of      plai
                           scale: with Java's exponent
 years after 9999          with a ``+``, as Java has it                      without
 control characters        ``\\u001F``, as Jackson has it                    ``\\u001f``, as Python has it
-floats, nested types      not supported                                     supported
+floats                    as Java 19 and later has them: ``1.0E20``           with Python's exponent: ``1e+20``
+nested types              JSON only                                         supported
 ========================  ================================================  ================================================
 """
 
@@ -34,7 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Encoder, Kind
-from airflow_kafka_spark.formats.text import CsvDialect
+from airflow_kafka_spark.formats.text_values import CsvDialect
 
 _DAY = 86_400_000_000
 _FIRST, _LAST = -719_162, 2_932_896
@@ -117,7 +119,7 @@ class TextEncoder(Encoder):
     """Encodes one column as its text, as :meth:`~airflow_kafka_spark.formats.String.encode` writes it in UTF-8, or as its bytes.
 
     :param column: the column's name.
-    :param kind: what the column holds.
+    :param kind: the kind of the column.
     """
 
     column: str
@@ -128,19 +130,21 @@ class TextEncoder(Encoder):
         column = rows[self.column]
         if self.kind in ("zoned", "local"):
             # SQL casts timestamps to text without trailing zeros of the second.
-            return pc.replace_substring_regex(_timestamps(column, " "), r"\.?0+$", "").cast(pa.binary())
+            return pc.replace_substring_regex(timestamp_texts(column, " "), r"\.?0+$", "").cast(pa.binary())
         if self.kind == "date":
             return _dates(column).cast(pa.binary())
         return column if self.kind == "binary" else column.cast(pa.string()).cast(pa.binary())
 
 
 def _texts_of_kind(column: pa.Array, kind: Kind) -> ValueTexts:
+    if kind == "other":
+        return _texts(column, _SPARK)
     if kind == "text":
         return ValueTexts(_escape(column, _JACKSON), quoted=True)
     if kind == "fine decimal":
         return ValueTexts(_with_exponents(column))
     if kind in ("zoned", "local"):
-        return ValueTexts(_timestamps(column, "T"), zone="Z" if kind == "zoned" else "", quoted=True)
+        return ValueTexts(timestamp_texts(column, "T"), zone="Z" if kind == "zoned" else "", quoted=True)
     if kind == "date":
         return ValueTexts(_dates(column), quoted=True)
     if kind == "binary":
@@ -149,6 +153,28 @@ def _texts_of_kind(column: pa.Array, kind: Kind) -> ValueTexts:
 
 
 # --- columns of any type ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Style:
+    """The points in which JSON texts of columns of any type differ.
+
+    :param escapes: the escape of each character that needs one.
+    :param nulls: True if fields that are null are written, False if they are left out.
+    :param shown: True if the text is for people: see :func:`rows_as_json`.
+    :param sign: the text before a year after 9999.
+    :param as_java: True if floats, and decimals with more than 6 digits of scale, have Java's exponents.
+    """
+
+    escapes: Mapping[int, str]
+    nulls: bool = False
+    shown: bool = False
+    sign: str = ""
+    as_java: bool = False
+
+
+_FILES, _SHOWN = _Style(_PYTHON), _Style(_PYTHON, nulls=True, shown=True)
+_SPARK = _Style(_JACKSON, nulls=True, sign="+", as_java=True)
 
 
 def json_lines(batch: pa.RecordBatch) -> pa.Buffer:
@@ -198,44 +224,42 @@ def rows_as_json(columns: Sequence[tuple[str, pa.Array]]) -> list[bytes]:
     """
     if not columns:
         return []
-    members = [(_quote(name, _PYTHON), _texts(column, shown=True)) for name, column in columns]
+    members = [(_quote(name, _PYTHON), _texts(column, _SHOWN)) for name, column in columns]
     objects: list[bytes] = _objects(members, len(columns[0][1]), nulls=True).cast(pa.binary()).to_pylist()
     return objects
 
 
-def _texts(array: pa.Array, shown: bool = False) -> ValueTexts:
-    """Return the JSON texts of values of any type.
-
-    :param shown: True if the text is for people: see :func:`rows_as_json`.
-    """
+def _texts(array: pa.Array, style: _Style = _FILES) -> ValueTexts:
+    """Return the JSON texts of values of any type."""
     array = _plain(array)
     kind = array.type
     if pa.types.is_string(kind):
-        return ValueTexts(_escape(_valid_utf8(array) if shown else array, _PYTHON), quoted=True)
+        return ValueTexts(_escape(_valid_utf8(array) if style.shown else array, style.escapes), quoted=True)
     if pa.types.is_struct(kind):
         members = [
-            (_quote(kind.field(i).name, _PYTHON), _texts(pc.struct_field(array, [i]), shown)) for i in range(kind.num_fields)
+            (_quote(kind.field(i).name, style.escapes), _texts(pc.struct_field(array, [i]), style))
+            for i in range(kind.num_fields)
         ]
-        return ValueTexts(pc.if_else(pc.is_valid(array), _objects(members, len(array), nulls=shown), None))
+        return ValueTexts(pc.if_else(pc.is_valid(array), _objects(members, len(array), nulls=style.nulls), None))
     if pa.types.is_map(kind):
-        items = pc.fill_null(_texts(array.items, shown).as_json(), "null")
-        return _nested(array, _join(_keys(array.keys, shown), ":", items), "{", "}")
+        items = pc.fill_null(_texts(array.items, style).as_json(), "null")
+        return _nested(array, _join(_keys(array.keys, style), ":", items), "{", "}")
     if pa.types.is_list(kind):
-        return _nested(array, pc.fill_null(_texts(array.values, shown).as_json(), "null"), "[", "]")
+        return _nested(array, pc.fill_null(_texts(array.values, style).as_json(), "null"), "[", "]")
     try:
-        found = _scalars(array, json=True)
+        found = _scalars(array, json=True, style=style)
     except pa.ArrowInvalid:
         # A timestamp in seconds that does not fit into 64 bits of microseconds.
-        if not shown:
+        if not style.shown:
             raise
         found = None
-    if found is None and shown:
+    if found is None and style.shown:
         texts = [str(scalar) if scalar.is_valid else None for scalar in array]
         return ValueTexts(_escape(pa.array(texts, pa.string()), _PYTHON), quoted=True)
     return found or _refuse(array)
 
 
-def _scalars(array: pa.Array, json: bool) -> ValueTexts | None:
+def _scalars(array: pa.Array, json: bool, style: _Style = _FILES) -> ValueTexts | None:
     """Return the texts of values that are not nested; None for a type that has none.
 
     :param json: True if NaN and the infinities get the quotes that JSON needs.
@@ -244,14 +268,16 @@ def _scalars(array: pa.Array, json: bool) -> ValueTexts | None:
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind):
         return ValueTexts(array.cast(pa.string()))
     if pa.types.is_decimal(kind):
-        return ValueTexts(_without_exponents(array.cast(pa.string()), array))
+        texts = plain_decimals(array)
+        return ValueTexts(_with_exponents(texts) if style.as_java else texts)
     if pa.types.is_floating(kind):
-        return ValueTexts(_floats(array, '"' if json else ""))
+        return ValueTexts(_java_floats(array, '"') if style.as_java else _floats(array, '"' if json else ""))
     if pa.types.is_timestamp(kind):
         # Without its zone the value is in UTC already, and written thirty times as fast.
-        return ValueTexts(_timestamps(array.cast(pa.timestamp("us")), "T", sign=""), zone="Z" if kind.tz else "", quoted=True)
+        text = timestamp_texts(array.cast(pa.timestamp("us")), "T", sign=style.sign)
+        return ValueTexts(text, zone="Z" if kind.tz else "", quoted=True)
     if pa.types.is_date(kind):
-        return ValueTexts(_dates(array.cast(pa.date32()), sign=""), quoted=True)
+        return ValueTexts(_dates(array.cast(pa.date32()), sign=style.sign), quoted=True)
     if pa.types.is_time(kind):
         return ValueTexts(array.cast(pa.string()), quoted=True)
     if pa.types.is_binary(kind):
@@ -264,7 +290,7 @@ def _refuse(array: pa.Array) -> ValueTexts:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Return the same values in a basic type: no dictionaries, views, large or fixed-size variants."""
+    """Return the values in a basic type, instead of dictionaries, views, and large or fixed-size variants."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         return _plain(array.dictionary_decode())
@@ -323,9 +349,9 @@ def _nested(array: pa.ListArray, texts: pa.Array, start: str, end: str) -> Value
     return ValueTexts(pc.if_else(pc.is_valid(array), _join(start, pc.binary_join(lists, ","), end), None))
 
 
-def _keys(array: pa.Array, shown: bool) -> pa.Array:
-    """Return the keys of maps as JSON strings, whatever their type."""
-    texts = _texts(array, shown).as_json()
+def _keys(array: pa.Array, style: _Style) -> pa.Array:
+    """Return the keys of maps as JSON strings; keys may be of any type."""
+    texts = _texts(array, style).as_json()
     return pc.if_else(pc.starts_with(texts, '"'), texts, _join('"', texts, '"'))
 
 
@@ -407,6 +433,11 @@ def _base64(column: pa.Array) -> pa.Array:
     return map_values(column, lambda value: binascii.b2a_base64(value, newline=False).decode("ascii"))
 
 
+def plain_decimals(decimals: pa.Array) -> pa.Array:
+    """Return decimals as texts in plain notation, with all digits of their scale."""
+    return _without_exponents(decimals.cast(pa.string()), decimals)
+
+
 def _without_exponents(texts: pa.Array, decimals: pa.Array) -> pa.Array:
     """Return texts of decimals in plain notation. Arrow writes 0E-10 for a zero of scale 10, which not every CSV reader takes."""
     tiny = pc.fill_null(pc.match_substring(texts, "E"), False)
@@ -439,6 +470,30 @@ def _floats(array: pa.Array, quote: str) -> pa.Array:
     return texts
 
 
+def _java_floats(array: pa.Array, quote: str) -> pa.Array:
+    """Return numbers as Java 19 and later has them: the fewest digits that identify the value, with an exponent below 0.001 and
+    from 10 million on. Earlier versions of Java write other digits of the same number for a few values.
+
+    :param quote: the text around NaN and the infinities.
+    """
+    texts, size = _floats(array, quote), pc.abs(array)
+    low, high = pa.scalar(1e-3, array.type), pa.scalar(1e7, array.type)
+    exponent = pc.and_(pc.is_finite(array), pc.or_(pc.less(size, low), pc.greater_equal(size, high)))
+    exponent = pc.fill_null(pc.and_(exponent, pc.not_equal(size, pa.scalar(0, array.type))), False)
+    if not pc.any(exponent).as_py():
+        return texts
+    shortest = texts.filter(exponent)
+    return pc.replace_with_mask(texts, exponent, map_values(shortest, _with_java_exponent))
+
+
+def _with_java_exponent(text: str) -> str:
+    sign, digits, exponent = Decimal(text).as_tuple()
+    assert isinstance(exponent, int)
+    shown = "".join(map(str, digits)).rstrip("0") or "0"
+    at = exponent + len(digits) - 1
+    return f"{'-' if sign else ''}{shown[0]}.{shown[1:] or '0'}E{at}"
+
+
 def _dates(column: pa.Array, sign: str = "+") -> pa.Array:
     """Return dates as ``yyyy-MM-dd``.
 
@@ -450,12 +505,12 @@ def _dates(column: pa.Array, sign: str = "+") -> pa.Array:
     return _far(plain.cast(pa.int64()), "D", sign)
 
 
-def _timestamps(column: pa.Array, between: str, sign: str = "+") -> pa.Array:
+def timestamp_texts(column: pa.Array, between: str, sign: str = "+") -> pa.Array:
     """Return timestamps to the microsecond, in UTC if they have a zone.
 
     :param column: microseconds since 1970.
     :param between: the separator of date and time of day.
-    :param sign: what is put before a year after 9999.
+    :param sign: the text before a year after 9999.
     """
     plain = column.cast(pa.int64())
     if not _within(plain, _FIRST * _DAY, (_LAST + 1) * _DAY - 1):

@@ -5,14 +5,17 @@ Leader epochs are compared to detect logs that were truncated since they were re
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import KafkaUnavailable
+from airflow_kafka_spark.errors import KafkaUnavailable, RightMissing
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
+from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.plan import Log, PartitionLog
 
@@ -21,6 +24,12 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
+logger = logging.getLogger(__name__)
+
+LOST_AFTER_SECONDS = 900.0
+"""Seconds after which an open transaction is said to be lost: the brokers' default of ``transaction.max.timeout.ms``."""
+FIRST_RECORD_SECONDS = 10.0
+"""Maximum seconds for reading the first records of open transactions."""
 PARTITIONS_PER_CONSUMER = 200
 """Maximum number of partitions per consumer. Brokers may send a batch of records for each of them, which is not needed."""
 PROMPT: Mapping[str, Any] = {"fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 50}
@@ -51,6 +60,45 @@ def read_log(hook: KafkaHook, topics: Iterable[str]) -> Log:
         topic_ids={name: topic.topic_id for name, topic in described.items()},
         partitions={tp: PartitionLog(o.low, o.lso, o.high, o.epoch) for tp, o in offsets.items()},
     )
+
+
+def warn_of_lost_transactions(hook: KafkaHook, log: Log, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+    """Log a warning for each partition whose first open transaction is older than the brokers let a transaction be by default.
+
+    The brokers may have lost it (a hanging transaction, KIP-664). Then no window ever gets past it, and no window fails.
+
+    :param log: the present log of the topics that are read.
+    :param offsets: where the next window begins. Partitions with committed records behind that are left out. Default: none.
+    """
+    import confluent_kafka
+
+    held = ((tp, there.lso) for tp, there in log.partitions.items() if there.lso < there.high)
+    stuck = ((tp, lso) for tp, lso in held if offsets is None or offsets.get(tp) == lso)
+    left = dict(islice(stuck, PARTITIONS_PER_CONSUMER))
+    if not left:
+        return
+    config = {**hook.consumer_config(**_EPOCH_SETTINGS), "isolation.level": "read_uncommitted"}
+    consumer = confluent_kafka.Consumer(config, logger=ClientEvents())
+    deadline, now = time.monotonic() + FIRST_RECORD_SECONDS, time.time()
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(*tp, offset) for tp, offset in left.items()])
+        while left and time.monotonic() < deadline:
+            for message in consume(
+                consumer, RECORDS_PER_CALL, 0.1, hook.config, "reading open transactions", conn_id=hook.conn_id
+            ):
+                tp = TopicPartition(message.topic() or "", message.partition() or 0)
+                offset, (_, timestamp) = left.pop(tp, None), message.timestamp()
+                if offset is None or message.error() is not None or now - timestamp / 1000 < LOST_AFTER_SECONDS:
+                    continue
+                logger.warning(
+                    "A transaction in %s is open since offset %d, which was written %.0f minutes ago: no window gets past it. If "
+                    "`kafka-transactions.sh find-hanging` lists it, the brokers have lost it: %s ends it",
+                    tp, offset, (now - timestamp / 1000) / 60, abort_command(tp, offset),
+                )  # fmt: skip
+    except (KafkaUnavailable, RightMissing) as error:
+        logger.info("The age of open transactions is not known: %s", error)
+    finally:
+        consumer.close()
 
 
 def compare_epochs(

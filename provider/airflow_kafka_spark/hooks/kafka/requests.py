@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import KafkaUnavailable
+from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, temporary_reason
 from airflow_kafka_spark.hooks.kafka.client_errors import Right
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, consumer_config
+from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, OffsetSpec
     from confluent_kafka.admin import TopicDescription as KafkaTopicDescription
 
-# Brokers learn of a new topic at different times. So "unknown" counts only if it lasts for so many seconds, and never if the
-# topic is known to exist. If no leader is known, librdkafka reports "no entry".
+OFFSETS_TOPIC = "__consumer_offsets"
+# Brokers learn of a new topic at different times. So "unknown" counts only if it lasts for this number of seconds, and never if
+# the topic is known to exist. If no leader is known, librdkafka reports "no entry".
 SPREAD_SECONDS = 1.0
 _UNKNOWN = ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID")
 _NOT_YET = (*_UNKNOWN, "_NOENT")
@@ -354,7 +356,7 @@ def committed(
     except KafkaUnavailable:
         if _held_by_a_transaction(settings, partitions, calls):
             detail = "a transaction with offsets of this group is open; it ends after its `transaction.timeout.ms` at the latest"
-            raise calls.unavailable(doing, detail) from None
+            raise calls.unavailable(doing, detail + _advice_if_lost(calls, group_id)) from None
         raise
     finally:
         consumer.close()
@@ -384,6 +386,32 @@ def _held_by_a_transaction(settings: Mapping[str, Any], partitions: Collection[T
         return False
     finally:
         consumer.close()
+
+
+def _advice_if_lost(calls: KafkaCalls, group_id: str) -> str:
+    """Return the command that ends the open transaction of a group's offsets if the brokers have lost it; empty if the place of
+    the transaction is not known."""
+    from confluent_kafka.admin import OffsetSpec
+
+    try:
+        found = describe_topics(calls, [OFFSETS_TOPIC])
+        tp = TopicPartition(OFFSETS_TOPIC, offsets_partition(group_id, len(found[OFFSETS_TOPIC].partitions)))
+        lso = list_offsets(calls, [tp], OffsetSpec.latest(), "read_committed")[tp]
+    except (KafkaSparkError, KeyError):
+        return ""
+    return f". If it does not end, the brokers have lost it (see `kafka-transactions.sh find-hanging`): {abort_command(tp, lso)}"
+
+
+def offsets_partition(group_id: str, partitions: int) -> int:
+    """Return the partition of ``__consumer_offsets`` with the offsets of a group, which its coordinator leads.
+
+    :param partitions: number of partitions of that topic.
+    """
+    number, units = 0, group_id.encode("utf-16-be")
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        number = (31 * number + (high << 8) + low) & 0xFFFFFFFF
+    # Java's hash is a signed number, of which Kafka takes the absolute value, and 0 for the smallest.
+    return (number if number < 1 << 31 else (1 << 32) - number) % (1 << 31) % partitions
 
 
 def group_ids(calls: KafkaCalls) -> frozenset[str]:

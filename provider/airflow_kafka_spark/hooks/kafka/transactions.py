@@ -124,6 +124,14 @@ def _in_parts(
     yield part
 
 
+def abort_command(tp: TopicPartition, start: int) -> str:
+    """Return the command that ends a transaction which the brokers have lost (KIP-664).
+
+    :param start: offset of its first record in the partition.
+    """
+    return f"`kafka-transactions.sh abort --topic {tp.topic} --partition {tp.partition} --start-offset {start}`"
+
+
 def abort(producer: Producer) -> None:
     """Abort the transaction, so that readers need not wait for its timeout. If that fails, the fence of the next attempt will."""
     from confluent_kafka import KafkaException

@@ -5,7 +5,7 @@ It reads its settings from standard input, and reports through a pipe when it is
 for their answers.
 
 Each task has a gateway of its own in the JVM, with a port and a secret that are sent through the Unix socket and stored in no
-file, and a tag on all jobs that it starts. When the task's connection to the socket is closed, for whatever reason, its jobs are
+file, and a tag on all jobs that it starts. When the task's connection to the socket is closed, for any reason, its jobs are
 cancelled, its gateway is closed, and no further task is accepted until both is done.
 
 Python workers and the JVM end with this process, however it ends, because the JVM reads its standard input.
@@ -18,6 +18,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -26,9 +27,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.hooks.warm_spark.process import ProcessFiles, is_readable, peer, receive, send
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject, JVMView
+    from pyspark.sql import SparkSession
 
 LEFTOVER_SECONDS = 60.0
 """Maximum seconds for which jobs of an ended task may run. After that, the process accepts no further task, and ends after its
@@ -75,13 +80,15 @@ class Server:
     :param keep_alive: seconds without a task after which the server ends. Each task may change it.
     """
 
-    def __init__(self, place: ProcessFiles, listening: socket.socket, session: Any, keep_alive: float) -> None:
+    def __init__(self, place: ProcessFiles, listening: socket.socket, session: SparkSession, keep_alive: float) -> None:
         self.place, self.keep_alive = place, keep_alive
         self._listening = listening
         self._inode = place.socket.stat().st_ino
         self._context = session.sparkContext
         self._spark = self._context._jsc.sc()
-        self._process = self._context._gateway.proc
+        gateway = self._context._gateway
+        assert gateway is not None
+        self._process = gateway.proc
         self._begun = self._idle_since = time.monotonic()
         self._changed = threading.Condition()
         self._clients: list[Client] = []
@@ -225,7 +232,7 @@ class Server:
         except TimeoutError as error:
             return {"refused": str(error)}
 
-    def _part(self, client: Client, gateway: Any) -> None:
+    def _part(self, client: Client, gateway: JavaObject | None) -> None:
         """End the jobs and close the gateway that a task has left in the JVM, and remove the task."""
         try:
             if gateway is not None:
@@ -259,7 +266,7 @@ class Server:
         end_jvm(self._process)
 
 
-def end_jobs(spark: Any, name: str, value: str, *, seconds: float, gateway: Any = None) -> int:
+def end_jobs(spark: JavaObject, name: str, value: str, *, seconds: float, gateway: JavaObject | None = None) -> int:
     """Cancel all jobs with a property, and wait until none of their tasks runs any more.
 
     :param spark: the JVM's ``SparkContext``.
@@ -288,7 +295,7 @@ def end_jobs(spark: Any, name: str, value: str, *, seconds: float, gateway: Any 
         time.sleep(_JOBS_SECONDS)
 
 
-def open_gateway(spark: Any, jvm: Any) -> Any:
+def open_gateway(spark: JavaObject, jvm: JVMView) -> JavaObject:
     """Return a new gateway to a JVM (``Py4JServer``), with a port and a secret of its own, whose connections can be counted."""
     gateway = jvm.org.apache.spark.api.python.Py4JServer(spark.conf())
     # The gateway removes closed connections from its list only if it is registered as its own listener.
@@ -298,7 +305,7 @@ def open_gateway(spark: Any, jvm: Any) -> Any:
     return gateway
 
 
-def _connections(gateway: Any) -> int:
+def _connections(gateway: JavaObject) -> int:
     server = _java_server(gateway)
     declared = server.getClass()
     while declared.getSimpleName() != "GatewayServer":
@@ -308,20 +315,20 @@ def _connections(gateway: Any) -> int:
     return int(field.get(server).size())
 
 
-def _java_server(gateway: Any) -> Any:
+def _java_server(gateway: JavaObject) -> JavaObject:
     return gateway.server().getJavaServer()
 
 
-def _active_jobs(spark: Any, name: str, value: str) -> Iterator[Any]:
+def _active_jobs(spark: JavaObject, name: str, value: str) -> Iterator[JavaObject]:
     return (job for job in _scala(spark.dagScheduler().activeJobs()) if _has(job.properties(), name, value))
 
 
-def _task_sets(spark: Any, name: str, value: str) -> Iterator[Any]:
+def _task_sets(spark: JavaObject, name: str, value: str) -> Iterator[JavaObject]:
     """Return the task sets that have not ended. The task set of a cancelled job is included until its last task has ended."""
     return (tasks for tasks in _queued(spark.taskScheduler().rootPool()) if _has(tasks.taskSet().properties(), name, value))
 
 
-def _queued(pool: Any) -> Iterator[Any]:
+def _queued(pool: JavaObject) -> Iterator[JavaObject]:
     for one in pool.schedulableQueue().toArray():
         if one.getClass().getSimpleName() == "Pool":
             yield from _queued(one)
@@ -329,22 +336,23 @@ def _queued(pool: Any) -> Iterator[Any]:
             yield one
 
 
-def _scala(collection: Any) -> list[Any]:
+def _scala(collection: JavaObject) -> list[JavaObject]:
     iterator, found = collection.toSeq().iterator(), []
     while iterator.hasNext():
         found.append(iterator.next())
     return found
 
 
-def _has(properties: Any, name: str, value: str) -> bool:
+def _has(properties: JavaObject | None, name: str, value: str) -> bool:
     found = properties.getProperty(name) if properties is not None else None
     return found is not None and value in (found.split(",") if name == TAGS else [found])
 
 
-def end_jvm(process: Any) -> None:
+def end_jvm(process: subprocess.Popen[bytes]) -> None:
     """End a JVM that pyspark has started; kill it if it does not exit in time."""
     with contextlib.suppress(OSError):
-        process.stdin.close()
+        if process.stdin is not None:
+            process.stdin.close()
     with contextlib.suppress(Exception):
         process.wait(_END_SECONDS)
     if process.poll() is None:
@@ -356,7 +364,7 @@ def say(text: str) -> None:
     print(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} warm Spark: {text}", flush=True)
 
 
-def start_spark(master: str, settings: dict[str, str]) -> Any:
+def start_spark(master: str, settings: dict[str, str]) -> SparkSession:
     """Return a session in a new JVM."""
     from pyspark.sql import SparkSession
 

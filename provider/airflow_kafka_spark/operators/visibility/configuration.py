@@ -1,7 +1,7 @@
 """The configuration of an operator as JSON, for the pages: its arguments without secrets, its connections and its guarantee.
 
-Airflow stores it with the serialized DAG. So it has to be the same each time that a DAG file is parsed: otherwise Airflow would
-make a new version of the DAG each time.
+Airflow stores it with the serialized DAG. It must not change between two parses of one DAG file, because Airflow would create a
+new version of the DAG each time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -36,9 +36,9 @@ def configuration_of(operator: BaseOperator) -> dict[str, Any]:
     given = arguments_of(operator)
     defaults = _parameters(type(operator))
     arguments = {
-        name: described(given[name], name) for name in defaults if name in given and not _same(given[name], defaults[name])
+        name: argument_json(given[name], name) for name in defaults if name in given and not _same(given[name], defaults[name])
     }
-    everything = {name: described(given.get(name, default), name) for name, default in defaults.items()}
+    everything = {name: argument_json(given.get(name, default), name) for name, default in defaults.items()}
     guarantee = getattr(getattr(operator, "sink", None), "guarantee", None)
     return {
         "operator": type(operator).__name__,
@@ -54,7 +54,7 @@ def arguments_of(operator: BaseOperator) -> Mapping[str, Any]:
     return found
 
 
-def described(value: object, name: str = "") -> Any:
+def argument_json(value: object, name: str = "") -> Any:
     """Return a value as JSON, without secrets.
 
     An object of options, as a sink or a format, becomes ``{"class": name, "arguments": {...}}`` with the arguments that differ
@@ -68,14 +68,14 @@ def described(value: object, name: str = "") -> Any:
         return HIDDEN if value and SECRET.search(name) else _text(value)
     if is_dataclass(value) and not isinstance(value, type):
         options = ((f, getattr(value, f.name)) for f in fields(value) if f.init)
-        arguments = {f.name: described(option, f.name) for f, option in options if not _is_default(f, option)}
+        arguments = {f.name: argument_json(option, f.name) for f, option in options if not _is_default(f, option)}
         return {"class": type(value).__name__, "arguments": arguments}
     if isinstance(value, Mapping):
-        return {str(key): described(item, str(key)) for key, item in value.items()}
+        return {str(key): argument_json(item, str(key)) for key, item in value.items()}
     if isinstance(value, Set):
-        return sorted((described(item, name) for item in value), key=str)
+        return sorted((argument_json(item, name) for item in value), key=str)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-        return [described(item, name) for item in value]
+        return [argument_json(item, name) for item in value]
     if isinstance(value, timedelta):
         return f"{value.total_seconds():g} s"
     if callable(value):
@@ -105,7 +105,7 @@ def _parameters(operator: type) -> dict[str, Any]:
     return found
 
 
-def _is_default(option: Any, value: Any) -> bool:
+def _is_default(option: Field[Any], value: object) -> bool:
     if option.default is not MISSING:
         return _same(value, option.default)
     return option.default_factory is not MISSING and _same(value, option.default_factory())
@@ -120,7 +120,7 @@ def _same(value: object, other: object) -> bool:
 
 
 def _connections(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the connections that a described value names, by argument."""
+    """Yield the connections that the JSON of an argument names, by argument."""
     if isinstance(value, Mapping):
         inner = value["arguments"] if value.keys() == {"class", "arguments"} else value
         for name, item in inner.items():

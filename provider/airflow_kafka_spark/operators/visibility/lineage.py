@@ -1,7 +1,7 @@
 """The lineage of a window: topics and tables by the names of OpenLineage's specification, with offsets and counts.
 
-Only OpenLineage's provider asks for it; nothing of OpenLineage is imported before. It asks in a process of its own, forked
-off the task's: nothing here may use a client of Kafka or a session of Spark, which do not live on in a fork.
+Only OpenLineage's provider uses it, and OpenLineage is not imported before. The provider calls it in a process that is forked
+from the task's process. This module may therefore use no client of Kafka and no session of Spark, which do not work in a fork.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _SCHEMES = {"s3a": "s3", "s3n": "s3", "postgresql": "postgres", "mariadb": "mysq
 class Dataflow:
     """The inputs and outputs of a task.
 
-    :param sinks: where rows go, the operator's own sink first.
+    :param sinks: the sinks of the rows, the operator's own sink first.
     :param topics: the topics that are read, as far as their names are known.
-    :param source: where rows are read that do not come from Kafka.
-    :param dead_letter_topic: where bad records go.
+    :param source: the source of rows that are not read from Kafka; default None.
+    :param dead_letter_topic: the topic of bad records; default None.
     """
 
     sinks: tuple[Sink | KafkaSink, ...]
@@ -52,7 +52,7 @@ class Dataflow:
 
     @property
     def other_end(self) -> str:
-        """The URI of the end of the window that :attr:`topic` is not."""
+        """The URI of the source or the sink that is not :attr:`topic`."""
         return self.source.uri if self.source is not None else self.sinks[0].uri
 
 
@@ -68,7 +68,7 @@ def lineage(
 
     :param flow: what the task reads and writes.
     :param bootstrap_servers: the addresses of the brokers.
-    :param window: the window, as far as one is planned.
+    :param window: the window; None if none is planned yet.
     :param report: its report, once it is complete.
     :param schema: the columns of the sink's table, where they are known.
     """

@@ -1,7 +1,7 @@
 """Links beside a task in Airflow's UI: its window, its topic, its table, its dead letters, Spark.
 
-Airflow takes links from XCom, and asks an operator for them when it has ended. They are pushed as soon as they are known, so that
-they also show while a task runs, and after it was killed.
+Airflow reads links from XCom, and asks an operator for them when its task has ended. Links are pushed as soon as they are known,
+so that they are also shown while a task runs, and after it was killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECTION = "kafka_spark"
 
 
 class KnownLink(BaseOperatorLink):
-    """A link whose address the operator finds while it runs; without one, Airflow shows no button."""
+    """A link whose address the operator finds while it runs. Without an address, Airflow shows no button."""
 
     name = ""
 
@@ -71,7 +71,7 @@ ALL: tuple[KnownLink, ...] = (WindowLink(), TopicLink(), TableLink(), DeadLetter
 class Links:
     """The links of one task instance.
 
-    Guarantee: a link that cannot be made or pushed fails nothing.
+    Guarantee: a link that cannot be built or pushed does not fail the task.
 
     :param ti: the task instance, which pushes XComs; None without one.
     """
@@ -97,7 +97,7 @@ class Links:
 
 
 def of_pipeline(context: Mapping[str, Any], kafka_conn_id: str, ledger_topic: str, pipeline: str) -> Links:
-    """Return the links of a task that concerns a pipeline, and moves no window of it."""
+    """Return the links of a task that controls a pipeline without moving a window."""
     found = Links(context.get("ti"))
     try:
         found.show(WindowLink, pipeline_page(kafka_conn_id, ledger_topic, pipeline))

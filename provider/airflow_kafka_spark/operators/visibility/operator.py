@@ -1,4 +1,4 @@
-"""A task that shows its work: links in Airflow's UI, progress while it runs, and lineage."""
+"""The base of operators whose tasks show links in Airflow's UI, progress while they run, and lineage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class VisibleOperator(BaseOperator):
     """An operator whose task shows links, progress and lineage.
 
-    Guarantee: none of it fails a window.
+    Guarantee: an error of these never fails a window.
     """
 
     operator_extra_links: Collection[BaseOperatorLink] = links.ALL
@@ -62,7 +62,7 @@ class VisibleOperator(BaseOperator):
         return frozenset(super().get_serialized_fields() | {"configuration"})
 
     def show(self, context: Mapping[str, Any], run: Run) -> None:
-        """Show the links that are known when the task begins, and say where its progress goes."""
+        """Show the links that are known when the task begins, and open the store of its progress."""
         self.run_now = run
         self.links = shown = links.Links(context.get("ti"))
         self.progress = Progress(store_of(context), self._show_application)
@@ -81,7 +81,7 @@ class VisibleOperator(BaseOperator):
 
     @contextmanager
     def seen(self, window: Window) -> Iterator[None]:
-        """Show the link of a planned window, and its progress while it is brought to its end in here."""
+        """Show the link of a planned window, and its progress while this context is open."""
         self.window_now = window
         shown = self.links
         if shown is not None:
@@ -116,11 +116,11 @@ class VisibleOperator(BaseOperator):
 
     @abstractmethod
     def dataflow(self) -> Dataflow:
-        """Return what the task reads and writes."""
+        """Return the inputs and outputs of the task."""
 
     @abstractmethod
     def pipeline_name(self, run: Run) -> str:
-        """Return the name under which the ledger knows the pipeline."""
+        """Return the name of the pipeline in the ledger."""
 
     # --- lineage ---
 
@@ -137,7 +137,7 @@ class VisibleOperator(BaseOperator):
     ) -> OperatorLineage:
         """Return inputs, outputs and facets of this task.
 
-        :param window: its window, as far as one is planned.
+        :param window: its window; default None, before one is planned.
         :param report: the window's report, once it is complete.
         :param with_schema: name the columns of the sink's table, too.
         """
@@ -153,7 +153,7 @@ class VisibleOperator(BaseOperator):
         return self.openlineage(window=self.window_now, report=self.reported, with_schema=True)
 
     def get_openlineage_facets_on_failure(self, task_instance: object) -> OperatorLineage:
-        """Return the lineage of a window that failed, with the offsets that were planned, if it came so far."""
+        """Return the lineage of a window that failed, with its planned offsets, if it was planned."""
         return self.openlineage(window=self.window_now)
 
 

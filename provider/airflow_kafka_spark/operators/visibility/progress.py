@@ -39,6 +39,12 @@ Step = Literal["plan", "move", "commit", "close"]
 class TaskStateStore(Protocol):
     """Airflow's store of the state of a task instance."""
 
+    def get(self, key: str) -> Any:
+        """Return the JSON value of a key; None if there is none."""
+
+    def delete(self, key: str) -> None:
+        """Remove a key."""
+
     def set(self, key: str, value: object) -> None:
         """Store a JSON value under a key."""
 
@@ -47,7 +53,7 @@ class Progress:
     """Publishes the progress of a window in the task state store of Airflow 3.3 and later: at each step, and about every two
     seconds while its Spark job runs. An older Airflow has no store, and nothing is published.
 
-    Guarantee: a store that fails never fails the window; it is not used for half a minute.
+    Guarantee: an error of the store never fails the window. After an error, the store is not used for half a minute.
 
     It is a :class:`~airflow_kafka_spark.road.watch.Follower` of the window's job. Its methods are called by a thread of the job,
     while the task's own thread waits for Spark. A task's channel to its supervisor has a lock.
@@ -69,7 +75,7 @@ class Progress:
         self._again = 0.0
 
     def begin(self, window: Window) -> None:
-        """Begin a window that is planned, or taken up again."""
+        """Begin a window that was planned now or by an earlier attempt."""
         self._window, self._step, self._started_at = window, "plan", time.time()
         self._splits, self._done = _splits(window), 0
         self._jobs = []
@@ -162,7 +168,7 @@ class Progress:
             self._store.set(KEY, self.to_dict())
         except Exception as error:
             self._again = time.monotonic() + PAUSE_SECONDS
-            log.warning("The progress of window %s was not published, which does it no harm: %s", self._window, error)
+            log.warning("The progress of window %s was not published, which does not affect the window: %s", self._window, error)
 
 
 def error_to_dict(error: BaseException, at: float) -> dict[str, Any]:
@@ -190,7 +196,7 @@ def store_of(context: Mapping[str, Any]) -> TaskStateStore | None:
 
 
 def _splits(window: Window) -> int:
-    """Return the number of splits, as far as the window has it; else 0: the job will report it, since it depends on the sink."""
+    """Return the number of splits; 0 if it depends on the sink, so that only the job knows it."""
     if window.source is not None:
         return len(window.source.splits)
     return sum(1 for r in window.ranges if r.span) if window.target is not None else 0

@@ -2,6 +2,8 @@
 
 :class:`Builder` collects the nodes of the program, and keeps equal expressions once. Only the types, literals, casts and
 expressions of this module are translated. If a chain has any other, Spark computes the whole chain.
+
+Expressions that fail for some values are translated in Spark's ANSI mode, its default since 4.0, and as ``try_...``.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS, is_common
+from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS, is_common, pattern_parts
 from airflow_kafka_spark.road.arrow.tasks.program import (
     CALL,
     CASE,
@@ -204,24 +207,56 @@ def is_plain(kind: pa.DataType) -> bool:
     )  # fmt: skip
 
 
-def cast_of(had: pa.DataType, wanted: pa.DataType, tries: Callable[[], bool]) -> str | None:
+def cast_of(had: pa.DataType, wanted: pa.DataType, mode: Callable[[], str]) -> str | None:
     """Return the function that casts as Spark does; None if no function is proven to.
 
-    :param tries: returns True for a ``try_cast``. Other casts fail for a value that does not fit, and no function here fails.
+    :param mode: returns Spark's mode: ``TRY`` (null for a value that does not fit), ``ANSI`` (it fails) or ``LEGACY``.
     """
     if _fits_all(had, wanted):
         return "widened"
+    if wanted == TEXT:
+        return _TEXTS.get(_family(had))
+    if pa.types.is_decimal(had) and wanted == pa.float64():
+        return "as_double" if had.precision <= 15 else None
+    if (never_fails := _SAFE.get((had, wanted))) is not None:
+        return never_fails
+    tries = _TRIES.get((_family(had), _family(wanted)))
+    if tries is None or wanted == pa.float32() or (pa.types.is_decimal(wanted) and getattr(had, "precision", 0) > 37):
+        return None
+    return {"TRY": tries, "ANSI": f"{tries}_or_fail"}.get(mode())
+
+
+def _family(kind: pa.DataType) -> str:
     t = pa.types
-    if wanted == TEXT and (t.is_integer(had) or t.is_boolean(had)):
-        return "as_text"
-    if had == TEXT and wanted == pa.binary():
-        return "as_bytes"
-    if had == pa.date32() and wanted == INSTANT:
-        return "midnight_of"
-    if t.is_integer(wanted):
-        trying = "narrowed" if t.is_integer(had) else "cut_off" if t.is_floating(had) else "whole_number" if had == TEXT else None
-        return trying if trying and tries() else None
-    return None
+    if t.is_integer(kind):
+        return "integer"
+    if t.is_decimal(kind):
+        return "decimal"
+    return "float" if t.is_floating(kind) else str(kind)
+
+
+_TEXTS = {
+    **dict.fromkeys(("integer", "bool"), "as_text"),
+    "decimal": "decimal_text",
+    "date32[day]": "date_text",
+    str(INSTANT): "moment_text",
+    str(pa.timestamp("us")): "local_text",
+}
+_SAFE = {
+    (TEXT, pa.binary()): "as_bytes",
+    (pa.date32(), INSTANT): "midnight_of",
+    (INSTANT, pa.date32()): "day_of",
+}
+_TRIES = {
+    ("integer", "integer"): "narrowed",
+    ("float", "integer"): "cut_off",
+    ("string", "integer"): "whole_number",
+    ("string", "float"): "float_of_text",
+    ("decimal", "decimal"): "fitting_decimal",
+    ("decimal", "integer"): "whole_part",
+    ("string", "decimal"): "decimal_of_text",
+}
+"""Function that gives null for a value that does not fit, by the kinds of types that are cast."""
 
 
 def _fits_all(had: pa.DataType, wanted: pa.DataType) -> bool:
@@ -237,6 +272,7 @@ def _fits_all(had: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
+_SIZES = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
 def whole_literal(value: object, kind: pa.DataType) -> Any:
@@ -288,6 +324,10 @@ def value_of(text: str | None, kind: pa.DataType) -> Any:
         return Decimal(text)
     if t.is_floating(kind):
         return float(text)
+    if t.is_date(kind):
+        return date.fromisoformat(text)
+    if kind == INSTANT:  # in the time zone of the session, which is UTC
+        return datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
     raise Unknown(f"a literal of type {kind}")
 
 
@@ -295,7 +335,8 @@ EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
 
 _DOT = re.compile(r"((?<!\\)(?:\\\\)*)\.")  # that is not escaped
 _LAST_MILLISECOND = 253402300800000
-_PASSED_ON = ("Alias", "TryMultiply")  # Spark's replacement of the latter is its child
+# Expressions that Spark replaces by their only child, and names.
+_PASSED_ON = ("Alias", "Nvl", "Nvl2", "NullIf", "Between", "TryAdd", "TrySubtract", "TryMultiply", "TryDivide")
 _LOGIC = {"And": "both", "Or": "either", "Not": "negated"}
 _COMPARISONS = {
     "EqualTo": "equal",
@@ -307,14 +348,46 @@ _COMPARISONS = {
     "In": "one_of",
 }
 _OF_TEXT = {"Contains": "contains", "StartsWith": "starts_with", "EndsWith": "ends_with"}
-_BY_NUMBER = {"IntegralDivide": "divided", "Remainder": "remainder"}
-_OF_ONE = {
-    "IsNaN": ("is_nan", _BOOLEAN),
-    "UnixDate": ("number_of", pa.int32()),
-    "UnixMillis": ("milliseconds_of", LONG),
-    "UnixMicros": ("number_of", LONG),
-    "MicrosToTimestamp": ("moment_of", INSTANT),
+_INT = pa.int32()
+_MOMENT = (pa.date32(), INSTANT, pa.timestamp("us"))
+_OF_ONE: Mapping[str, tuple[str, pa.DataType, tuple[pa.DataType, ...]]] = {
+    "IsNaN": ("is_nan", _BOOLEAN, (pa.float32(), pa.float64())),
+    "UnixDate": ("number_of", _INT, (pa.date32(),)),
+    "UnixMillis": ("milliseconds_of", LONG, (INSTANT,)),
+    "UnixMicros": ("number_of", LONG, (INSTANT,)),
+    "UnixSeconds": ("seconds_of", LONG, (INSTANT,)),
+    "MicrosToTimestamp": ("moment_of", INSTANT, tuple(_SIZES)),
+    "Upper": ("upper", TEXT, (TEXT,)),
+    "Lower": ("lower", TEXT, (TEXT,)),
+    "StringTrim": ("trimmed", TEXT, (TEXT,)),
+    "StringTrimLeft": ("left_trimmed", TEXT, (TEXT,)),
+    "StringTrimRight": ("right_trimmed", TEXT, (TEXT,)),
+    "OctetLength": ("count_of_bytes", _INT, (TEXT, pa.binary())),
+    "Md5": ("md5", TEXT, (pa.binary(),)),
+    "Year": ("year", _INT, _MOMENT),
+    "Quarter": ("quarter", _INT, _MOMENT),
+    "Month": ("month", _INT, _MOMENT),
+    "WeekOfYear": ("week", _INT, _MOMENT),
+    "DayOfMonth": ("day_of_month", _INT, _MOMENT),
+    "DayOfYear": ("day_of_year", _INT, _MOMENT),
+    "DayOfWeek": ("day_of_week", _INT, _MOMENT),
+    "WeekDay": ("week_day", _INT, _MOMENT),
+    "Hour": ("hour", _INT, _MOMENT[1:]),
+    "Minute": ("minute", _INT, _MOMENT[1:]),
+    "Second": ("second", _INT, _MOMENT[1:]),
 }
+"""Functions of one argument: name, type of the result, and the types of the argument."""
+
+_BY_NUMBER = {"IntegralDivide": "divided", "Remainder": "remainder"}
+_ARITHMETIC = {"Add": "plus", "Subtract": "minus", "Multiply": "times"}
+_DAYS = {"DateAdd": "later_day", "DateSub": "earlier_day", "DateDiff": "days_between"}
+_EXTREMES = {"Greatest": "largest", "Least": "smallest"}
+_UNITS = {
+    **dict.fromkeys(("year", "yyyy", "yy"), "year"), "quarter": "quarter", **dict.fromkeys(("month", "mon", "mm"), "month"),
+    "week": "week", **dict.fromkeys(("day", "dd"), "day"), "hour": "hour", "minute": "minute", "second": "second",
+    "millisecond": "millisecond", "microsecond": "microsecond",
+}  # fmt: skip
+_DIGESTS = {0: "sha256", 224: "sha224", 256: "sha256", 384: "sha384", 512: "sha512"}
 
 
 @dataclass(frozen=True)
@@ -356,6 +429,7 @@ class Expression:
         self._trees = trees
         self._shown = shown
         self._in_range: frozenset[int] = frozenset()
+        self._common: list[int] = []
 
     def node(self) -> int:
         return self._node(0)
@@ -393,10 +467,18 @@ class Expression:
             return self._compared(at, _COMPARISONS[name])
         if name in _OF_TEXT:
             return self._of_text(at, _OF_TEXT[name])
-        if name in _BY_NUMBER:
-            return self._by_number(at, _BY_NUMBER[name])
         if name in _OF_ONE:
-            return self._builder.call(*_OF_ONE[name], self._node(at + 1))
+            function, kind, fitting = _OF_ONE[name]
+            value = self._node(at + 1)
+            if self._builder.type_of(value) not in fitting:
+                raise Unknown(f"{name} of {self._builder.type_of(value)}")
+            return self._builder.call(function, kind, value)
+        if name in _ARITHMETIC:
+            return self._arithmetic(at, _ARITHMETIC[name])
+        if name in _DAYS:
+            return self._of_days(at, _DAYS[name])
+        if name in _EXTREMES:
+            return self._extreme(at, _EXTREMES[name])
         raise Unknown(name)
 
     def _node_if_known(self, at: int) -> int:
@@ -461,12 +543,130 @@ class Expression:
             raise Unknown("Concat of something else than texts")
         return self._builder.call("concat", TEXT, *made)
 
+    def _With(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        body, *definitions = self._children(at)
+        if len(definitions) != 1:
+            raise Unknown("With of several expressions")
+        # References do not show which definition they mean. Spark nests them so that it is the innermost one.
+        self._common.append(self._node(definitions[0] + 1))
+        try:
+            return self._node(body)
+        finally:
+            self._common.pop()
+
+    def _CommonExpressionRef(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._common[-1]
+
+    def _ConcatWs(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        separator, *texts = [self._node(child) for child in self._children(at)]
+        if (
+            any(self._builder.type_of(text) != TEXT for text in texts)
+            or not isinstance(self._constant(separator), str)
+            or not texts
+        ):
+            raise Unknown("ConcatWs but of texts, with a constant between")
+        return self._builder.call("joined", TEXT, separator, *texts)
+
     def _Substring(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        text, start, count = map(self._node, self._children(at))
-        length = self._constant(count)
-        if self._builder.type_of(text) != TEXT or self._constant(start) != 1 or not isinstance(length, int) or length < 0:
-            raise Unknown("Substring but of a text's beginning")
-        return self._builder.call("beginning", TEXT, text, count)
+        return self._part(at, *map(self._node, self._children(at)))
+
+    def _Left(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        text, count = map(self._node, self._children(at))
+        return self._part(at, text, self._builder.literal(1, _INT), count)
+
+    def _part(self, at: int, text: int, start: int, count: int) -> int:
+        first, length = self._constant(start), self._constant(count)
+        if self._builder.type_of(text) != TEXT or not isinstance(first, int) or not isinstance(length, int) or length < 0:
+            raise Unknown(f"{short_class_name(self._trees[at])} but of a constant part of a text")
+        return self._builder.call("part", TEXT, text, start, count)
+
+    def _Length(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        value = self._node(at + 1)
+        kind = self._builder.type_of(value)
+        if kind not in (TEXT, pa.binary()):
+            raise Unknown(f"Length of {kind}")
+        return self._builder.call("count_of_characters" if kind == TEXT else "count_of_bytes", _INT, value)
+
+    def _StringReplace(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        text, old, new = map(self._node, self._children(at))
+        if not self._constant(old) or not isinstance(self._constant(new), str):
+            raise Unknown("StringReplace but of a constant by a constant")
+        return self._builder.call("replaced", TEXT, text, old, new)
+
+    def _RegExpReplace(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        text, pattern, new, start = map(self._node, self._children(at))
+        said, by = self._constant(pattern), self._constant(new)
+        plain = isinstance(said, str) and is_common(said) and not re.search(said, "") and "|" not in said
+        # In a replacement, these have a meaning in Java, in RE2 or in both.
+        if not plain or not isinstance(by, str) or re.search(r"[$\\]", by) or self._constant(start) != 1:
+            raise Unknown(f"RegExpReplace {said!r}")
+        return self._builder.call("replaced_matches", TEXT, text, pattern, new)
+
+    def _Sha2(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        value, bits = map(self._node, self._children(at))
+        if self._constant(bits) not in _DIGESTS:
+            raise Unknown("Sha2 of a length that does not exist")
+        return self._builder.call(_DIGESTS[self._constant(bits)], TEXT, value)
+
+    def _GetMapValue(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        value, key = map(self._node, self._children(at))
+        kind = self._builder.type_of(value)
+        if not pa.types.is_map(kind) or kind.key_type != TEXT or not isinstance(self._constant(key), str):
+            raise Unknown("GetMapValue but of a constant text")
+        return self._builder.call("entry", kind.item_type, value, key)
+
+    def _Size(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        value = self._node(at + 1)
+        if not pa.types.is_list(self._builder.type_of(value)) or bool(self._shown().apply(at).legacySizeOfNull()):
+            raise Unknown("Size but of an array")
+        return self._builder.call("count_of_items", _INT, value)
+
+    def _ParseToDate(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        value = self._node(at + 1)
+        kind = self._builder.type_of(value)
+        if kind == pa.date32():
+            return value
+        if kind != INSTANT or self._trees[at]["num-children"] != 1:
+            raise Unknown(f"ParseToDate of {kind}")
+        return self._builder.call("day_of", pa.date32(), value)
+
+    def _DateFormatClass(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        moment, pattern = map(self._node, self._children(at))
+        said = self._constant(pattern)
+        # An empty pattern, or one for the legacy parser, has another meaning.
+        if self._builder.type_of(moment) != INSTANT or not said or pattern_parts(said) is None:
+            raise Unknown(f"DateFormatClass {said!r}")
+        return self._builder.call("formatted", TEXT, moment, pattern)
+
+    def _TruncTimestamp(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        unit, moment = map(self._node, self._children(at))
+        return self._beginning(moment, unit, (INSTANT,), tuple(_UNITS))
+
+    def _TruncDate(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        day, unit = map(self._node, self._children(at))
+        units = ("year", "yyyy", "yy", "quarter", "month", "mon", "mm", "week")
+        return self._beginning(day, unit, (pa.date32(),), units)
+
+    def _beginning(self, value: int, unit: int, kinds: tuple[pa.DataType, ...], units: tuple[str, ...]) -> int:
+        kind, name = self._builder.type_of(value), str(self._constant(unit)).lower()
+        if kind not in kinds or name not in units:
+            raise Unknown(f"the beginning of {name!r} of {kind}")
+        return self._builder.call("beginning_of", kind, value, self._builder.literal(_UNITS[name], TEXT))
+
+    def _of_days(self, at: int, function: str) -> int:
+        values = [self._node(child) for child in self._children(at)]
+        first, second = map(self._builder.type_of, values)
+        if first != pa.date32() or second not in ((pa.date32(),) if function == "days_between" else _SIZES[:3]):
+            raise Unknown(f"{short_class_name(self._trees[at])} of {first} and {second}")
+        return self._builder.call(function, _INT if function == "days_between" else pa.date32(), *values)
+
+    def _extreme(self, at: int, function: str) -> int:
+        values = [self._node(child) for child in self._children(at)]
+        kinds = {self._builder.type_of(value) for value in values}
+        (kind,) = kinds if len(kinds) == 1 else (pa.null(),)
+        if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind) or kind in _MOMENT):
+            raise Unknown(f"{short_class_name(self._trees[at])} of {', '.join(sorted(map(str, kinds)))}")
+        return self._builder.call(function, kind, *values)
 
     def _Like(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         # The plan's text does not show the escape character.
@@ -486,16 +686,70 @@ class Expression:
         return self._builder.call(function, _BOOLEAN, text, part)
 
     def _Abs(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._of_sign(at, "magnitude")
+
+    def _UnaryMinus(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._of_sign(at, "opposite")
+
+    def _of_sign(self, at: int, function: str) -> int:
         value = self._node(at + 1)
         kind = self._builder.type_of(value)
-        if not (pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-            raise Unknown(f"Abs of {kind}")  # The smallest integer has no absolute value: Spark fails.
-        return self._builder.call("magnitude", kind, value)
+        if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            return self._builder.call(function, kind, value)
+        # The smallest integer has no opposite.
+        if not pa.types.is_integer(kind) or not bool(self._shown().apply(at).failOnError()):
+            raise Unknown(f"{short_class_name(self._trees[at])} of {kind}")
+        return self._builder.call(f"{function}_or_fail", kind, value)
 
-    def _Multiply(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        if not self._tries(at):
-            raise Unknown("Multiply")
-        return self._by_number(at, "multiplied")
+    def _arithmetic(self, at: int, function: str) -> int:
+        left, right = map(self._node, self._children(at))
+        kinds, mode = [self._builder.type_of(side) for side in (left, right)], self._mode(at)
+        t = pa.types
+        if all(map(t.is_decimal, kinds)):
+            return self._of_decimals(at, function, left, right)
+        if kinds[0] != kinds[1] or not (t.is_integer(kinds[0]) or t.is_floating(kinds[0])):
+            raise Unknown(f"{short_class_name(self._trees[at])} of {kinds[0]} and {kinds[1]}")
+        if t.is_floating(kinds[0]):
+            return self._builder.call(function, kinds[0], left, right)
+        if mode == "ANSI":
+            return self._builder.call(f"{function}_or_fail", kinds[0], left, right)
+        if mode == "TRY" and function == "times":
+            return self._by_number(at, "multiplied")
+        raise Unknown(short_class_name(self._trees[at]))
+
+    def _of_decimals(self, at: int, function: str, left: int, right: int) -> int:
+        first, second = self._builder.type_of(left), self._builder.type_of(right)
+        scale = first.scale + second.scale if function == "times" else max(first.scale, second.scale)
+        whole = max(first.precision - first.scale, second.precision - second.scale)
+        precision = first.precision + second.precision + 1 if function == "times" else whole + scale + 1
+        # With more digits Spark rounds, and results may not fit.
+        if precision > 38 or self._type_of_spark(at) != pa.decimal128(precision, scale):
+            raise Unknown(f"{short_class_name(self._trees[at])} of {first} and {second}")
+        return self._builder.call(function, pa.decimal128(precision, scale), left, right)
+
+    def _Divide(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._divided(at, "ratio", pa.types.is_floating)
+
+    def _IntegralDivide(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._divided(at, "whole_ratio", lambda kind: kind == LONG)
+
+    def _Remainder(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
+        return self._divided(at, "whole_remainder", pa.types.is_integer)
+
+    def _divided(self, at: int, function: str, fits: Callable[[pa.DataType], bool]) -> int:
+        if function != "ratio" and (by_constant := self._by_constant(at)) is not None:
+            return by_constant
+        value, by = map(self._node, self._children(at))
+        kind = self._builder.type_of(value)
+        if not fits(kind) or self._builder.type_of(by) != kind or self._mode(at) != "ANSI":
+            raise Unknown(f"{short_class_name(self._trees[at])} of {kind}")
+        return self._builder.call(function, kind, value, by)
+
+    def _by_constant(self, at: int) -> int | None:
+        try:
+            return self._by_number(at, _BY_NUMBER[short_class_name(self._trees[at])])
+        except Unknown:
+            return None
 
     def _by_number(self, at: int, function: str) -> int:
         value, by = map(self._node, self._children(at))
@@ -548,16 +802,19 @@ class Expression:
             return self._builder.literal(None, wanted)
         if (number := whole_literal(self._constant(value), wanted)) is not None:
             return self._builder.literal(number, wanted)
-        function = cast_of(had, wanted, lambda: self._tries(at))
+        function = cast_of(had, wanted, lambda: self._mode(at))
         if function is None:
             raise Unknown(f"Cast of {had} to {wanted}")
         return self._builder.call(function, wanted, value)
 
     # --- what they need ---
 
-    def _tries(self, at: int) -> bool:
-        """Return True if values that do not fit become null rather than an error. Only Spark's object knows it."""
-        return str(self._shown().apply(at).evalMode().toString()) == "TRY"
+    def _mode(self, at: int) -> str:
+        """Return ``ANSI``, ``TRY`` or ``LEGACY``. Only Spark's object knows it."""
+        return str(self._shown().apply(at).evalMode().toString())
+
+    def _type_of_spark(self, at: int) -> pa.DataType:
+        return type_of(json.loads(self._shown().apply(at).dataType().json()))
 
     def _constant(self, node: int) -> Any:
         return self._builder.constant(node)

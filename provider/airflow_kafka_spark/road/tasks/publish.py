@@ -30,6 +30,7 @@ from airflow_kafka_spark.windows.model import OUTPUT, PackedSplits, Split, Topic
 from airflow_kafka_spark.windows.move_time import Timed
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.road.arrow.tasks.program import Program
     from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
     from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.kafka.topics import Subscription
@@ -72,7 +73,7 @@ class TopicRules:
             is_read = topic is not None and self.read is not None and self.read.matches(topic)
             if is_read or topic in self.reserved:
                 offset = rows.column(OFFSET)[pc.index(topics, pa.scalar(topic, topics.type)).as_py()].as_py()
-                what = RESERVED if topic in self.reserved else "read: it would go round"
+                what = RESERVED if topic in self.reserved else "read: it would be read again"
                 found = f"the transforms send it to topic `{topic}`, which is {what}"
                 row = f"record {place}@{offset}" if place.topic else f"row {offset} of split {place.partition}"
                 raise RowRejected(row, found, "Correct the transforms")
@@ -188,12 +189,16 @@ class KafkaSplits:
     """Reads the splits of a window from Kafka.
 
     :param task: reads and decodes them.
+    :param program: the filter, expressions or transforms, if Arrow computes them; None: records stay as they are.
     """
 
     task: ReadTask
+    program: Program | None = None
 
     def read(self, at: int, index: int) -> Iterable[pa.RecordBatch]:
-        return self.task.read(self.task.splits[at])
+        split = self.task.splits[at]
+        rows = self.task.read(split)
+        return rows if self.program is None else self.program.over(rows, split.range.topic_partition)
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,8 @@ class WriteTask(CheckedOnExecutors):
     def write(self, rows: SplitRows) -> str:
         """Write a split that this task reads, and return the result as JSON, or the error that ended it."""
         if self.program is not None:
-            return self._write(rows.split, RecordBatches(map(self.program, rows)), RecordOrigin())
+            batches = self.program.over(rows, rows.split.range.topic_partition)
+            return self._write(rows.split, RecordBatches(batches), RecordOrigin())
         return self._write(rows.split, RecordBatches(iter(rows)), RecordOrigin(rows.originals_of))
 
     def _write(self, split: Split, incoming: RecordBatches, origin: RecordOrigin) -> str:

@@ -15,12 +15,14 @@ the log before it begins, so that the record of each window exists before the pi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import urllib.parse
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.delta.log import METADATA, DeltaLog, PipelineVersion
+from airflow_kafka_spark.sinks.delta.log import METADATA, DataFile, DeltaLog, PipelineVersion
+from airflow_kafka_spark.sinks.lake.table import REPLACED, LoadedTable
 from airflow_kafka_spark.sinks.storage.attempts import (
     ATTEMPTS,
     data_directory,
@@ -31,9 +33,12 @@ from airflow_kafka_spark.sinks.storage.attempts import (
 )
 from airflow_kafka_spark.sinks.storage.store import TableStore, pipeline_slug
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, recorded_window
+from airflow_kafka_spark.windows.model import Window
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+
+    from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
 
 WINDOWS = "_airflow/windows"
 RECORD = "record.json"
@@ -55,12 +60,17 @@ class Records:
         """The table's files."""
         return self.log.store
 
-    def find(self, table: DeltaTable, pipeline: str, number: int) -> WindowRecord | None:
-        """Return the record of the newest replay of a window, or None if it is not committed.
+    def load(self, doing: str) -> LoadedDelta | None:
+        """Return the newest version of the table; None if there is no table.
 
-        :raises WindowConflict: the record cannot be understood.
-        :raises SinkUnavailable: the store did not answer.
+        :param doing: for messages.
+        :raises SinkUnavailable: the log cannot be read.
         """
+        table = self.log.load(doing)
+        return LoadedDelta(table, self) if table is not None else None
+
+    def find(self, table: DeltaTable, pipeline: str, number: int) -> WindowRecord | None:
+        """Return the record of the newest replay of a window. See :meth:`.LoadedTable.find`."""
         version = self.log.version(table, pipeline)
         if number > version.newest:
             return None
@@ -182,3 +192,56 @@ class Records:
             if isinstance(found, dict) and (found.get("pipeline"), found.get("number")) == (pipeline, number):
                 return WindowRecord(recorded_window(found))
         return None
+
+
+@dataclass(frozen=True)
+class LoadedDelta(LoadedTable[WindowRecord, DataFile]):
+    """A Delta table as it was loaded once.
+
+    :param table: the handle of deltalake.
+    :param records: the records of its windows.
+    """
+
+    table: DeltaTable
+    records: Records
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return [field.name for field in self.table.schema().fields]
+
+    def version(self, pipeline: str) -> PipelineVersion:
+        """Return the pipeline's transaction version."""
+        return self.records.log.version(self.table, pipeline)
+
+    def find(self, pipeline: str, number: int) -> WindowRecord | None:
+        return self.records.find(self.table, pipeline, number)
+
+    def newest(self, pipeline: str) -> WindowRecord | None:
+        number = self.version(pipeline).newest
+        found = self.find(pipeline, number) if number else None
+        if number and found is None:
+            what = f"{self.records.store.place.uri} has its rows, but no record of its offsets"
+            raise WindowConflict(f"{pipeline}#{number}", what, "a record in `_airflow`")
+        return found
+
+    def files_of(self, window: Window, found: WindowRecord) -> list[DataFile]:
+        import pyarrow as pa
+
+        paths = pa.table(self.table.get_add_actions(flatten=True)).column("path").to_pylist()
+        live = {urllib.parse.unquote(path) for path in paths}
+        files = [DataFile.of(file) for file in found.files]
+        gone = [file.path for file in files if file.path not in live]
+        if gone or sum(file.rows for file in files) != found.applied.written:
+            what = (
+                f"{len(gone)} of its {len(files)} files are no longer in the table: OPTIMIZE, DELETE or MERGE has rewritten them"
+            )
+            raise WindowConflict(str(window), what, REPLACED)
+        return files
+
+    def files_with(self, upsert: Upsert) -> Sequence[TableFile]:
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import table_files
+
+        return table_files(self.table, upsert)[0]
+
+    def flush(self) -> None:
+        """Do nothing: :meth:`find` has made the commit durable before it has copied its record."""

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from airflow_kafka_spark.errors import Problem, WindowConflict
-from airflow_kafka_spark.sinks.base import Guarantee, KeyedSink, Shape, rewritten_window, unknown_window
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import DeltaLog
 from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
+from airflow_kafka_spark.sinks.lake.sink import LakeSink
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
-from airflow_kafka_spark.windows.continuity import refuse_other
-from airflow_kafka_spark.windows.model import Applied, Split, Window
+from airflow_kafka_spark.windows.model import Split, Window
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
-
+    from airflow_kafka_spark.sinks.delta.records import LoadedDelta
     from airflow_kafka_spark.sinks.delta.writer import DeltaWindowWriter
 
 
 @dataclass(frozen=True)
-class DeltaSink(DeltaSinkOptions, KeyedSink):
+class DeltaSink(DeltaSinkOptions, LakeSink):
     """Appends each window to a Delta table, or upserts it by key, in one commit.
 
     Guarantee: exactly-once. Spark's tasks write Parquet files into the table's directory; the driver commits them, once, together
@@ -56,14 +56,12 @@ class DeltaSink(DeltaSinkOptions, KeyedSink):
         ``max_bytes_per_group`` (default 64 MiB) of a row group. All others are passed to pyarrow's ``ParquetWriter``. Default:
         none.
     :param table_properties: properties of a table that is created, for instance ``delta.logRetentionDuration``. Default: none.
+    :param optimize: compact the table's small files behind every so many windows of a pipeline (OPTIMIZE, on the Airflow worker).
+        The window is committed before, and stays if the compaction fails, which is logged. Windows of data intervals are not
+        counted. A replay of an appended window that was compacted needs ``window_column``. Default None: never.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("path", "conn_id", "key", "window_column")
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Exactly-once."""
-        return Guarantee.EXACTLY_ONCE
 
     @property
     def asset_uri(self) -> str:
@@ -94,71 +92,12 @@ class DeltaSink(DeltaSinkOptions, KeyedSink):
 
         return [*removal_problems(self), *super().replay_problems()]
 
-    def window_replay_problems(self, replay: Window) -> list[Problem]:
-        """Return a problem if the table has no record of the window, or if others have rewritten its files and no row names the
-        window in ``window_column``. An upsert finds the rows by their keys."""
-        if self.upserts:
-            return []
-        from airflow_kafka_spark.sinks.delta.records import Records
-        from airflow_kafka_spark.sinks.delta.writer import replaced_files
-
-        delta_log = DeltaLog(self.store)
-        table = delta_log.load(f"looking for window {replay}")
-        try:
-            found = Records(delta_log).find(table, replay.pipeline, replay.number) if table is not None else None
-            if table is None or found is None:
-                return [unknown_window(replay, self.uri)]
-            if found.applied.replay < replay.replay:
-                replaced_files(table, replay, found)
-        except WindowConflict as error:
-            return [] if table is not None and self._names_window(table, replay) else [rewritten_window(error)]
-        return []
-
-    def _names_window(self, table: DeltaTable, window: Window) -> bool:
-        """Return True if a row of the table names a window in ``window_column``."""
-        from airflow_kafka_spark.sinks.delta.tasks.data_files import table_files
-        from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
-
-        if not self.window_column or self.window_column not in (field.name for field in table.schema().fields):
-            return False
-        deletion = Upsert.deletion(window, self.window_column)
-        return deletion.is_met(table_files(table, deletion)[0])
-
-    def last_applied(self, pipeline: str) -> Applied | None:
-        """Return the window with the highest number that the pipeline's transaction version names.
-
-        :raises WindowConflict: the table has no record of that window.
-        """
+    @contextmanager
+    def look(self, doing: str) -> Iterator[LoadedDelta | None]:
+        """Return the table as it is now."""
         from airflow_kafka_spark.sinks.delta.records import Records
 
-        delta_log = DeltaLog(self.store)
-        table = delta_log.load("looking for the last window")
-        newest = delta_log.version(table, pipeline).newest if table is not None else 0
-        if table is None or not newest:
-            return None
-        found = Records(delta_log).find(table, pipeline, newest)
-        if found is None:
-            name = f"{pipeline}#{newest}"
-            raise WindowConflict(name, f"{self.uri} has its rows, but no record of its offsets", "a record in `_airflow`")
-        return found.applied
-
-    def applied(self, window: Window) -> Applied | None:
-        """Return the record of the window, or None if it is not committed.
-
-        :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
-        :raises WindowConflict: a window of this number is there, but of other offsets.
-        """
-        from airflow_kafka_spark.sinks.delta.records import Records
-
-        delta_log = DeltaLog(self.store)
-        table = delta_log.load(f"looking for window {window}")
-        if table is None:
-            return None
-        found = Records(delta_log).find(table, window.pipeline, window.number)
-        if found is None:
-            return None
-        refuse_other(found.applied, window, self.uri)
-        return found.applied if found.applied.replay >= window.replay else None
+        yield Records(DeltaLog(self.store)).load(doing)
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> DeltaWindowWriter:
         """Begin an attempt: create or evolve the table, and remove what earlier attempts have left.

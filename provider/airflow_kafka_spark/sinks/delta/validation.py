@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sinks.base import Shape
+from airflow_kafka_spark.sinks.lake.validation import ComparedColumn, column_problems, doubled_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,6 +116,8 @@ def _rights(directory: Path) -> Iterator[Problem]:
 
 
 def _properties(sink: DeltaSinkOptions) -> Iterator[Problem]:
+    if sink.optimize is not None and sink.optimize < 1:
+        yield Problem("sink.optimize", f"it is {sink.optimize}; expected a number of windows from 1, or None", "Leave it out")
     if forbidden := sorted(n for n in sink.table_properties if n in _FORBIDDEN):
         what = f"`{'`, `'.join(forbidden)}` cannot be set on a table of this sink"
         yield Problem("sink.table_properties", what, "Leave it out")
@@ -170,9 +173,7 @@ def _unsafe_writers(where: str, table: DeltaTable) -> Iterator[Problem]:
 def _columns(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
     from airflow_kafka_spark.sinks.storage.tasks.buffered_files import partition_type_problem
 
-    names = Counter(name.casefold() for name in schema.names)
-    if doubled := [name for name in schema.names if names[name.casefold()] > 1]:
-        yield Problem("schema", f"Delta takes the columns `{'`, `'.join(doubled)}` for one", "Rename all but one of them")
+    yield from doubled_names(schema.names)
     for field in schema:
         if not field.name or _UNNAMEABLE & set(field.name):
             yield Problem("schema", f"column `{field.name}` has a blank or one of ,;{{}}()= in its name", "Rename it")
@@ -214,35 +215,16 @@ def _unstorable(sink: DeltaSinkOptions, field: pa.Field) -> Problem | None:
 
 def _compared(sink: DeltaSinkOptions, table: DeltaTable, schema: pa.Schema) -> Iterator[Problem]:
     """Yield a problem for each column that the table does not take."""
+    import pyarrow as pa
     from deltalake import Schema
 
     from airflow_kafka_spark.sinks.delta.table import column_types, type_name
 
-    storable = [field for field in schema if _unstorable(sink, field) is None]
-    now = column_types(Schema.from_arrow(sink.spec().stored(_schema_of(storable))))
+    storable = pa.schema([field for field in schema if _unstorable(sink, field) is None])
+    now = column_types(Schema.from_arrow(sink.spec().stored(storable)))
     before = column_types(table.schema())
-    required = {field.name for field in table.schema().fields if not field.nullable}
-    for name, kind in now.items():
-        where = f"sink.path column `{name}`"
-        if name in before and before[name] != kind:
-            what = f"found {type_name(kind)}; expected {type_name(before[name])}, as the table has it"
-            yield Problem(where, what, "Correct the schema, or give the column another name")
-        elif name not in before and (alike := [known for known in before if known.casefold() == name.casefold()]):
-            yield Problem(where, f"the table has `{alike[0]}`, and Delta takes the two for one", f"Call it `{alike[0]}`")
-        elif name not in before and not sink.auto_evolve:
-            what = f"it is new ({type_name(kind)}); the table has {_listed(before, type_name)}"
-            yield Problem(where, what, "Set `auto_evolve=True` on the sink, or leave it out of the schema")
-    for name in sorted(required):
-        if name not in now or schema.field(name).nullable:
-            what = "the table takes no null in it, and " + ("the rows do not have it" if name not in now else "rows may have one")
-            yield Problem(f"sink.path column `{name}`", what, "Let the table's column take nulls (`DROP NOT NULL`)")
-
-
-def _schema_of(fields: list[pa.Field]) -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema(fields)
-
-
-def _listed(columns: Mapping[str, Any], named: Callable[[Any], str]) -> str:
-    return ", ".join(f"`{name}` {named(kind)}" for name, kind in columns.items())
+    there = {name: type_name(kind) for name, kind in before.items()}
+    rows = (ComparedColumn(name, type_name(kind), there.get(name), before.get(name) == kind) for name, kind in now.items())
+    strict = sorted(field.name for field in table.schema().fields if not field.nullable)
+    required = [(name, name in now) for name in strict if name not in now or schema.field(name).nullable]
+    yield from column_problems("path", rows, there, required, sink.auto_evolve)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from airflow_kafka_spark.errors import Problem, WindowConflict
-from airflow_kafka_spark.sinks.base import Guarantee, KeyedSink, Shape, rewritten_window, unknown_window
+from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
+from airflow_kafka_spark.sinks.lake.sink import LakeSink
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
-from airflow_kafka_spark.windows.continuity import refuse_other
-from airflow_kafka_spark.windows.model import Applied, Split, Window
+from airflow_kafka_spark.windows.model import Split, Window
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
+    from airflow_kafka_spark.sinks.iceberg.snapshots import LoadedIceberg
     from airflow_kafka_spark.sinks.iceberg.writer import IcebergWindowWriter
 
 
 @dataclass(frozen=True)
-class IcebergSink(IcebergSinkOptions, KeyedSink):
+class IcebergSink(IcebergSinkOptions, LakeSink):
     """Appends each window to an Iceberg table, or upserts it by key, in one commit.
 
     Guarantee: exactly-once. Spark's tasks write Parquet files with the table's column ids; the driver commits them, once, as one
@@ -67,11 +67,6 @@ class IcebergSink(IcebergSinkOptions, KeyedSink):
     template_fields: ClassVar[Sequence[str]] = ("table", "conn_id", "branch", "key", "window_column")
 
     @property
-    def guarantee(self) -> Guarantee:
-        """Exactly-once."""
-        return Guarantee.EXACTLY_ONCE
-
-    @property
     def asset_uri(self) -> str:
         """``iceberg://<conn_id>/<namespace>/<table>``."""
         return self.uri
@@ -96,74 +91,19 @@ class IcebergSink(IcebergSinkOptions, KeyedSink):
 
         return table_problems(self)
 
-    def window_replay_problems(self, replay: Window) -> list[Problem]:
-        """Return a problem if the table has no record of the window, or if others have rewritten its files and no row names the
-        window in ``window_column``. An upsert finds the rows by their keys."""
-        from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineSnapshots
-        from airflow_kafka_spark.sinks.iceberg.writer import replaced_files
+    @contextmanager
+    def look(self, doing: str) -> Iterator[LoadedIceberg | None]:
+        """Return the table as it is now. Leaving it closes the catalog."""
+        from airflow_kafka_spark.sinks.iceberg.snapshots import LoadedIceberg
 
-        if self.upserts:
-            return []
-        doing = f"looking for window {replay}"
         with self.open() as lake:
             table = lake.load(doing)
             try:
-                found = PipelineSnapshots.of(table.metadata, replay.pipeline).find(replay.number) if table is not None else None
-                if table is None or found is None:
-                    named = table is not None and self._names_window(table, replay)
-                    return [] if named else [unknown_window(replay, self.uri)]
-                if found.applied.replay < replay.replay:
-                    replaced_files(table, self.branch, replay, found)
-            except WindowConflict as error:
-                return [] if table is not None and self._names_window(table, replay) else [rewritten_window(error)]
+                yield LoadedIceberg(table, lake, self.branch) if table is not None else None
+            except KafkaSparkError:
+                raise
             except Exception as error:  # each catalog and store has errors of its own
                 raise lake.unavailable(doing, error) from error
-        return []
-
-    def _names_window(self, table: Table, window: Window) -> bool:
-        """Return True if a row of the branch names a window in ``window_column``."""
-        from airflow_kafka_spark.sinks.iceberg.tasks.data_files import table_files
-        from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
-
-        column = self.window_column
-        if not column or column not in (field.name for field in table.schema().fields):
-            return False
-        deletion = Upsert.deletion(window, column)
-        return deletion.is_met(table_files(table, self.branch, deletion, {column: column}))
-
-    def last_applied(self, pipeline: str) -> Applied | None:
-        """Return the window with the highest number that the pipeline's snapshots name.
-
-        :raises WindowConflict: a record cannot be understood.
-        """
-        from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineSnapshots
-
-        with self.open() as lake:
-            table = lake.load("looking for the last window")
-            newest = PipelineSnapshots.of(table.metadata, pipeline).newest if table is not None else None
-        return newest.applied if newest is not None else None
-
-    def applied(self, window: Window) -> Applied | None:
-        """Return the record of the window, or None if it is not committed.
-
-        :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
-        :raises WindowConflict: a window of this number is there, but of other offsets.
-        """
-        from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineSnapshots
-
-        with self.open() as lake:
-            table = lake.load(f"looking for window {window}")
-            if table is None:
-                return None
-            found = PipelineSnapshots.of(table.metadata, window.pipeline).find(window.number)
-            if found is None:
-                return None
-            refuse_other(found.applied, window, self.uri)
-            if found.applied.replay < window.replay:
-                return None
-            # The attempt may have died before its metadata was durable, and the caller commits Kafka's offsets past it.
-            lake.flush(table, table.metadata_location)
-            return found.applied
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> IcebergWindowWriter:
         """Begin an attempt: create or evolve the table, and remove what earlier attempts have left.

@@ -12,10 +12,12 @@ import json
 import secrets
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import WindowConflict
+from airflow_kafka_spark.sinks.lake.table import REPLACED, LoadedTable
+from airflow_kafka_spark.sinks.storage.attempts import data_directory, marker_name
 from airflow_kafka_spark.sinks.storage.window_record import commit_metadata, recorded_window
 from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.model import Applied, Window
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from pyiceberg.table.refs import SnapshotRefType
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableRequirement, TableUpdate
+
+    from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
+    from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
 
 PIPELINE = "airflow.pipeline"
 WINDOW = "airflow.window"
@@ -135,6 +140,62 @@ class PipelineSnapshots:
         if newest is not None and newest is not last:
             found[NEWEST] = newest.text
         return found
+
+
+@dataclass(frozen=True)
+class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
+    """An Iceberg table as it was loaded once.
+
+    :param table: the table of pyiceberg.
+    :param lake: the table in its catalog.
+    :param branch: the branch that the sink writes to.
+    """
+
+    table: Table
+    lake: IcebergTable
+    branch: str
+    _states: dict[str, PipelineSnapshots] = field(default_factory=dict, repr=False)
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return [column.name for column in self.table.schema().fields]
+
+    def state(self, pipeline: str) -> PipelineSnapshots:
+        """Return the windows of a pipeline that the table's metadata records.
+
+        :raises WindowConflict: a record cannot be understood.
+        """
+        if pipeline not in self._states:
+            self._states[pipeline] = PipelineSnapshots.of(self.table.metadata, pipeline)
+        return self._states[pipeline]
+
+    def find(self, pipeline: str, number: int) -> Recorded | None:
+        return self.state(pipeline).find(number)
+
+    def newest(self, pipeline: str) -> Recorded | None:
+        return self.state(pipeline).newest
+
+    def files_of(self, window: Window, found: Recorded) -> list[DataFile]:
+        if not found.applied.written:
+            return []
+        directory = data_directory(marker_name(window.pipeline, found.snapshot_id))
+        files = data_files(self.table, [self.table.metadata.snapshot_by_name(self.branch)], directory)
+        rows = sum(file.record_count for file in files)
+        if rows != found.applied.written:
+            what = (
+                f"branch `{self.branch}` has {rows:,} of its {found.applied.written:,} rows in the files that they were written "
+                "to: rewrite_data_files, DELETE or MERGE has rewritten the others, or the window is on another branch"
+            )
+            raise WindowConflict(str(window), what, REPLACED)
+        return files
+
+    def files_with(self, upsert: Upsert) -> Sequence[TableFile]:
+        from airflow_kafka_spark.sinks.iceberg.tasks.data_files import table_files
+
+        return table_files(self.table, head(self.table.metadata, self.branch), upsert, {name: name for name in upsert.key})
+
+    def flush(self) -> None:
+        self.lake.flush(self.table, self.table.metadata_location)
 
 
 # --- commits ------------------------------------------------------------------------------------------------------------

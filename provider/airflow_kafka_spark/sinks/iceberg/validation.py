@@ -12,6 +12,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Probl
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.options import MAIN
 from airflow_kafka_spark.sinks.iceberg.table import EXPECTED, PartitionField, fields_of
+from airflow_kafka_spark.sinks.lake.validation import ComparedColumn, column_problems, doubled_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -156,10 +157,7 @@ def _parsed(sink: IcebergSinkOptions) -> Iterator[PartitionField]:
 def _columns(sink: IcebergSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
     from airflow_kafka_spark.sinks.iceberg.table import unstorable
 
-    names = Counter(name.casefold() for name in schema.names)
-    if doubled := [name for name in schema.names if names[name.casefold()] > 1]:
-        what = f"many readers of Iceberg take the columns `{'`, `'.join(doubled)}` for one"
-        yield Problem("schema", what, "Rename all but one of them")
+    yield from doubled_names(schema.names)
     for field in schema:
         if not field.name or "\0" in field.name or "." in field.name:
             what = f"column `{field.name}` has no name, or a dot in it, which Iceberg has between a struct and its member"
@@ -204,20 +202,12 @@ def _compared(sink: IcebergSinkOptions, table: Table, schema: pa.Schema) -> Iter
     from airflow_kafka_spark.sinks.iceberg.table import fits, match, required_columns, type_name, unstorable
 
     storable = pa.schema([field for field in schema if not unstorable(field.type)])
-    before = {field.name: field.field_type for field in table.schema().fields}
+    there = {field.name: type_name(field.field_type) for field in table.schema().fields}
+    rows = []
     for found in match(storable, table.metadata):
-        where, name = f"sink.table column `{found.row.name}`", found.row.name
-        if found.column is not None:
-            if not fits(found.kind, found.column.field_type):
-                expected = type_name(found.column.field_type)
-                what = f"found {type_name(found.kind)}; expected {expected}, as the table has it"
-                yield Problem(where, what, "Correct the schema, or give the column another name")
-        elif alike := [column for column in before if column.casefold() == name.casefold()]:
-            yield Problem(where, f"the table has `{alike[0]}`, and many readers take the two for one", f"Call it `{alike[0]}`")
-        elif not sink.auto_evolve:
-            there = ", ".join(f"`{column}` {type_name(kind)}" for column, kind in before.items())
-            what = f"it is new ({type_name(found.kind)}); the table has {there}"
-            yield Problem(where, what, "Set `auto_evolve=True` on the sink, or leave it out of the schema")
-    for name, known in required_columns(storable, table.metadata):
-        what = "the table takes no null in it, and " + ("rows may have one" if known else "the rows do not have it")
-        yield Problem(f"sink.table column `{name}`", what, "Let the table's column take nulls (`DROP NOT NULL`)")
+        taker = found.column.field_type if found.column is not None else None
+        expected = type_name(taker) if taker is not None else None
+        fine = taker is not None and fits(found.kind, taker)
+        rows.append(ComparedColumn(found.row.name, type_name(found.kind), expected, fine))
+    required = required_columns(storable, table.metadata)
+    yield from column_problems("table", rows, there, required, sink.auto_evolve)

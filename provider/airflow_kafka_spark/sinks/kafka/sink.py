@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
-from airflow_kafka_spark.formats.base import Format, Kind, StructEncoder, spark_column
+from airflow_kafka_spark.formats.base import Format, Kind, StructEncoder, kind_of, spark_column
+from airflow_kafka_spark.formats.types import Column as TypedColumn
 from airflow_kafka_spark.formats.types import columns_of
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.windows.binding import Endpoint
@@ -310,6 +311,10 @@ class KafkaSink:
         return F.filter(F.array(*pairs), lambda pair: pair.isNotNull())
 
 
+class EncodedBySpark(Exception):
+    """Raised for columns that tasks cannot encode as Spark does; the message names them."""
+
+
 def struct_encoders(records: DataFrame, value: Format | None, key: Format | None) -> dict[str, StructEncoder]:
     """Return the encoders of keys and values that are still structs, for the tasks that publish them.
 
@@ -317,10 +322,22 @@ def struct_encoders(records: DataFrame, value: Format | None, key: Format | None
     :param value: the format of the values.
     :param key: the format of the keys.
     :raises KafkaSparkError: the columns cannot be encoded.
+    :raises EncodedBySpark: only Spark can encode a column.
     """
-    made = {}
+    made: dict[str, StructEncoder] = {}
     for part, format in (("value", value), ("key", key)):
         rows = records.schema[part].dataType
-        if format is not None and format.encodes_in_tasks and rows.typeName() == "struct":
-            made[part] = format.struct_encoder(columns_of(cast(Any, rows)))
+        if format is None or rows.typeName() != "struct":
+            continue
+        columns = columns_of(cast(Any, rows))
+        made[part] = format.struct_encoder(columns) if format.encodes_in_tasks else _column_encoder(format, columns)
     return made
+
+
+def _column_encoder(format: Format, columns: Sequence[TypedColumn]) -> StructEncoder:
+    from airflow_kafka_spark.sinks.kafka.tasks.encode import ColumnEncoder
+
+    encoder = format.encoder([(column.name, kind_of(column.type)) for column in columns])
+    if encoder is None:
+        raise EncodedBySpark(f"{type(format).__name__} of {', '.join(str(column.type) for column in columns)}")
+    return ColumnEncoder(encoder)

@@ -10,7 +10,9 @@ from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.postgres import parse_name
 
 DecimalHandling = Literal["precise", "double", "string"]
-TimePrecision = Literal["adaptive", "connect"]
+TimePrecision = Literal["adaptive", "adaptive_time_microseconds", "connect"]
+Snapshot = Literal["initial", "never", "only", "when_needed"]
+MOST_CHUNKS = 100
 OPERATIONS = ("c", "u", "d", "t")
 TOPIC_PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -30,6 +32,18 @@ def size_problems(sizes: Mapping[str, tuple[object, int]]) -> Iterator[Problem]:
     for name, (size, smallest) in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < smallest:
             yield Problem(f"source.{name}", f"it is {size!r}; expected a whole number from {smallest:,}")
+
+
+def snapshot_problems(chunk_rows: object, chunks: object) -> Iterator[Problem]:
+    """Yield what is wrong with the sizes of a snapshot.
+
+    :param chunk_rows: the option ``snapshot_chunk_rows``.
+    :param chunks: the option ``snapshot_chunks_per_window``.
+    """
+    yield from size_problems({"snapshot_chunk_rows": (chunk_rows, 1), "snapshot_chunks_per_window": (chunks, 1)})
+    if isinstance(chunks, int) and chunks > MOST_CHUNKS:
+        found = f"it is {chunks:,}; expected at most {MOST_CHUNKS}"
+        yield Problem("source.snapshot_chunks_per_window", found, "The position of the pipeline holds the chunks of a window")
 
 
 def choice_problems(choices: Mapping[str, tuple[object, Sequence[str]]]) -> Iterator[Problem]:

@@ -6,7 +6,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
+from airflow_kafka_spark.sources.cdc.snapshot import is_chunk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,8 +59,14 @@ class LogSource(RowSource):
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the events of these splits, read by Spark's Python workers; partition ``i`` is split ``i``. See
         :meth:`RowSource.frame`.
+
+        :raises SourceRejected: they are of a snapshot: only the task that publishes a chunk can note what it has seen.
         """
         from airflow_kafka_spark.sources.cdc.tasks.frame import ReadSplits
+
+        if any(is_chunk(split) or "snapshot" in split for split in splits):
+            found = "a window of a snapshot can only be read by tasks"
+            raise SourceRejected(self.uri, found, 'Set `read_with="task"`, which tells why they do not read it')
 
         if not splits:
             return spark.createDataFrame([], SPARK_SCHEMA)

@@ -68,10 +68,12 @@ class FilesSource(FilesSourceOptions, RowSource):
     :param schema: the columns as Spark DDL. Required for json and csv; not allowed for text; parquet and orc files are read with
         the types they hold, which must be the same in all files of a window, unless it is given. Default None.
     :param options: options of Spark's reader, such as ``header``, ``delimiter``, ``multiLine``; default none.
-    :param split_bytes: of a split, and so of a Spark task and Kafka transaction; default 64 MiB. A file that cannot be cut may be
-        larger.
-    :param max_files: per window; None (default) for as many as there are, up to 5 000, or fewer of long names.
-    :param max_bytes: of files per window; None (default) for no limit. A window takes one file at least.
+    :param split_bytes: size of a split in bytes, and so of a Spark task and a Kafka transaction; default 64 MiB. A file that
+        cannot be divided may be larger.
+    :param max_files: maximum number of files in a window; None (default) for all new files, up to 5,000, or fewer if their names
+        are long.
+    :param max_bytes: maximum size of the files of a window, in bytes; None (default) for no maximum. A window has at least one
+        file.
     :param min_age: seconds since its last modification, by the worker's clock, before a file is read; default 0.
     :param on_change: what to do about a file that was read and is another now: ``fail`` (default) the task, naming it; ``read``
         it as a new file, which publishes rows again that it had before; or ``ignore`` it.

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 SplitKey = tuple[str, ...]
 """A row's values in the split columns, as the server writes them: they survive JSON, and come back as literals."""
 
+LOCK_SECONDS = 0.2
+"""Seconds between two looks for a free lock of a session."""
+
 SPARK_MAX_PRECISION = 38
 """Digits of Spark's largest decimal."""
 
@@ -159,6 +162,25 @@ class DatabaseSession(ABC):
         """Return the rows of a query."""
 
     @abstractmethod
+    def stream(self, statement: str) -> Iterator[tuple]:
+        """Yield the rows of a query, which the server sends a few thousand at a time. Read to the end, or close the session."""
+
+    def prefer_indexes(self) -> None:  # noqa: B027
+        """Let the rest of the session go along indexes where there are any, also in a table without statistics, whose size the
+        planner does not know. Does nothing by default."""
+
+    @abstractmethod
+    def estimated_rows(self, relation: str) -> int:
+        """Return how many rows the server's planner expects, by its statistics, without reading the table.
+
+        :param relation: the text behind FROM, with its conditions.
+        """
+
+    @abstractmethod
+    def text_order(self, relation: Relation, column: SourceColumn) -> str:
+        """Return a name of the order of a text column; columns with the same name, in any databases, are in the same order."""
+
+    @abstractmethod
     def now(self) -> datetime:
         """Return the time of the database's clock, in UTC."""
 
@@ -191,6 +213,10 @@ class DatabaseSession(ABC):
 
     def identity(self) -> str:
         """Return the server's own identifier, which does not depend on the address; empty if the server has none."""
+        return ""
+
+    def foreign_encoding(self) -> str:
+        """Return the encoding in which the database computes with texts; empty if that is UTF-8."""
         return ""
 
     def task_read_obstacle(self) -> str:
@@ -320,18 +346,40 @@ class SourceDatabase(ABC, Generic[ServerT]):
     def jdbc_properties(self) -> dict[str, str]:
         """Return the properties of the JDBC driver, with the password."""
 
-    def spark_reader(self, fetchsize: int) -> JdbcReaderOptions:
+    def waiting_statement(self, max_sessions: int) -> str:
+        """Return the statement that waits until fewer than ``max_sessions`` sessions hold one of their locks, and takes one.
+
+        The server frees it when the session ends, however that ends.
+        """
+        raise NotImplementedError
+
+    def begin_and_wait(self, max_sessions: int) -> str:
+        """Return one statement that begins a session, and waits."""
+        return f"{self.session_statement}; {self.waiting_statement(max_sessions)}"
+
+    def limit_problems(self, session: DatabaseSession) -> Iterator[Problem]:
+        """Yield why the server cannot limit the sessions of tasks."""
+        return iter(())
+
+    def spark_reader(self, fetchsize: int, max_sessions: int | None = None) -> JdbcReaderOptions:
         """Return how Spark's JDBC reader connects.
 
         :param fetchsize: rows per round trip.
+        :param max_sessions: sessions that read at a time; None for any number.
         """
-        settings = {"tcpKeepAlive": "true", "sessionInitStatement": self.session_statement, "fetchsize": str(fetchsize)}
+        begin = self.session_statement
+        if max_sessions is not None:
+            begin = self.begin_and_wait(max_sessions)
+        settings = {"tcpKeepAlive": "true", "sessionInitStatement": begin, "fetchsize": str(fetchsize)}
         return JdbcReaderOptions(self.jdbc_url(), self.driver, {**self.jdbc_properties(), **settings})
 
-    def split_reader(self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str]) -> SplitReader:
+    def split_reader(
+        self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str], max_sessions: int | None = None
+    ) -> SplitReader:
         """Return the reader that Spark tasks use.
 
         :param table: its name in messages.
         :param statements: per split, the SELECT of its rows' ``columns``.
+        :param max_sessions: sessions that read at a time; None for any number.
         """
         raise NotImplementedError

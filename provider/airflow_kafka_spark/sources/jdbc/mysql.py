@@ -18,6 +18,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.database_sessions import described
 from airflow_kafka_spark.sources.jdbc.database import (
+    LOCK_SECONDS,
     SPARK_MAX_PRECISION,
     DatabaseSession,
     MissingRelation,
@@ -31,6 +32,9 @@ from airflow_kafka_spark.sources.jdbc.database import (
 
 DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.6"
 OLDEST = {"MariaDB": (10, 3), "MySQL": (8, 0)}
+
+LOCK_NAME = "airflow-kafka-spark-"
+"""The beginning of the names of the locks that limit the sessions of tasks; a number from 1 follows."""
 
 # Keys of the connection's extra that only other users of the connection need.
 _IGNORED = frozenset({"charset", "cursor", "client", "local_infile", "connect_timeout"})
@@ -169,6 +173,22 @@ class MysqlSession(DatabaseSession):
             cursor.execute(statement)
             return list(cursor.fetchall())
 
+    def stream(self, statement: str) -> Iterator[tuple]:
+        from pymysql.cursors import SSCursor
+
+        with self.connection.cursor(SSCursor) as cursor:
+            cursor.execute(statement)
+            yield from cursor
+
+    def estimated_rows(self, relation: str) -> int:
+        with self.connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN SELECT 1 FROM {relation}")
+            at = [field[0].lower() for field in cursor.description].index("rows")
+            return max((int(row[at] or 0) for row in cursor.fetchall()), default=0)
+
+    def text_order(self, relation: Relation, column: SourceColumn) -> str:
+        return column.literal if " " in column.literal else f"unknown, of {self.server.where}"
+
     def now(self) -> datetime:
         found: datetime = self.rows("SELECT UTC_TIMESTAMP(6)")[0][0]
         return found.replace(tzinfo=timezone.utc)
@@ -178,6 +198,11 @@ class MysqlSession(DatabaseSession):
         text = str(self.rows("SELECT VERSION()")[0][0])
         numbers = re.findall(r"\d+", text)[:2]
         return ("MariaDB" if "mariadb" in text.lower() else "MySQL"), tuple(map(int, numbers))
+
+    @property
+    def is_mysql(self) -> bool:
+        """True if the server is MySQL, not MariaDB."""
+        return self._version[0] == "MySQL"
 
     def server_problems(self) -> Iterator[Problem]:
         product, version = self._version
@@ -301,6 +326,23 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
 
     def open_session(self) -> MysqlSession:
         return MysqlSession(self.server.connect(), self.server)
+
+    def begin_and_wait(self, max_sessions: int) -> str:
+        # The driver sends one statement.
+        return f"BEGIN NOT ATOMIC {self.session_statement}; {self.waiting_statement(max_sessions)} END"
+
+    def waiting_statement(self, max_sessions: int) -> str:
+        taken = f"GET_LOCK(CONCAT('{LOCK_NAME}', slot), 0) = 1"
+        return (
+            f"waiting: LOOP FOR slot IN 1..{max_sessions} DO IF {taken} THEN LEAVE waiting; END IF; END FOR; "
+            f"DO SLEEP({LOCK_SECONDS}); END LOOP;"
+        )
+
+    def limit_problems(self, session: DatabaseSession) -> Iterator[Problem]:
+        assert isinstance(session, MysqlSession)
+        if session.is_mysql:
+            found = "MySQL has no statement that waits for one of several locks"
+            yield Problem("source.max_sessions", found, "Limit the cores of Spark with `spark_conf`")
 
     def driver_errors(self) -> tuple[type[Exception], ...]:
         import pymysql

@@ -37,6 +37,7 @@ class JdbcSourceOptions:
     max_records: int | None = None
     writers_timeout: float = 60.0
     fetchsize: int = 10_000
+    max_sessions: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("key", "include_columns"):
@@ -133,9 +134,10 @@ class JdbcSourceOptions:
             yield Problem("source.db_timezone", f"{self.db_timezone!r} is not a time zone; expected one as `Europe/Berlin`")
 
     def _number_problems(self) -> Iterator[Problem]:
-        counts = {"split_records": self.split_records, "max_records": self.max_records, "fetchsize": self.fetchsize}
-        for option, value in counts.items():
-            if value is None and option == "max_records":
+        counts = {"split_records": self.split_records, "fetchsize": self.fetchsize}
+        limits = {"max_records": self.max_records, "max_sessions": self.max_sessions}
+        for option, value in {**counts, **limits}.items():
+            if value is None and option in limits:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 yield Problem(f"source.{option}", f"it is {value!r}; expected a whole number of at least 1")

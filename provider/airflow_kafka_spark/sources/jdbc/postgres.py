@@ -30,6 +30,7 @@ from airflow_kafka_spark.hooks.postgres import (
     system_identifier,
 )
 from airflow_kafka_spark.sources.jdbc.database import (
+    LOCK_SECONDS,
     REFUSED_SQLSTATES,
     SPARK_MAX_PRECISION,
     DatabaseSession,
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
 
 DRIVER = "org.postgresql:postgresql:42.7.8"
 OLDEST = 12
+STREAMED_ROWS = 5_000
+LOCK_CLASS = 0x616B73
+"""The first number of the advisory locks that limit the sessions of tasks; the second one counts from 1."""
 OLDEST_ADBC = (1, 13)
 """The first release of adbc-driver-postgresql whose values were compared with Spark's."""
 
@@ -146,6 +150,31 @@ class PostgresSession(DatabaseSession):
 
     def rows(self, statement: str) -> list[tuple]:
         return self.connection.execute(statement.encode()).fetchall()
+
+    def stream(self, statement: str) -> Iterator[tuple]:
+        with self.connection.transaction(), self.connection.cursor("streamed") as cursor:
+            cursor.itersize = STREAMED_ROWS
+            cursor.execute(statement.encode())
+            yield from cursor
+
+    def prefer_indexes(self) -> None:
+        # Without statistics the planner expects few rows in a range, and would read and sort the whole table for each step.
+        settings = ", ".join(
+            f"set_config('{name}', 'off', false)" for name in ("enable_seqscan", "enable_bitmapscan", "enable_sort")
+        )
+        self.rows(f"SELECT {settings}")
+
+    def estimated_rows(self, relation: str) -> int:
+        plan = self.rows(f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {relation}")[0][0]
+        return int(plan[0]["Plan"]["Plan Rows"])
+
+    def text_order(self, relation: Relation, column: SourceColumn) -> str:
+        if not relation.writers:
+            return f"unknown, of {self.server.where}"
+        ((name, database),) = self.rows(_COLLATION.format(oid=relation.writers[0], column=literal(column.name)))
+        collation = name or database
+        # Other collations depend on the libraries of the server's machine.
+        return "bytes" if collation in ("C", "POSIX") else f"{collation}, of {self.identity() or self.server.where}"
 
     def now(self) -> datetime:
         found: datetime = self.rows("SELECT clock_timestamp()")[0][0]
@@ -249,8 +278,12 @@ class PostgresSession(DatabaseSession):
         release = importlib.metadata.version("adbc-driver-postgresql")
         if tuple(map(int, re.findall(r"\d+", release)[:2])) < OLDEST_ADBC:
             return f"adbc-driver-postgresql {release} is older than {'.'.join(map(str, OLDEST_ADBC))}"
-        encoding = self.connection.info.parameter_status("server_encoding")
-        return "" if encoding == "UTF8" else f"the database's texts are in {encoding}"
+        encoding = self.foreign_encoding()
+        return f"the database's texts are in {encoding}" if encoding else ""
+
+    def foreign_encoding(self) -> str:
+        encoding = self.connection.info.parameter_status("server_encoding") or ""
+        return "" if encoding == "UTF8" else encoding
 
     # --- writers ---
 
@@ -333,6 +366,13 @@ LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
 ORDER BY d.place
 """
 
+_COLLATION = """
+SELECT CASE WHEN a.attcollation NOT IN (0, 100) THEN c.collname::text END, d.datcollate::text
+FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_collation c ON c.oid = a.attcollation
+JOIN pg_catalog.pg_database d ON d.datname = current_database()
+WHERE a.attrelid = {oid} AND a.attname = {column}
+"""
+
 _SEQUENCES = """
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname), s.seqincrement, s.seqcycle,
     CASE WHEN has_sequence_privilege(c.oid, 'SELECT,USAGE') THEN pg_sequence_last_value(c.oid) END
@@ -411,11 +451,22 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
             properties["targetServerType"] = _TARGETS.get(properties["targetServerType"], "any")
         return {**properties, "ApplicationName": APPLICATION}
 
-    def split_reader(self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str]) -> SplitReader:
+    def waiting_statement(self, max_sessions: int) -> str:
+        # Each statement of the block has a snapshot of its own: a session that waits holds no old rows back.
+        return (
+            f"DO $wait$ BEGIN LOOP FOR slot IN 1..{max_sessions} LOOP "
+            f"IF pg_catalog.pg_try_advisory_lock({LOCK_CLASS}, slot) THEN RETURN; END IF; END LOOP; "
+            f"PERFORM pg_catalog.pg_sleep({LOCK_SECONDS}); END LOOP; END $wait$"
+        )
+
+    def split_reader(
+        self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str], max_sessions: int | None = None
+    ) -> SplitReader:
         from airflow_kafka_spark.sources.jdbc.tasks.read import PostgresSplitReader
 
         named = tuple((column.name, column.kind) for column in columns if column.kind is not None)
-        return PostgresSplitReader(self.server, SESSION, table, named, tuple(statements))
+        waiting = None if max_sessions is None else self.waiting_statement(max_sessions)
+        return PostgresSplitReader(self.server, SESSION, table, named, tuple(statements), waiting)
 
 
 # --- types --------------------------------------------------------------------------------------------------------------

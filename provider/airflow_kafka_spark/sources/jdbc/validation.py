@@ -34,7 +34,7 @@ class ServerValidation:
     def problems(self) -> list[Problem]:
         """Return all that would keep a window from being frozen and read."""
         where = "source.query" if self.options.query is not None else "source.table"
-        found, failed = self._ask("source.conn_id", "connecting", lambda session: list(session.server_problems()))
+        found, failed = self._ask("source.conn_id", "connecting", self._server_problems)
         if failed or found:
             return [*failed, *(found or []), *waiting(self.options, "source.conn_id")]
         if list(self.options.relation_problems()):
@@ -50,6 +50,10 @@ class ServerValidation:
         if not found and self.options_valid:
             _, found = self._ask(where, "trying to read it", lambda session: self._try_statement(session, relation))
         return found
+
+    def _server_problems(self, session: DatabaseSession) -> list[Problem]:
+        limits = self.database.limit_problems(session) if self.options.max_sessions is not None else ()
+        return [*session.server_problems(), *limits]
 
     def _ask(self, where: str, doing: str, question: Callable[[DatabaseSession], T]) -> tuple[T | None, list[Problem]]:
         """Return the answer; or None and a problem if the server gave none."""

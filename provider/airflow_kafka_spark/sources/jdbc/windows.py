@@ -285,7 +285,10 @@ def _split_window(
     limit = min(most, options.max_records or most)
     ranges = _RangeQueries(order, relation, start, end)
     unique = any(set(key) <= set(start.order) for key in relation.keys)
-    find_bounds = ranges.step_along_index if unique and ranges.indexed else ranges.number_rows
+    find_bounds = ranges.number_rows
+    if unique and ranges.indexed:
+        order.session.prefer_indexes()
+        find_bounds = ranges.step_along_index
     bounds = find_bounds(options.split_records, limit)
     splits, last, rows, whole = _splits_between(start, bounds)
     rest = 0
@@ -396,7 +399,7 @@ def read_frame(
         order = _common_order(relation, splits)
         select = select_statement(session, relation, columns, order)
         conditions = split_conditions(session, relation, order, splits)
-    reader = database.spark_reader(options.fetchsize)
+    reader = database.spark_reader(options.fetchsize, options.max_sessions)
     properties = {
         **reader.options,
         "driver": reader.driver,
@@ -430,7 +433,8 @@ def make_split_reader(
         select = select_statement(session, relation, [replace(column, select=column.task) for column in columns], order)
         conditions = split_conditions(session, relation, order, splits)
     values = ", ".join(f"c{n}" for n in range(len(columns)))
-    return database.split_reader(relation.name, columns, [f"SELECT {values} FROM {select} WHERE {c}" for c in conditions])
+    statements = [f"SELECT {values} FROM {select} WHERE {c}" for c in conditions]
+    return database.split_reader(relation.name, columns, statements, options.max_sessions)
 
 
 def _common_order(relation: Relation, splits: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -11,11 +11,13 @@ from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.postgres import parse_name
 from airflow_kafka_spark.sources.cdc.options import (
     DecimalHandling,
+    Snapshot,
     TimePrecision,
     choice_problems,
     operation_problems,
     prefix_problems,
     size_problems,
+    snapshot_problems,
     table_problems,
 )
 
@@ -33,6 +35,9 @@ class MySqlCdcOptions:
     topic_prefix: str
     tables: Sequence[str] | None = None
     starting_position: str = "latest"
+    snapshot: Snapshot = "never"
+    snapshot_chunk_rows: int = 100_000
+    snapshot_chunks_per_window: int = 16
     max_binlog_bytes: int = 256 << 20
     message_key_columns: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
     tombstones_on_delete: bool = True
@@ -42,6 +47,7 @@ class MySqlCdcOptions:
     bigint_unsigned_handling_mode: UnsignedHandling = "long"
     zero_date_handling_mode: ZeroDateHandling = "fail"
     ignore_cascades: bool = False
+    provide_transaction_metadata: bool = False
     schemas_enable: bool = False
 
     def option_problems(self) -> Iterator[Problem]:
@@ -56,6 +62,7 @@ class MySqlCdcOptions:
             yield Problem("source.starting_position", f"it is {place!r}; expected a place of the log", action)
         yield from choice_problems(
             {
+                "snapshot": (self.snapshot, get_args(Snapshot)),
                 "decimal_handling_mode": (self.decimal_handling_mode, get_args(DecimalHandling)),
                 "time_precision_mode": (self.time_precision_mode, get_args(TimePrecision)),
                 "bigint_unsigned_handling_mode": (self.bigint_unsigned_handling_mode, get_args(UnsignedHandling)),
@@ -64,6 +71,10 @@ class MySqlCdcOptions:
         )
         yield from operation_problems(self.skipped_operations)
         yield from size_problems({"max_binlog_bytes": (self.max_binlog_bytes, MIN_BINLOG_BYTES)})
+        yield from snapshot_problems(self.snapshot_chunk_rows, self.snapshot_chunks_per_window)
+        if self.snapshot != "never" and place != "latest":
+            found = f"it is {place!r}, and the log of a snapshot begins where it is taken"
+            yield Problem("source.starting_position", found, 'Leave it out, or set `snapshot="never"`')
         yield from table_problems(self.tables, self.message_key_columns, "shop")
 
 

@@ -17,7 +17,7 @@ from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sources.jdbc.mysql import MysqlServer
-    from airflow_kafka_spark.sources.mysql_cdc.windows import LogWindows
+    from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindows
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
     ``KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())`` publishes them.
 
     Guarantee: each change of each transaction that commits behind the place at which the first window begins is in exactly one
-    window, and all changes of a transaction are in the same one. A window is one split, so its events are published in one Kafka
-    transaction, in the order of the commits. Rows that are there before are not published.
+    window, and all changes of a transaction are in the same one. With a snapshot, each row that was there is published once, and
+    behind it exactly the changes that it does not include. A window of the log is one split, so its events are published in one
+    Kafka transaction, in the order of the commits.
 
     :param conn_id: Airflow connection of type ``mysql``, of a user with REPLICATION SLAVE and BINLOG MONITOR (MySQL: REPLICATION
         CLIENT) and SELECT on the tables. The server writes its log with ``binlog_format=ROW``, ``binlog_row_image=FULL`` and
@@ -41,6 +42,15 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         connection's database.
     :param starting_position: where the first window begins: ``latest`` (default), the end of the log when it is frozen;
         ``earliest``, the beginning of the log; or the place of a backup, as ``mysql-bin.000042:1234``. Templated.
+    :param snapshot: what is published of the rows that are there before the first window, as events ``r``. ``never`` (default):
+        nothing. ``initial``: all rows of the tables, in chunks, while windows of the log go on in between; then the log.
+        ``only``: the same, up to the place of the log at which all rows are read; further windows are empty. ``when_needed``: as
+        ``initial``, and again whenever the log behind the last window is lost; rows that were deleted in between get no event.
+        For MariaDB, and tables of the engine InnoDB.
+    :param snapshot_chunk_rows: how many rows a chunk has, and so a Kafka transaction; default 100,000. A table without a unique
+        key that can be compared (numbers, texts, bytes, dates) is one chunk.
+    :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the
+        server; default 16. Between two such windows, the log is read.
     :param max_binlog_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256
         MiB. A window has to be published within the sink's ``transaction_timeout``.
     :param message_key_columns: table -> the columns of its key. Default: the primary key.
@@ -49,14 +59,18 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         Debezium.
     :param decimal_handling_mode: ``precise`` (default): the bytes of Connect's Decimal, in base64; ``string``; ``double``, which
         rounds.
-    :param time_precision_mode: ``adaptive`` (default): dates in days, TIME in microseconds, DATETIME in milliseconds up to
-        precision 3 and else in microseconds; ``connect``: milliseconds. TIMESTAMP is an ISO 8601 text in UTC either way.
+    :param time_precision_mode: ``adaptive`` (default) or ``adaptive_time_microseconds``: dates in days, TIME in microseconds,
+        DATETIME in milliseconds up to precision 3 and else in microseconds; ``connect``: milliseconds. TIMESTAMP is an ISO 8601
+        text in UTC either way.
     :param bigint_unsigned_handling_mode: ``long`` (default): numbers, of which those from 2^63 on are refused; ``precise``:
         Connect's Decimal.
     :param zero_date_handling_mode: what is written for a date that is no day, as ``0000-00-00``: ``fail`` (default) fails the
         window and names the column; ``null`` writes null.
     :param ignore_cascades: True: tables are accepted whose rows are changed by the cascades of foreign keys, which the log does
         not hold; False (default): they are refused.
+    :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its place in it,
+        and the begin and the end of each transaction with events, with their counts, are records of the topic
+        ``<topic_prefix>.transaction``; default False.
     :param schemas_enable: True: keys and values carry their schema, as JsonConverter with ``schemas.enable=true`` writes them;
         False (default): they do not.
     """
@@ -89,11 +103,11 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
 
         return read_server(look_up(self.conn_id, "mysql"))
 
-    def _windows(self) -> LogWindows:
+    def _windows(self) -> MySqlLogWindows:
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
-        from airflow_kafka_spark.sources.mysql_cdc.windows import LogWindows
+        from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindows
 
-        return LogWindows(self, LogServer(self.server()))
+        return MySqlLogWindows(self, LogServer(self.server()))
 
     def origin(self) -> Endpoint:
         """Return the server, and MySQL's ``server_uuid``; the tables and the prefix of topics."""
@@ -130,6 +144,11 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         :raises SourceRejected: the server is another one.
         """
         return self._windows().freeze(position)
+
+    @property
+    def needs_tasks(self) -> bool:
+        """True with a snapshot: the task that reads a chunk notes the place of its snapshot in the log."""
+        return self.snapshot != "never"
 
 
 def _address(server: MysqlServer) -> str:

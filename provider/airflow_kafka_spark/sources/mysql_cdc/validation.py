@@ -8,7 +8,8 @@ from typing import Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions, full_name
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer, is_mariadb, rows, version
+from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, ENGINE
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer, is_mariadb, rows, sql_text, version
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import CODECS
 from airflow_kafka_spark.sources.mysql_cdc.windows import UNDESCRIBED
 
@@ -74,6 +75,10 @@ class BinlogValidation:
             found = self._setting(connection, name)
             if found not in ("", "OFF", "0"):
                 yield Problem("source.conn_id", f"`{name}` of the server is `{found}`: {reason}", f"SET GLOBAL {name} = DEFAULT")
+        tells_place = is_mariadb(connection) and rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_position'")
+        if self.options.snapshot != "never" and not tells_place:
+            what = "the server does not tell the place of its log at which a transaction sees the tables, as MariaDB does"
+            yield Problem("source.snapshot", what, 'Use `snapshot="never"` and the place of a backup (`starting_position`)')
         yield from self._kept_problems(connection)
         yield from self._replica_problems(connection)
 
@@ -129,7 +134,7 @@ class BinlogValidation:
         wanted = [full_name(name, database) for name in self.options.tables or ()]
         if self.options.tables is None:
             query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
-            wanted = [(database, str(row[0])) for row in rows(connection, query + _text(database))]
+            wanted = [(database, str(row[0])) for row in rows(connection, query + sql_text(database))]
             if not wanted:
                 found = f"there are no tables in database `{database}` that the user may see"
                 yield Problem("source.tables", found, f"GRANT SELECT ON {database}.* TO {self.server.server.user}")
@@ -144,7 +149,7 @@ class BinlogValidation:
 
     def _problems_of(self, connection: Any, table: tuple[str, str], key: Sequence[str] | None) -> Iterator[Problem]:
         shown = ".".join(table)
-        place = f"table_schema = {_text(table[0])} AND table_name = {_text(table[1])}"
+        place = f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
         kinds = rows(connection, f"SELECT table_type FROM information_schema.tables WHERE {place}")
         if not kinds:
             action = f"Create it, correct its name, or GRANT SELECT ON {shown} TO {self.server.server.user}"
@@ -173,6 +178,22 @@ class BinlogValidation:
                 what = f"column `{name}` of {shown} has the character set {charset}, which cannot be read"
                 yield Problem("source.tables", what, f"ALTER TABLE {shown} CONVERT TO CHARACTER SET utf8mb4, or leave it out")
         yield from self._cascade_problems(connection, table)
+        if self.options.snapshot != "never":
+            yield from self._snapshot_problems(connection, table)
+
+    def _snapshot_problems(self, connection: Any, table: tuple[str, str]) -> Iterator[Problem]:
+        import pymysql
+
+        shown, place = ".".join(table), f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
+        engine = str(rows(connection, f"SELECT engine FROM information_schema.tables WHERE {place}")[0][0])
+        if engine != ENGINE:
+            what = f"the engine of {shown} is {engine}, and a snapshot of it would have no place in the log"
+            yield Problem("source.snapshot", what, f"ALTER TABLE {shown} ENGINE = {ENGINE}, or leave the table out")
+        try:
+            rows(connection, f"SELECT * FROM {DIALECT.quote(table[0])}.{DIALECT.quote(table[1])} LIMIT 0")
+        except pymysql.Error as error:
+            what = f"user `{self.server.server.user}` may not read {shown}: {error.args[-1]}"
+            yield Problem("source.snapshot", what, f"GRANT SELECT ON {shown} TO {self.server.server.user}")
 
     def _cascade_problems(self, connection: Any, table: tuple[str, str]) -> Iterator[Problem]:
         if self.options.ignore_cascades:
@@ -180,7 +201,7 @@ class BinlogValidation:
         found = rows(
             connection,
             "SELECT constraint_name, update_rule, delete_rule FROM information_schema.referential_constraints WHERE "
-            f"constraint_schema = {_text(table[0])} AND table_name = {_text(table[1])}",
+            f"constraint_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}",
         )
         for name, on_update, on_delete in found:
             if {on_update, on_delete} & {"CASCADE", "SET NULL", "SET DEFAULT"}:
@@ -208,7 +229,3 @@ class BinlogValidation:
     def _setting(self, connection: Any, name: str) -> str:
         found = rows(connection, f"SHOW GLOBAL VARIABLES LIKE '{name}'")
         return str(found[0][1]) if found else ""
-
-
-def _text(value: str) -> str:
-    return f"_utf8mb4 X'{value.encode().hex()}'"

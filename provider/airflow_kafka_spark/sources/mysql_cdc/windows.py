@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.errors import LogLost, SourceRejected
 from airflow_kafka_spark.sources.base import FrozenWindow
+from airflow_kafka_spark.sources.cdc.snapshot import SnapshotState, snapshot_after
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions, full_name
+from airflow_kafka_spark.sources.mysql_cdc.snapshot import MysqlChunks, begin_snapshot
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
@@ -27,6 +29,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     distance,
     is_mariadb,
     rows,
+    sql_text,
 )
 
 if TYPE_CHECKING:
@@ -47,8 +50,34 @@ UNDESCRIBED = ("uuid", "inet4", "inet6", "vector")
 _SYSTEM = "'mysql', 'information_schema', 'performance_schema', 'sys'"
 
 
+def _order(place: Place) -> tuple[int, int]:
+    return place.order
+
+
+def _after_log(state: SnapshotState, end: Place) -> SnapshotState:
+    """Return the state of a snapshot behind a window of the log."""
+    return state.caught_up() if not state.behind or end.order >= Place.parse(state.behind).order else state
+
+
 @dataclass(frozen=True)
-class LogWindows:
+class _Cut:
+    """Where a window begins.
+
+    :param now: the end of the log.
+    :param files: of the log.
+    :param identity: of the server.
+    :param gtid: the last GTID that was read; "" if there is none.
+    """
+
+    start: Place
+    now: Place
+    files: Sequence[Place]
+    identity: Mapping[str, Any]
+    gtid: str
+
+
+@dataclass(frozen=True)
+class MySqlLogWindows:
     """Freezes windows of the log of a server.
 
     :param options: the source's options.
@@ -60,36 +89,107 @@ class LogWindows:
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Return the window behind ``position``; see :meth:`RowSource.freeze`."""
+        if position is not None and position.get("finished"):
+            return FrozenWindow((), position)
         with self.server.session("freezing a window of the log") as connection:
             now = self.server.end(connection)
-            log_of = dict(position["log"]) if position else {}
-            start = Place.parse(position["place"]) if position else self._first(connection, now)
-            known = Place.parse(position["begun"]) if position and "begun" in position else start
-            files = self.server.refuse_other(connection, known, log_of)
-            identity = self.server.identity(connection)
             form = self._form(connection)
-        if known != start:
-            start, _ = self._look(known, start, form)
-        start = self._readable(files, start)
-        now = max(now, start, key=lambda place: place.order)  # the log has grown while it was looked through
-        end = advanced(files, start, self.options.max_binlog_bytes, now)
-        size = distance(files, start, end)
-        is_exact, has_changes = end == now, size > 0
-        if 0 < size <= LOOKED_THROUGH_BYTES:
-            end, has_changes = self._look(start, end, form)
-            is_exact = True
-        behind = distance(files, end, now)
+            position, start, files = self._start(connection, position, now)
+            identity = self.server.identity(connection)
+            state = SnapshotState.from_json(position) if position else self._begin_snapshot(connection, form)
+            known = Place.parse(position["begun"]) if position and "begun" in position else start
+            if known != start:
+                start, _ = self._look(known, start, form)
+            now = max(now, start, key=_order)  # the log has grown while it was looked through
+            at = _Cut(start, now, files, identity, str((position or {}).get("gtid", "")))
+            state = _after_log(state, start)
+            if state.tables and state.is_caught_up:
+                return self._chunks(connection, at, state, form)
+            if self._is_finished(state):
+                return FrozenWindow((), self._position(at, start, state, self.server.created(start.file)))
+            start = self._readable(files, start)
+            end = advanced(files, start, self.options.max_binlog_bytes, now)
+            is_exact, has_changes = end == now, distance(files, start, end) > 0
+            if 0 < distance(files, start, end) <= LOOKED_THROUGH_BYTES:
+                end, has_changes = self._look(start, end, form)
+                is_exact = True
+            after = _after_log(state, end)
+            if not has_changes and is_exact and after.tables and after.is_caught_up:
+                return self._chunks(connection, replace(at, start=end, now=max(now, end, key=_order)), after, form)
         created = self.server.created(start.file)
-        after = self.server.created(end.file) if end.file != start.file and is_exact else created
-        place = {"place": str(end), "log": {**identity, "created": after}, "bytes_behind": behind}
-        if position is not None and position.get("gtid"):
-            place["gtid"] = position["gtid"]
+        of_end = self.server.created(end.file) if end.file != start.file and is_exact else created
+        at = replace(at, start=start)
+        found = self._position(at, end, after, of_end)
         if not is_exact:
-            place["begun"] = str(start)
-        if behind:
+            found["begun"] = str(start)
+        if behind := found["bytes_behind"]:
             log.info("%s bytes of the log lie behind this window", f"{behind:,}")
-        bounds = {"start": str(start), "end": str(end), "log": {**identity, "created": created}}
-        return FrozenWindow((bounds,) if has_changes else (), place, remaining=behind > 0)
+        bounds: dict[str, Any] = {"start": str(start), "end": str(end), "log": {**identity, "created": created}}
+        if state.filter:
+            bounds["snapshot"] = state.filter
+        is_left = behind > 0 or bool(after.tables)
+        return FrozenWindow((bounds,) if has_changes else (), found, remaining=is_left)
+
+    def _start(
+        self, connection: Any, position: Mapping[str, Any] | None, now: Place
+    ) -> tuple[Mapping[str, Any] | None, Place, list[Place]]:
+        """Return the position, the place where the window begins, and the files of the log.
+
+        The position is None if the server no longer has the log behind it and the tables are read again.
+
+        :raises LogLost: the server no longer has the log, and ``snapshot`` is not ``when_needed``.
+        """
+        if position is not None:
+            start = Place.parse(position["place"])
+            known = Place.parse(position["begun"]) if "begun" in position else start
+            try:
+                return position, start, self.server.refuse_other(connection, known, dict(position["log"]))
+            except LogLost as error:
+                if self.options.snapshot != "when_needed":
+                    raise
+                log.warning("All tables are read again: %s", error)
+        start = self._first(connection, now)
+        return None, start, self.server.refuse_other(connection, start, {})
+
+    def _is_finished(self, state: SnapshotState) -> bool:
+        return self.options.snapshot == "only" and not state.tables
+
+    def _position(self, at: _Cut, place: Place, state: SnapshotState, created: int) -> dict[str, Any]:
+        """Return the position behind a window.
+
+        :param place: where the window ends.
+        :param created: when the file of that place was begun.
+        """
+        behind, gtid = distance(at.files, place, at.now), {"gtid": at.gtid} if at.gtid else {}
+        found = {"place": str(place), "log": {**at.identity, "created": created}, "bytes_behind": behind, **gtid}
+        return {**found, **state.to_json(), **({"finished": True} if self._is_finished(state) else {})}
+
+    # --- snapshots ---
+
+    def _begin_snapshot(self, connection: Any, form: MysqlEventForm) -> SnapshotState:
+        """Return the state of a snapshot of which nothing is read."""
+        if self.options.snapshot == "never":
+            return SnapshotState()
+        names = form.tables
+        if names is None:
+            query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
+            names = frozenset((form.database, str(row[0])) for row in rows(connection, query + sql_text(form.database)))
+        return begin_snapshot(self.server, connection, form.values, names)
+
+    def _chunks(self, connection: Any, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:
+        """Return a window of the next chunks of the snapshot. The log stays where it is."""
+        created = self.server.created(at.start.file)
+        bounds = {"start": str(at.start), "log": {**at.identity, "created": created}}
+        chunks = MysqlChunks(
+            most=self.options.snapshot_chunks_per_window,
+            bounds=bounds,
+            server=self.server,
+            connection=connection,
+            rows=self.options.snapshot_chunk_rows,
+            form=form.values,
+        )
+        state = chunks.cut(state)
+        return FrozenWindow(tuple(chunks.splits), self._position(at, at.start, state, created), remaining=True)
 
     def _first(self, connection: Any, now: Place) -> Place:
         """Return the place at which the first window begins.
@@ -151,20 +251,23 @@ class LogWindows:
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
         """Return the position behind a window: where its last transaction ends. See :meth:`RowSource.position_after`."""
+        found = dict(snapshot_after(position, splits, tokens, lambda place: Place.parse(place).order))
         if not tokens or "end" not in tokens[0]:
-            return position
+            return found
         token = tokens[0]
-        behind = position["bytes_behind"]
         place, planned = Place.parse(token["end"]), Place.parse(position["place"])
         if place.file == planned.file:
-            behind = max(0, behind - (place.position - planned.position))
-        log_of = {**position["log"], "created": token["created"] or position["log"]["created"]}
-        found = {"place": str(place), "log": log_of, "bytes_behind": behind}
-        gtid = token.get("gtid") or position.get("gtid")
-        return {**found, "gtid": gtid} if gtid else found
+            found["bytes_behind"] = max(0, position["bytes_behind"] - (place.position - planned.position))
+        found["place"], found["log"] = str(place), {**position["log"], "created": token["created"] or position["log"]["created"]}
+        found.pop("begun", None)
+        if token.get("gtid"):
+            found["gtid"] = token["gtid"]
+        return found
 
     def bytes_behind(self, position: Mapping[str, Any]) -> int:
         """Return the bytes of the log behind a window. See :meth:`RowSource.bytes_behind`."""
+        if position.get("finished"):
+            return 0
         start = Place.parse(position["place"])
         known = Place.parse(position.get("begun", position["place"]))
         with self.server.session("asking how long the log is") as connection:
@@ -199,6 +302,7 @@ class LogWindows:
             schemas=given.schemas_enable,
             tombstones=given.tombstones_on_delete,
             skipped=frozenset(given.skipped_operations),
+            transactions=given.provide_transaction_metadata,
             decimals=given.decimal_handling_mode,
             times=given.time_precision_mode,
             database=database,

@@ -5,23 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import get_args
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.postgres import parse_name
 from airflow_kafka_spark.sources.cdc.options import (
     DecimalHandling,
+    Snapshot,
     TimePrecision,
     choice_problems,
     operation_problems,
     prefix_problems,
     size_problems,
+    snapshot_problems,
     table_problems,
 )
 
-Snapshot = Literal["initial", "never", "only", "when_needed"]
 MIN_WAL_BYTES = 1 << 16
-MOST_CHUNKS = 100
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class PostgresCdcOptions:
     unavailable_value_placeholder: str = "__debezium_unavailable_value"
     decimal_handling_mode: DecimalHandling = "precise"
     time_precision_mode: TimePrecision = "adaptive"
+    provide_transaction_metadata: bool = False
     schemas_enable: bool = False
 
     def option_problems(self) -> Iterator[Problem]:
@@ -63,11 +64,8 @@ class PostgresCdcOptions:
             }
         )
         yield from operation_problems(self.skipped_operations)
-        least = {"max_wal_bytes": MIN_WAL_BYTES, "snapshot_chunk_rows": 1, "snapshot_chunks_per_window": 1}
-        yield from size_problems({name: (getattr(self, name), smallest) for name, smallest in least.items()})
-        if isinstance(self.snapshot_chunks_per_window, int) and self.snapshot_chunks_per_window > MOST_CHUNKS:
-            found = f"it is {self.snapshot_chunks_per_window:,}; expected at most {MOST_CHUNKS}"
-            yield Problem("source.snapshot_chunks_per_window", found, "The position of the pipeline holds the chunks of a window")
+        yield from size_problems({"max_wal_bytes": (self.max_wal_bytes, MIN_WAL_BYTES)})
+        yield from snapshot_problems(self.snapshot_chunk_rows, self.snapshot_chunks_per_window)
         yield from table_problems(self.tables, self.message_key_columns, "public")
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_kafka_spark.errors import ConnectionInvalid, Problem, SourceRejected
+from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.hooks.connections import look_up
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.source import LogSource
@@ -16,10 +16,8 @@ from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from airflow_kafka_spark.hooks.postgres import PostgresServer
-    from airflow_kafka_spark.sources.postgres_cdc.windows import LogWindows
+    from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindows
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,11 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     :param decimal_handling_mode: ``precise`` (default): the bytes of Connect's Decimal, in base64; ``string``; ``double``, which
         rounds.
     :param time_precision_mode: ``adaptive`` (default): dates in days, times and timestamps without zone in microseconds, or in
-        milliseconds where the column has a precision up to 3; ``connect``: milliseconds. Timestamps with zone are ISO 8601 texts
-        in UTC either way.
+        milliseconds where the column has a precision up to 3; ``adaptive_time_microseconds``: the same, but times always in
+        microseconds; ``connect``: milliseconds. Timestamps with zone are ISO 8601 texts in UTC either way.
+    :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its place in it,
+        and the begin and the end of each transaction with events, with their counts, are records of the topic
+        ``<topic_prefix>.transaction``; default False.
     :param schemas_enable: True: keys and values carry their schema, as JsonConverter with ``schemas.enable=true`` writes them;
         False (default): they do not.
     """
@@ -100,10 +101,10 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
 
         return read_server(look_up(self.conn_id, "postgres"))
 
-    def _windows(self) -> LogWindows:
-        from airflow_kafka_spark.sources.postgres_cdc.windows import LogWindows
+    def _windows(self) -> PostgresLogWindows:
+        from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindows
 
-        return LogWindows(self, self.server())
+        return PostgresLogWindows(self, self.server())
 
     def origin(self) -> Endpoint:
         """Return server, database and slot; the publication, the tables and the prefix of topics."""
@@ -164,16 +165,6 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     def completed(self, position: Mapping[str, Any]) -> None:
         """Advance the slot. See :meth:`RowSource.completed`."""
         self._windows().completed(position)
-
-    def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
-        """Return the events of these splits, read by Spark's Python workers. See :meth:`RowSource.frame`.
-
-        :raises SourceRejected: they are of a snapshot: only the task that publishes a chunk can note what it has seen.
-        """
-        if any("table" in split or "snapshot" in split for split in splits):
-            found = "a window of a snapshot can only be read by tasks"
-            raise SourceRejected(self.uri, found, 'Set `read_with="task"`, which tells why they do not read it')
-        return super().frame(spark, splits)
 
 
 def _address(server: PostgresServer) -> str:

@@ -19,14 +19,9 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected
 from airflow_kafka_spark.hooks.postgres import PostgresServer
 from airflow_kafka_spark.sources.base import FrozenWindow
+from airflow_kafka_spark.sources.cdc.snapshot import SnapshotState, snapshot_after
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
-from airflow_kafka_spark.sources.postgres_cdc.snapshot import (
-    Chunks,
-    SnapshotState,
-    after_chunks,
-    after_truncates,
-    begin_snapshot,
-)
+from airflow_kafka_spark.sources.postgres_cdc.snapshot import PostgresChunks, begin_snapshot
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, parse_lsn
 
@@ -42,7 +37,7 @@ CREATE_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class LogWindows:
+class PostgresLogWindows:
     """Freezes windows of the log of one slot.
 
     :param options: the source's options.
@@ -85,7 +80,7 @@ class LogWindows:
                 return self._chunks(connection, start, flushed, identity, snapshot)
             first = self._first_commit(connection, flushed)
             if first is None and snapshot.tables:
-                start, snapshot = flushed, snapshot.after_log(flushed)
+                start, snapshot = flushed, _after_log(snapshot, flushed)
                 if snapshot.tables and snapshot.is_caught_up:
                     return self._chunks(connection, start, flushed, identity, snapshot)
         return self._log_window(start, flushed, first, identity, snapshot)
@@ -111,7 +106,9 @@ class LogWindows:
         self, connection: psycopg.Connection[Any], start: int, flushed: int, identity: Mapping[str, Any], snapshot: SnapshotState
     ) -> FrozenWindow:
         """Return a window of the next chunks of the snapshot. The log stays where it is."""
-        chunks = Chunks(connection, self.options, {"start": format_lsn(start), "log": dict(identity)})
+        bounds = {"start": format_lsn(start), "log": dict(identity)}
+        most = self.options.snapshot_chunks_per_window
+        chunks = PostgresChunks(most=most, bounds=bounds, connection=connection, options=self.options)
         snapshot = chunks.cut(snapshot)
         return FrozenWindow(tuple(chunks.splits), self._position(start, flushed, identity, snapshot), remaining=True)
 
@@ -127,11 +124,11 @@ class LogWindows:
             # A window holds one transaction at least, so that windows always get on.
             end = min(flushed, max(start + self.options.max_wal_bytes, first + 1))
         bounds: dict[str, Any] = {"start": format_lsn(start), "end": format_lsn(end), "log": dict(identity)}
-        if snapshot.tables:
-            bounds["snapshot"] = [table.to_json() for table in snapshot.tables]
+        if snapshot.filter:
+            bounds["snapshot"] = snapshot.filter
         if behind := flushed - end:
             log.info("%s bytes of the log lie behind this window", f"{behind:,}")
-        after = snapshot.after_log(end)
+        after = _after_log(snapshot, end)
         remaining = behind > 0 or bool(after.tables)
         return FrozenWindow(
             (bounds,) if first is not None else (), self._position(end, flushed, identity, after), remaining=remaining
@@ -146,13 +143,7 @@ class LogWindows:
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
         """Return the position behind a window, with the snapshots of its chunks. See :meth:`RowSource.position_after`."""
-        snapshot = SnapshotState.from_json(position)
-        is_of_chunks = bool(splits) and "table" in splits[0]
-        after = after_chunks(snapshot, splits, tokens) if is_of_chunks else after_truncates(snapshot, splits, tokens)
-        if after == snapshot:
-            return position
-        kept = {name: value for name, value in position.items() if name not in ("snapshot", "finished")}
-        return {**kept, **after.to_json()}
+        return snapshot_after(position, splits, tokens, parse_lsn)
 
     def bytes_behind(self, position: Mapping[str, Any]) -> int:
         """Return the bytes of the log behind a window. See :meth:`RowSource.bytes_behind`."""
@@ -240,11 +231,17 @@ class LogWindows:
             schemas=given.schemas_enable,
             tombstones=given.tombstones_on_delete,
             skipped=frozenset(given.skipped_operations),
+            transactions=given.provide_transaction_metadata,
             placeholder=given.unavailable_value_placeholder,
             decimals=given.decimal_handling_mode,
             times=given.time_precision_mode,
         )
         return CdcReader(tuple(splits), needed_columns(needed), self.slot, given.publication, form)
+
+
+def _after_log(snapshot: SnapshotState, end: int) -> SnapshotState:
+    """Return the state of a snapshot behind a window of the log."""
+    return snapshot.caught_up() if not snapshot.behind or end >= parse_lsn(snapshot.behind) else snapshot
 
 
 def _flushed(connection: psycopg.Connection[Any]) -> int:

@@ -71,9 +71,10 @@ from airflow_kafka_spark.formats.tasks.batch_decoder import (
     BatchDecoder,
     DecodedPart,
     NeedsRowWise,
+    check_within,
     refuse_nulls,
 )
-from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.text_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import arrow_schema
 
 _FEW_VALUES, _CHUNK_VALUES = 32, 20_480
@@ -482,13 +483,6 @@ def _finish_number(writer: AvroLogicalType | None, reader: AvroPrimitive | AvroF
     if logical.name == "date":
         return _dates
     return _timestamps(micros_per_unit(writer, logical), pa.timestamp("us", None if logical.name.startswith("local-") else "UTC"))
-
-
-def check_within(array: pa.Array, low: int, high: int) -> None:
-    ends = pc.min_max(array)
-    smallest, largest = ends["min"].as_py(), ends["max"].as_py()
-    if smallest is not None and not low <= smallest <= largest <= high:
-        raise NeedsRowWise
 
 
 def _dates(array: pa.Array) -> pa.Array:

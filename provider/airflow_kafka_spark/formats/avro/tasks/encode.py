@@ -35,7 +35,7 @@ from airflow_kafka_spark.formats.avro.tasks.row_encode import default_bytes, enc
 from airflow_kafka_spark.formats.base import Encoded, Encoder
 from airflow_kafka_spark.formats.tasks.batch_decoder import NeedsRowWise
 from airflow_kafka_spark.formats.tasks.row_encoder import invalid_utf8, values_or_raise
-from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.text_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct
 
 DIVIDED_ROWS = 512

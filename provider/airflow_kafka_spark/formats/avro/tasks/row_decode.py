@@ -39,7 +39,7 @@ from airflow_kafka_spark.formats.avro.schema import (
     read_symbols,
     unit_ratio,
 )
-from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.text_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 
 _MANY = 1 << 20
 

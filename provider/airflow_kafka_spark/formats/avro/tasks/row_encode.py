@@ -31,7 +31,7 @@ from airflow_kafka_spark.formats.avro.schema import (
     is_member_struct,
 )
 from airflow_kafka_spark.formats.avro.tasks.row_decode import UUID, default_of
-from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.text_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, arrow_schema
 
 if TYPE_CHECKING:

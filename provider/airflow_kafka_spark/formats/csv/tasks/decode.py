@@ -30,7 +30,7 @@ from airflow_kafka_spark.formats.tasks.batch_decoder import (
     dates_from_text,
     timestamps_from_text,
 )
-from airflow_kafka_spark.formats.text import (
+from airflow_kafka_spark.formats.text_values import (
     MAX_MICRO,
     MIN_MICRO,
     NO_FINITE,

@@ -6,8 +6,8 @@ newline, and inside a JSON document ``}`` is never followed by ``{``; so every n
 record can end in another one. Hence each record is one or more whole documents, and if there are as many rows as records it is
 exactly one. This needs no guard column or key that a record might forge.
 
-Whatever Arrow accepts beyond JSON (NUL, bytes that are not UTF-8, ``Inf``, unlimited nesting) is searched for before it reads.
-Where its result may differ from that of :mod:`.json.tasks.row_wise`, the result is checked, or the column is read as text or
+Arrow accepts more than JSON: NUL, bytes that are not UTF-8, ``Inf``, unlimited nesting. These are searched for before it reads.
+Where its result may differ from that of :mod:`.json.tasks.row_decode`, the result is checked, or the column is read as text or
 as a wider type. If a check fails, the batch is divided, see :mod:`.tasks.batch_decoder`.
 """
 
@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from airflow_kafka_spark.formats.json.connect_schema import LogicalType, sql_type
-from airflow_kafka_spark.formats.json.tasks.row_wise import (
+from airflow_kafka_spark.formats.json.tasks.row_decode import (
     MAX_NESTING,
     JsonRowReader,
     too_deep,
@@ -49,7 +49,7 @@ from airflow_kafka_spark.formats.tasks.batch_decoder import (
     refuse_nulls,
     timestamps_from_text,
 )
-from airflow_kafka_spark.formats.text import (
+from airflow_kafka_spark.formats.text_values import (
     MAX_DATE,
     MAX_MICRO,
     MAX_SECOND,

@@ -25,7 +25,7 @@ from airflow_kafka_spark.formats.json.connect_schema import (
     sql_type,
 )
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
-from airflow_kafka_spark.formats.json.tasks.row_wise import (
+from airflow_kafka_spark.formats.json.tasks.row_decode import (
     MAX_NESTING,
     find_token,
     found_at,
@@ -37,7 +37,7 @@ from airflow_kafka_spark.formats.json.tasks.row_wise import (
 )
 from airflow_kafka_spark.formats.tasks.batch_decoder import FEW_RECORDS
 from airflow_kafka_spark.formats.tasks.text import JsonEncoder
-from airflow_kafka_spark.formats.text import BadValue
+from airflow_kafka_spark.formats.text_values import BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, arrow_schema, arrow_type
 
 _SCHEMAS = 64
@@ -92,7 +92,7 @@ class EnvelopeDecoder(Decoder):
         return self._decode(values, row_wise=False)
 
     def decode_row_wise(self, values: Sequence[bytes | None]) -> Decoded:
-        """Decode each record by itself, with its own schema; :meth:`decode` returns the same."""
+        """Decode each record separately, with its own schema. The result is equal to that of :meth:`decode`."""
         return self._decode(values, row_wise=True)
 
     def _decode(self, values: Sequence[bytes | None], row_wise: bool) -> Decoded:

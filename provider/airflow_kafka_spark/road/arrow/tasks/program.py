@@ -3,19 +3,24 @@
 Runs in Spark's tasks: imports neither Airflow nor pyspark. No struct is built between two transforms: the program works on the
 fields, and builds only the structs of its results. If a condition has one value for a whole batch, which is the usual case ("no
 error so far"), only the branch that it selects is computed.
+
+A function that fails for some values is computed only for the rows that need it, as in Spark: the rows of its branch, those that
+a filter keeps, and those for which the left side of AND and OR does not decide. In other rows its arguments count as null.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS, Value
+from airflow_kafka_spark.errors import SqlFailed
+from airflow_kafka_spark.formats.internal_columns import OFFSET
+from airflow_kafka_spark.road.arrow.tasks.functions import FALLIBLE, FUNCTIONS, ExpressionFailed, Value
 
 COLUMN, LITERAL, FIELD, STRUCT, CASE, KEPT, CALL = "column", "literal", "field", "struct", "case", "kept", "call"
 
@@ -59,6 +64,15 @@ class Program:
         """Return the columns that the program reads."""
         return frozenset(node.data for node in self.nodes if node.kind == COLUMN)
 
+    @cached_property
+    def fallible(self) -> frozenset[int]:
+        """Return the nodes that may fail because of a value, and those that use them."""
+        found: set[int] = set()
+        for at, node in enumerate(self.nodes):
+            if (node.kind == CALL and node.data in FALLIBLE) or not found.isdisjoint(node.args):
+                found.add(at)
+        return frozenset(found)
+
     def without_outputs(self, names: Collection[str]) -> Program:
         """Return the program without some outputs, and without the nodes that only they need."""
         outputs = [(name, at) for name, at in self.outputs if name not in names]
@@ -74,7 +88,34 @@ class Program:
         return Program(tuple(nodes), tuple((name, number[at]) for name, at in outputs), filters)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns of a batch.
+
+        :raises ExpressionFailed: the program fails for a value.
+        """
         return _Evaluation(self, batch).run()
+
+    def over(self, batches: Iterable[pa.RecordBatch], place: object) -> Iterator[pa.RecordBatch]:
+        """Yield the columns of the batches of a split.
+
+        :param place: the topic and partition of the split, for the message.
+        :raises SqlFailed: the program fails for a record. The first such record of its batch is named.
+        """
+        for batch in batches:
+            try:
+                made = self(batch)
+            except ExpressionFailed as refused:
+                raise SqlFailed(f"{place}@{self._first_refused(batch)}", str(refused)) from None
+            yield made
+
+    def _first_refused(self, batch: pa.RecordBatch) -> int:
+        while batch.num_rows > 1:
+            half = batch.slice(0, batch.num_rows // 2)
+            try:
+                self(half)
+                batch = batch.slice(half.num_rows)
+            except ExpressionFailed:
+                batch = half
+        return int(batch.column(batch.schema.get_field_index(OFFSET))[0].as_py())
 
     def run_over_nulls(self, schema: pa.Schema) -> None:
         """Run all branches of the program over nulls.
@@ -107,36 +148,59 @@ class _Evaluation:
         value = self._value(node)
         return pa.repeat(value, count) if isinstance(value, pa.Scalar) else value
 
-    def _value(self, at: int) -> Value:
+    def _value(self, at: int, rows: pa.Array | None = None) -> Value:
+        """Return the value of a node.
+
+        :param rows: the rows that need it; None: all. Only nodes that may fail look at it: in other rows their value is not used.
+        """
+        if at not in self._program.fallible:
+            rows = None
+        if rows is not None:
+            return self._computed(self._program.nodes[at], rows)
         found = self._values.get(at)
         if found is None:
-            found = self._values[at] = self._computed(self._program.nodes[at])
+            found = self._values[at] = self._computed(self._program.nodes[at], None)
         return found
 
-    def _computed(self, node: Node) -> Value:
+    def _computed(self, node: Node, rows: pa.Array | None) -> Value:
         if node.kind == CASE:
-            return self._case(node)
+            return self._case(node, rows)
         if node.kind == COLUMN:
             return self._given.column(self._given.schema.get_field_index(node.data))
         if node.kind == LITERAL:
             return pa.scalar(node.data, node.type)
         if node.kind == FIELD:
-            return pc.struct_field(self._value(node.args[0]), [node.data])
+            return pc.struct_field(self._value(node.args[0], rows), [node.data])
         if node.kind == KEPT:
-            value = self._value(node.args[0])
-            mask = None if isinstance(value, pa.Scalar) else self._mask(node.data)
-            return value if mask is None else value.filter(mask)
+            return self._kept_of(node, rows)
         if node.kind == STRUCT:
-            return self._struct(node)
-        return FUNCTIONS[node.data](node.type, *map(self._value, node.args))
+            return self._struct(node, rows)
+        return self._call(node, rows)
 
-    def _case(self, node: Node) -> Value:
+    def _call(self, node: Node, rows: pa.Array | None) -> Value:
+        if node.data in ("both", "either") and node.args[1] in self._program.fallible:
+            left = self._value(node.args[0], rows)
+            # The left side decides if it is false, or true: then the right side is not computed.
+            undecided = pc.fill_null(left if node.data == "both" else pc.invert(left), True)
+            if isinstance(undecided, pa.Scalar):
+                if not undecided.as_py():
+                    return left
+            elif not self._all_branches:
+                rows = undecided if rows is None else pc.and_(rows, undecided)
+            return FUNCTIONS[node.data](node.type, left, self._value(node.args[1], rows))
+        values = [self._value(arg, rows) for arg in node.args]
+        if rows is None or node.data not in FALLIBLE:
+            return FUNCTIONS[node.data](node.type, *values)
+        first = values[0]
+        return FUNCTIONS[node.data](node.type, pc.if_else(rows, first, pa.scalar(None, first.type)), *values[1:])
+
+    def _case(self, node: Node, rows: pa.Array | None) -> Value:
         *pairs, last = node.args
-        open_branches: list[tuple[pa.Array, int]] = []
+        open_branches: list[tuple[pa.Array, int, pa.Array | None]] = []
         for condition, value in zip(pairs[::2], pairs[1::2], strict=True):
-            holds = self._value(condition)
+            holds = self._value(condition, rows)
             if self._all_branches:
-                open_branches.append((holds, value))
+                open_branches.append((holds, value, None))
                 continue
             if isinstance(holds, pa.Scalar):
                 if holds.as_py():
@@ -148,16 +212,18 @@ class _Evaluation:
                 last = value
                 break
             if trues:
-                open_branches.append((holds, value))
-        otherwise = self._value(last)
+                holds = pc.fill_null(holds, False)
+                open_branches.append((holds, value, holds if rows is None else pc.and_(rows, holds)))
+                rows = pc.invert(holds) if rows is None else pc.and_not(rows, holds)
+        otherwise = self._value(last, rows)
         # From the last branch to the first, because the first true condition decides. A condition that is null is not true.
-        return reduce(lambda rest, branch: self._either(branch[0], branch[1], rest), reversed(open_branches), otherwise)
+        made = otherwise
+        for holds, value, within in reversed(open_branches):
+            made = pc.if_else(pc.fill_null(holds, False), self._value(value, within), made)
+        return made
 
-    def _either(self, holds: pa.Array, value: int, otherwise: Value) -> Value:
-        return pc.if_else(pc.fill_null(holds, False), self._value(value), otherwise)
-
-    def _struct(self, node: Node) -> Value:
-        *fields, null = (self._value(arg) for arg in node.args)
+    def _struct(self, node: Node, rows: pa.Array | None) -> Value:
+        *fields, null = (self._value(arg, rows) for arg in node.args)
         lengths = {len(value) for value in (*fields, null) if isinstance(value, pa.Array)}
         if not lengths:
             values = dict(zip((f.name for f in node.type), (f.as_py() for f in fields), strict=True))
@@ -169,6 +235,20 @@ class _Evaluation:
         return pa.StructArray.from_arrays(arrays, fields=list(node.type), mask=null)
 
     # --- filters ---
+
+    def _kept_of(self, node: Node, rows: pa.Array | None) -> Value:
+        """Return the rows of an earlier node that a filter keeps."""
+        of = node.args[0]
+        if of not in self._program.fallible:
+            value = self._value(of)
+            mask = None if isinstance(value, pa.Scalar) else self._mask(node.data)
+            return value if mask is None else value.filter(mask)
+        mask = self._mask(node.data)
+        if mask is None:
+            return self._value(of, rows)
+        mask = pc.fill_null(mask, False)
+        value = self._value(of, mask if rows is None else pc.replace_with_mask(mask, mask, rows))
+        return value if isinstance(value, pa.Scalar) else value.filter(mask)
 
     def _mask(self, number: int) -> pa.Array | None:
         """Return the rows that a filter keeps of those that reach it; None if it keeps all."""

@@ -31,7 +31,6 @@ from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
 from pyiceberg.typedef import Record
 from pyiceberg.types import DateType, IcebergType, IntegerType, LongType, TimestampType, TimestamptzType
 
-from airflow_kafka_spark.sinks.iceberg.snapshots import head
 from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
 from airflow_kafka_spark.sinks.storage.tasks.buffered_files import PartitionKey
 from airflow_kafka_spark.sinks.storage.tasks.write import StoreFile, StoreSplitWriter, StoreTarget, footer_of
@@ -307,13 +306,12 @@ class IcebergFile(TableFile):
                 yield pa.RecordBatch.from_arrays(found, names=list(columns))
 
 
-def table_files(table: Table, branch: str, upsert: Upsert, names: Mapping[str, str]) -> list[IcebergFile]:
-    """Return the files of a branch that may hold a key of an upsert, by their partition values and statistics.
+def table_files(table: Table, snapshot_id: int | None, upsert: Upsert, names: Mapping[str, str]) -> list[IcebergFile]:
+    """Return the files of a snapshot that may hold a key of an upsert, by their partition values and statistics.
 
     :param names: the table's columns by the names that the rows have for them.
     :raises Exception: the store did not answer.
     """
-    snapshot_id = head(table.metadata, branch)
     if snapshot_id is None or not upsert.events.num_rows:
         return []
     within: BooleanExpression = AlwaysTrue()

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.formats.base import Encoder, StructEncoder
+from airflow_kafka_spark.formats.base import Encoded, Encoder, StructEncoder
+from airflow_kafka_spark.formats.tasks.text import plain_decimals
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -129,6 +130,26 @@ def _milliseconds(column: pa.Array) -> pa.Array:
         return plain
     whole = np.asarray(plain.fill_null(0)) // 1000
     return pa.array(whole, pa.int64(), mask=np.asarray(plain.is_null()))
+
+
+@dataclass(frozen=True)
+class ColumnEncoder:
+    """Encodes the fields of structs as Spark would encode columns.
+
+    :param encoder: encodes the fields. Decimals are passed as texts in plain notation.
+    """
+
+    encoder: Encoder
+
+    def encode_struct(self, rows: pa.StructArray) -> Encoded:
+        """Return the encoded rows; null for a struct that is null. No row is refused."""
+        columns = {f.name: _without_decimals(column) for f, column in zip(rows.type, rows.flatten(), strict=True)}
+        values = self.encoder.encode(columns)
+        return Encoded(pc.if_else(rows.is_valid(), values, None) if rows.null_count else values)
+
+
+def _without_decimals(column: pa.Array) -> pa.Array:
+    return plain_decimals(column) if pa.types.is_decimal(column.type) else column
 
 
 @dataclass(frozen=True)

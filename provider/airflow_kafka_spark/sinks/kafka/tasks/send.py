@@ -114,7 +114,6 @@ class Sender:
         # Sorted by partition, because the client has a queue for each partition: the memory of a request is then contiguous.
         order = np.argsort(places, kind="stable")
         in_order = {name: columns[name].take(pa.array(order)) for name in _SENT if name in columns}
-        lists = {name: pairs_of(column) if name == "headers" else column.to_pylist() for name, column in in_order.items()}
         notes: list[Callable[..., None] | None] = [None] * len(order)
         end = 0
         for partition, records in enumerate(np.bincount(places).tolist()):
@@ -125,31 +124,36 @@ class Sender:
                 end += records
                 notes[end - 1] = self._noting(topic, place)
                 place.records += records
-        self._produce(topic, lists, places[order].tolist(), notes, lambda at: rows[order[at]])
+        self._produce(topic, in_order, places[order].tolist(), notes, lambda at: rows[order[at]])
         self.producer.poll(0)
         self._raise()
 
     def _produce(
         self,
         topic: str,
-        lists: Mapping[str, list],
+        sent: Mapping[str, pa.Array],
         places: list[int],
         notes: list[Callable[..., None] | None],
         row_of: Callable[[int], int],
     ) -> None:
-        columns: list[list] = [lists["value"], lists["key"], places, notes]
-        produce: Callable[..., None] = self.producer.produce
-        if "headers" in lists or "timestamp" in lists:
-            produce = self._produce_dated
+        columns: list[list] = [sent["value"].to_pylist(), sent["key"].to_pylist(), places, notes]
+        stamps, headers = sent.get("timestamp"), sent.get("headers")
+        if headers is not None and not len(headers.flatten()):
+            headers = None
+        if stamps is not None or headers is not None:
             nothing: list = [None] * len(places)
-            columns += [lists.get("timestamp", nothing), lists.get("headers", nothing)]
+            # 0 is the time of writing.
+            columns += [nothing, stamps.fill_null(0).to_pylist() if stamps is not None else [0] * len(places)]
+        if headers is not None:
+            columns += [[pairs or None for pairs in pairs_of(headers)]]
         deadline, first = time.monotonic() + self.patience, 0
         while columns[0]:
             left = [iter(column) for column in columns]
             try:
-                # map() runs no Python code per record except the call. produce_batch() is slower, because it needs a dictionary
+                # map() runs no Python code per record except the call, whose arguments have these positions: topic, value, key,
+                # partition, callback, on_delivery, timestamp, headers. produce_batch() is slower, because it needs a dictionary
                 # per record.
-                deque(map(produce, repeat(topic), *left), maxlen=0)
+                deque(map(self.producer.produce, repeat(topic), *left), maxlen=0)
                 return
             except (BufferError, KafkaException) as error:
                 at = len(columns[0]) - length_hint(left[0]) - 1
@@ -160,18 +164,6 @@ class Sender:
                 self._make_room(deadline)
                 # Continue with the record for which the queue had no room.
                 columns, first = [column[at:] for column in columns], first + at
-
-    def _produce_dated(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        partition: int,
-        note: Callable[..., None] | None,
-        stamp: int | None,
-        headers: list | None,
-    ) -> None:
-        self.producer.produce(topic, value, key, partition, note, timestamp=stamp or 0, headers=headers or None)
 
     def _place(self, topic: str, partition: int) -> _SentRecords:
         return self._places.setdefault(TopicPartition(topic, partition), _SentRecords(partition))

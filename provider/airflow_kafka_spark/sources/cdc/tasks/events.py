@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
-from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, json_text
+from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, enum_schema, json_text
 
 TableName = tuple[str, str]
 """Schema (or database) and name of a table."""
@@ -45,6 +45,7 @@ class EventForm:
     :param schemas: True: keys and values carry their schema.
     :param tombstones: True: each delete is followed by a record without a value.
     :param skipped: the operations that are left out (``c``, ``u``, ``d``, ``t``).
+    :param transactions: True: events name their transaction, and its begin and end are records of a topic of their own.
     """
 
     prefix: str
@@ -52,6 +53,7 @@ class EventForm:
     schemas: bool = False
     tombstones: bool = True
     skipped: frozenset[str] = frozenset({"t"})
+    transactions: bool = False
     decimals: DecimalHandling = "precise"
     times: TimePrecision = "adaptive"
 
@@ -65,13 +67,20 @@ def source_schema(connector: str, fields: Sequence[tuple[str, str, bool]]) -> di
     :param connector: the package of the connector, as in ``postgresql``.
     :param fields: name, type, and whether it may be null.
     """
-    return {
-        "type": "struct",
-        "name": f"io.debezium.connector.{connector}.Source",
-        "optional": False,
-        "field": "source",
-        "fields": [{"type": kind, "optional": optional, "field": name} for name, kind, optional in fields],
-    }
+    made = [
+        {"type": kind, "optional": optional, "field": name, **(_SNAPSHOT if name == "snapshot" else {})}
+        for name, kind, optional in fields
+    ]
+    name = f"io.debezium.connector.{connector}.Source"
+    return {"type": "struct", "name": name, "version": 1, "optional": False, "field": "source", "fields": made}
+
+
+_SNAPSHOT = {
+    **enum_schema(
+        "Enum", ("true", "first", "first_in_data_collection", "last_in_data_collection", "last", "false", "incremental")
+    ),
+    "default": "false",
+}
 
 
 @dataclass(frozen=True)
@@ -80,10 +89,12 @@ class EventColumn:
 
     :param name: its name.
     :param schema: the Connect schema of its values.
+    :param is_nullable: False if the log says that it holds no null.
     """
 
     name: str
     schema: Mapping[str, Any]
+    is_nullable: bool = True
 
 
 class TableWriter(ABC):
@@ -182,7 +193,10 @@ class TableWriter(ABC):
         return (f'{{"schema":{self._value_schema},"payload":{value}}}' if self._value_schema else value).encode()
 
     def _schema(self, name: str, indexes: Sequence[int], **more: Any) -> dict[str, Any]:
-        fields = [{**self.columns[at].schema, "optional": at not in self._key, "field": self.columns[at].name} for at in indexes]
+        fields = []
+        for at in indexes:
+            column = self.columns[at]
+            fields.append({**column.schema, "optional": column.is_nullable and at not in self._key, "field": column.name})
         return {"type": "struct", "fields": fields, "optional": False, "name": name, **more}
 
     def _envelope(self, source: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,6 +210,50 @@ class TableWriter(ABC):
         fields = [*rows, source, {**of_transaction, "field": "transaction"}, op, *plain]
         return {"type": "struct", "fields": fields, "optional": False, "name": f"{self.topic}.Envelope", "version": 2}
 
+
+@dataclass
+class _Transaction:
+    """A transaction whose boundaries are published.
+
+    :param id: its name.
+    :ivar count: how many events it has so far.
+    :ivar counts: the same per table.
+    :ivar is_begun: True once its begin is published.
+    """
+
+    id: str
+    count: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    is_begun: bool = False
+
+    def next(self, table: str) -> str:
+        """Count an event of a table, and return its field ``transaction`` as JSON."""
+        self.count += 1
+        of_table = self.counts[table] = self.counts.get(table, 0) + 1
+        return f'{{"id":{json_text(self.id)},"total_order":{self.count},"data_collection_order":{of_table}}}'
+
+
+def _transaction_schemas() -> tuple[str, str]:
+    """Return the schemas of key and value of the records of transactions, as JSON."""
+    name, id = "io.debezium.connector.common.TransactionMetadata", {"type": "string", "optional": False, "field": "id"}
+    of_table = [{"type": "string", "optional": False, "field": "data_collection"}]
+    of_table.append({"type": "int64", "optional": False, "field": "event_count"})
+    items = {"type": "struct", "fields": of_table, "optional": True, "name": "event.collection", "version": 1}
+    fields = [
+        {"type": "string", "optional": False, "field": "status"},
+        id,
+        {"type": "int64", "optional": True, "field": "event_count"},
+        {"type": "array", "items": items, "optional": True, "field": "data_collections"},
+        {"type": "int64", "optional": False, "field": "ts_ms"},
+    ]
+    key, value = (
+        {"type": "struct", "fields": given, "optional": False, "name": f"{name}{part}", "version": 1}
+        for part, given in (("Key", [id]), ("Value", fields))
+    )
+    return json_text(key), json_text(value)
+
+
+_TRANSACTION_KEY, _TRANSACTION_VALUE = _transaction_schemas()
 
 TableT = TypeVar("TableT", bound=TableWriter)
 PlaceT = TypeVar("PlaceT")
@@ -211,6 +269,7 @@ class ChangeWriter(ABC, Generic[TableT, PlaceT]):
     def __init__(self, form: EventForm, connector: str) -> None:
         self.form = form
         self.timestamp = 0
+        self._transaction: _Transaction | None = None
         self.of_server = json_text({"version": __version__, "connector": connector, "name": form.prefix})[1:-1]
 
     @abstractmethod
@@ -232,11 +291,50 @@ class ChangeWriter(ABC, Generic[TableT, PlaceT]):
         :param after: the new row as JSON.
         """
         now = time.time_ns()
+        transaction = self._transaction.next(table.name) if self._transaction is not None else "null"
         value = (
-            f'{{"before":{before},"after":{after},"source":{self.source(table, place)},"transaction":null,"op":"{op}",'
+            f'{{"before":{before},"after":{after},"source":{self.source(table, place)},"transaction":{transaction},"op":"{op}",'
             f'"ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
         )
         return Event(table.topic, table.key_record(key), table.value_record(value), self.timestamp)
+
+    # --- transactions ---
+
+    def begin_transaction(self, id: str) -> None:
+        """Count events anew: a transaction has begun."""
+        self._transaction = _Transaction(id) if self.form.transactions else None
+
+    def bounded(self, events: Iterator[Event]) -> Iterator[Event]:
+        """Yield events of the transaction, with its begin before the first one."""
+        if self._transaction is None:
+            yield from events
+            return
+        for event in events:
+            if not self._transaction.is_begun:
+                self._transaction.is_begun = True
+                yield self._boundary("BEGIN", self._transaction.id, "null", "null")
+            yield event
+
+    def end_transaction(self) -> Iterator[Event]:
+        """Yield the end of the transaction, if it has events."""
+        ended, self._transaction = self._transaction, None
+        if ended is None or not ended.is_begun:
+            return
+        counts = [{"data_collection": table, "event_count": count} for table, count in ended.counts.items()]
+        yield self._boundary("END", ended.id, str(ended.count), json_text(counts))
+
+    def _boundary(self, status: str, id: str, count: str, tables: str) -> Event:
+        key = f'{{"id":{json_text(id)}}}'
+        value = (
+            f'{{"status":"{status}","id":{json_text(id)},"event_count":{count},"data_collections":{tables},'
+            f'"ts_ms":{self.timestamp}}}'
+        )
+        if self.form.schemas:
+            key = f'{{"schema":{_TRANSACTION_KEY},"payload":{key}}}'
+            value = f'{{"schema":{_TRANSACTION_VALUE},"payload":{value}}}'
+        return Event(f"{self.form.prefix}.transaction", key.encode(), value.encode(), self.timestamp)
+
+    # --- changes ---
 
     def change(
         self, table: TableT, place: PlaceT, old: Row | None, new: Row | None, *, is_insert: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -29,6 +30,14 @@ def named(kind: str, name: str, **parameters: Any) -> dict[str, Any]:
     return {"type": kind, "name": name, "version": 1, **({"parameters": given} if given else {})}
 
 
+def enum_schema(name: str, values: Sequence[str]) -> dict[str, Any]:
+    """Return the schema of a text that is one of some values, or several of them.
+
+    :param name: ``Enum`` or ``EnumSet``.
+    """
+    return named("string", f"io.debezium.data.{name}", allowed=",".join(value.replace(",", "\\,") for value in values))
+
+
 def decimal_schema(scale: int, precision: int | None) -> dict[str, Any]:
     """Return the schema of Connect's Decimal.
 
@@ -36,6 +45,32 @@ def decimal_schema(scale: int, precision: int | None) -> dict[str, Any]:
     """
     parameters = {"scale": str(scale), **({} if precision is None else {"connect.decimal.precision": str(precision)})}
     return {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "version": 1, "parameters": parameters}
+
+
+POINT_SCHEMA: Mapping[str, Any] = {
+    "type": "struct",
+    "fields": [
+        {"type": "double", "optional": False, "field": "x"},
+        {"type": "double", "optional": False, "field": "y"},
+        {"type": "bytes", "optional": True, "field": "wkb"},
+        {"type": "int32", "optional": True, "field": "srid"},
+    ],
+    "name": "io.debezium.data.geometry.Point",
+    "version": 1,
+    "doc": "Geometry (POINT)",
+}
+"""The schema of a point of the plane."""
+
+
+def point_json(x: str, y: str, wkb: bytes, srid: int | None) -> str:
+    """Return a point as JSON.
+
+    :param x: its first coordinate, as JSON.
+    :param y: its second one, as JSON.
+    :param wkb: the point as well-known binary.
+    :param srid: its system of coordinates, if it has one.
+    """
+    return f'{{"x":{x},"y":{y},"wkb":{base64_json(wkb)},"srid":{"null" if srid is None else srid}}}'
 
 
 def base64_json(raw: bytes) -> str:

@@ -171,6 +171,8 @@ class LogColumn:
     :param meta: the bytes of the type's sizes.
     :param collation: the number of the collation of a text, or of an enumeration.
     :param values: of an ENUM or SET.
+    :param geometry: the number of the kind of a geometry; 0 for any.
+    :param is_nullable: True if it may be null.
     """
 
     kind: int
@@ -179,6 +181,8 @@ class LogColumn:
     is_unsigned: bool = False
     collation: int = 0
     values: tuple[bytes, ...] = ()
+    geometry: int = 0
+    is_nullable: bool = True
 
 
 @dataclass
@@ -248,7 +252,9 @@ def table_map(body: bytes, is_mariadb: bool) -> LogTable:
         if kind == STRING and meta[0] in (ENUM, SET):
             kind = meta[0]
         found.columns.append(LogColumn(kind, meta))
-    data.take((len(kinds) + 7) // 8)
+    nullable = int.from_bytes(data.take((len(kinds) + 7) // 8), "little")
+    for index, column in enumerate(found.columns):
+        column.is_nullable = bool(nullable >> index & 1)
     _describe(found, data, is_mariadb)
     if any(not column.name for column in found.columns):
         raise LogUnreadable(f"it does not name the columns of {database}.{name}: `binlog_row_metadata` was not FULL")
@@ -282,6 +288,9 @@ def _describe(table: LogTable, data: _Bytes, is_mariadb: bool) -> None:  # noqa:
         elif kind in (5, 6):
             for column in (c for c in columns if c.kind == (SET if kind == 5 else ENUM)):
                 column.values = tuple(part.text() for _ in range(part.number()))
+        elif kind == 7:
+            for column, geometry in zip((c for c in columns if c.kind == GEOMETRY), part.numbers(), strict=True):
+                column.geometry = geometry
         elif kind in (8, 9):  # with 9, the length of a prefix follows each column
             table.key = tuple(part.numbers()[:: kind - 7])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,17 +13,20 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     Event,
     EventColumn,
     EventForm,
+    Row,
     TableName,
     TableWriter,
     source_schema,
 )
+from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, json_text
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogTable, LogUnreadable, Transactions
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import Located, LogServer
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogServer, Place
+from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import (
     ColumnRefused,
-    Read,
+    ReadColumn,
     ValueForm,
     read_column,
     truncated_table,
@@ -80,12 +83,38 @@ class RowPlace(NamedTuple):
     row: int
 
 
-class LogTableWriter(TableWriter):
-    """A table of the log, ready to read and write its rows."""
+class LogRow(list[object]):
+    """The values of a row of the log, as JSON.
 
-    def __init__(self, table: LogTable, form: MysqlEventForm) -> None:
+    :ivar key: its values by which the chunks of a snapshot are cut; empty for a table without a snapshot.
+    """
+
+    key: Key = ()
+
+
+class RowChange(NamedTuple):
+    """A change of a row.
+
+    :param old: the row before; None for an insert.
+    :param new: the row after; None for a delete.
+    """
+
+    old: LogRow | None
+    new: LogRow | None
+
+
+class LogTableWriter(TableWriter):
+    """A table of the log, ready to read and write its rows.
+
+    :param table: its columns and its key.
+    :param form: the form of events.
+    :param snapshot: the progress of its snapshot, whose chunks its rows are compared with; None: it has none.
+    """
+
+    def __init__(self, table: LogTable, form: MysqlEventForm, snapshot: TableSnapshot | None = None) -> None:
         name = (table.database, table.name)
-        self._reads: list[Read] = []
+        self.table = name
+        self._columns: list[ReadColumn] = []
         columns = []
         unreadable = form.unreadable.get(name, {})
         for column in table.columns:
@@ -97,14 +126,15 @@ class LogTableWriter(TableWriter):
                 shown = f"column `{column.name}` cannot be read: {error}"
                 action = "Change the column's type, or leave the table out. The log behind this change needs a new pipeline"
                 raise SourceRejected(".".join(name), shown, action) from None
-            self._reads.append(found.read)
-            columns.append(EventColumn(column.name, found.schema))
+            self._columns.append(found)
+            columns.append(EventColumn(column.name, found.schema, column.is_nullable))
         super().__init__(name, columns, table.key, form, _schema(form.is_mariadb) if form.schemas else {})
         self.refuse_missing_keys()
         if not self.has_key:
             action = "Name the columns of a key in `message_key_columns`, or leave the table out"
             raise SourceRejected(self.name, "it has no primary key, so that its events would have no key", action)
         self._null_bytes = (len(columns) + 7) // 8
+        self._chunk_key = self._key_of_chunks(snapshot) if snapshot is not None and snapshot.bounds else []
         self.place = json_text({"db": table.database})[1:-1], json_text({"table": table.name})[1:-1]
 
     def convert(self, at: int, raw: object) -> str:
@@ -115,24 +145,67 @@ class LogTableWriter(TableWriter):
         pieces = [f"{piece}{value}" for piece, value in zip(self._pieces, values, strict=True)]
         return "{" + ",".join(pieces) + "}"
 
-    def read_row(self, data: bytes, at: int) -> tuple[list[object], int]:
-        """Return the values of a row as JSON, and the place behind it.
+    def _key_of_chunks(self, snapshot: TableSnapshot) -> list[tuple[int, Callable[[bytes], str]]]:
+        """Return index and form of each column by which the table is cut.
+
+        :raises SourceRejected: the table had no such column when it was changed.
+        """
+        at = {column.name: index for index, column in enumerate(self.columns)}
+        found = []
+        for name, kind in zip(snapshot.key, snapshot.types, strict=True):
+            column = self._columns[at[name]] if name in at else None
+            if column is None or column.key is None or column.compared.split(" ") != kind.split(" ")[:2]:
+                what = f"its snapshot was begun by the key ({', '.join(snapshot.key)}), and column `{name}` is not as it was"
+                raise SourceRejected(self.name, what, f"Restore the key until the snapshot is complete. {NEW_PIPELINE}")
+            found.append((at[name], column.key))
+        return found
+
+    def read_row(self, data: bytes, at: int) -> tuple[LogRow, int]:
+        """Return the values of a row, and the place behind it.
 
         :raises SourceRejected: a value cannot be written.
         """
         nulls = int.from_bytes(data[at : at + self._null_bytes], "little")
         at += self._null_bytes
-        values: list[object] = []
-        for index, read in enumerate(self._reads):
+        values, starts = LogRow(), []
+        for index, column in enumerate(self._columns):
+            starts.append(at)
             if nulls >> index & 1:
                 values.append("null")
                 continue
             try:
-                value, at = read(data, at)
+                value, at = column.read(data, at)
             except ValueRefused as error:
                 raise self.refused(index, error) from None
             values.append(value)
+        if self._chunk_key:
+            starts.append(at)
+            values.key = tuple(text(data[starts[index] : starts[index + 1]]) for index, text in self._chunk_key)
         return values, at
+
+    def query_row(self, values: Iterable[bytes | None]) -> LogRow:
+        """Return the values of a row of a query's results.
+
+        :raises SourceRejected: a value cannot be written.
+        """
+        found = LogRow()
+        for index, (column, raw) in enumerate(zip(self._columns, values, strict=True)):
+            try:
+                found.append("null" if raw is None else column.of_query(raw))
+            except ValueRefused as error:
+                raise self.refused(index, error) from None
+        return found
+
+
+class ParsedRows(NamedTuple):
+    """The rows of an event of the log.
+
+    :param table: their table.
+    :param rows: the changes.
+    """
+
+    table: LogTableWriter
+    rows: list[RowChange]
 
 
 class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
@@ -141,13 +214,16 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
     Events of a transaction are held until its end is seen, up to :data:`HELD_BYTES`: one that the server has not finished,
     because it crashed, is left out.
 
+    The events of the log are passed to :meth:`parse`, and then to :meth:`write`; some may be parsed ahead.
+
     :param server: for messages.
     :param form: their form.
+    :param filter: leaves out what the chunks of a snapshot include; None: nothing is left out.
     """
 
-    def __init__(self, server: LogServer, form: MysqlEventForm) -> None:
+    def __init__(self, server: LogServer, form: MysqlEventForm, filter: BinlogFilter | None = None) -> None:
         super().__init__(form, "mariadb" if form.is_mariadb else "mysql")
-        self._server, self._form = server, form
+        self._server, self._form, self._filter = server, form, filter
         self._transactions = Transactions()
         self._tables: dict[int, LogTableWriter | None] = {}
         self._maps: dict[int, bytes] = {}
@@ -155,8 +231,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         self._held: list[Event] = []
         self._held_bytes = 0
         self._has_changes = self._is_released = False
-        self._file = ""
-        self._event: LogEvent | None = None
+        self._before_database = self._before_table = self._before_place = ""
 
     @property
     def is_between_transactions(self) -> bool:
@@ -168,37 +243,59 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         """The GTID of the last transaction; "" if there is none."""
         return self._gtid
 
-    def write(self, located: Located) -> Iterator[Event]:
-        """Yield events of changes that are certain once this event of the log is read.
+    def parse(self, located: Located) -> ParsedRows | None:
+        """Return the rows of an event of the log; None if it has none of a table that is taken.
 
         :raises SourceRejected: the log, or a value in it, cannot be read or written.
         """
         event = located.event
+        if event.kind == binlog.ROTATE:
+            self._tables.clear()
+            self._maps.clear()
+        elif event.kind == binlog.TABLE_MAP:
+            self._map(located)
+        elif event.kind in binlog.ROWS and (table := self._tables.get(binlog.rows_table(event.body))) is not None:
+            return ParsedRows(table, self._rows(located, table))
+        return None
+
+    def write(self, located: Located, parsed: ParsedRows | None) -> Iterator[Event]:
+        """Yield events of changes that are certain once this event of the log is read.
+
+        :param parsed: what :meth:`parse` has returned for it.
+        :raises SourceRejected: the log, or a value in it, cannot be read or written.
+        """
+        event = located.event
+        if self._filter is not None:
+            self._filter.enter(located.start)
         if (reason := binlog.UNREADABLE.get(event.kind)) is not None:
             raise self._server.unreadable(located.start, LogUnreadable(reason))
         step = self._transactions.enter(event)
         if step and step != "begin":
             yield from self._close(step, located)
         if event.kind in binlog.GTIDS:
-            self._begin(binlog.gtid(event))
-        elif event.kind == binlog.ROTATE:
-            self._tables.clear()
-            self._maps.clear()
-        elif event.kind == binlog.TABLE_MAP:
-            self._map(located)
-        elif event.kind in binlog.ROWS:
-            self._hold(self._rows(located))
+            self._begin(binlog.gtid(event), located)
+        elif parsed is not None:
+            self._hold(self.bounded(self._changes(located, parsed)))
         elif event.kind in (binlog.QUERY, binlog.EXECUTE_LOAD_QUERY):
             yield from self._statement(located)
         if self._is_released or self._held_bytes > HELD_BYTES:
             self._is_released = self._transactions.is_open
             yield from self._release()
+        if step and step != "begin":
+            yield from self._ended(step, event)
 
     # --- transactions ---
 
-    def _begin(self, gtid: str) -> None:
+    def _begin(self, gtid: str, located: Located) -> None:
         self._gtid = gtid
+        self.begin_transaction(gtid or f"file={located.start.file},pos={located.start.position}")
         self._has_changes = self._is_released = False
+
+    def _ended(self, step: str, event: LogEvent) -> Iterator[Event]:
+        """Yield the end of a transaction whose events are published."""
+        self.timestamp = event.seconds * 1000
+        found = list(self.end_transaction())
+        return iter(found if step == "commit" else ())
 
     def _hold(self, events: Iterator[Event]) -> None:
         for event in events:
@@ -235,45 +332,73 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         self._tables[number] = None
         if self._form.takes((name[0], name[1])):
             try:
-                self._tables[number] = LogTableWriter(binlog.table_map(body, self._form.is_mariadb), self._form)
+                snapshot = self._filter.table((name[0], name[1])) if self._filter is not None else None
+                self._tables[number] = LogTableWriter(binlog.table_map(body, self._form.is_mariadb), self._form, snapshot)
             except LogUnreadable as error:
                 raise self._server.unreadable(located.start, error) from None
 
-    def _rows(self, located: Located) -> Iterator[Event]:
+    def _rows(self, located: Located, table: LogTableWriter) -> list[RowChange]:
         event = located.event
-        table = self._tables.get(binlog.rows_table(event.body))
-        if table is None:
-            return
-        self._has_changes = True
-        self._describe(event, located.start.file)
         try:
             data, at = binlog.row_images(event, len(table.columns))
         except LogUnreadable as error:
             raise self._server.unreadable(located.start, error) from None
-        number = 0
+        found = []
         while at < len(data):
             old = new = None
             if event.kind not in binlog.WRITE_ROWS:
                 old, at = table.read_row(data, at)
             if event.kind not in binlog.DELETE_ROWS:
                 new, at = table.read_row(data, at)
-            place = RowPlace(located.start.position, number)
-            yield from self.change(table, place, old, new, is_insert=old is None)
-            number += 1
+            found.append(RowChange(old, new))
+        return found
 
-    def _describe(self, event: LogEvent, file: str) -> None:
-        """Prepare the parts of ``source`` that all rows of an event share."""
-        self._event, self._file = event, file
-        self.timestamp = event.seconds * 1000
+    def _changes(self, located: Located, parsed: ParsedRows) -> Iterator[Event]:
+        self._has_changes = True
+        self._describe_event(located)
+        for number, (old, new) in enumerate(parsed.rows):
+            place = RowPlace(located.start.position, number)
+            yield from self.change(parsed.table, place, old, new, is_insert=old is None)
+
+    def is_included(self, table: LogTableWriter, values: Row, old: Row | None = None) -> bool:
+        """Return True if a chunk of a snapshot includes the change of a row, or will."""
+        assert isinstance(values, LogRow)
+        return self._filter is not None and self._filter.is_included(table.table, lambda _: values.key)
+
+    def read_rows(
+        self, table: LogTable, values: Iterable[Iterable[bytes | None]], place: Place, server_id: int, now_us: int
+    ) -> Iterator[Event]:
+        """Yield the events of rows that were read from a table.
+
+        :param values: the results of a query for its columns.
+        :param place: the place of the log at which they were read.
+        :param server_id: of the server.
+        :param now_us: the time at which they were read, microseconds since 1970.
+        :raises SourceRejected: a value cannot be written.
+        """
+        writer, at = LogTableWriter(table, self._form), RowPlace(place.position, 0)
+        self._describe(now_us, "incremental", server_id, place.file)
+        for row in values:
+            found = writer.query_row(row)
+            yield self.event(writer, at, "r", writer.key_of(found), "null", writer.row(found))
+
+    def _describe_event(self, located: Located) -> None:
+        event = located.event
+        self._describe(event.seconds * 1_000_000, "false", event.server_id, located.start.file)
+
+    def _describe(self, at_us: int, snapshot: str, server_id: int, file: str) -> None:
+        """Prepare the parts of ``source`` that all rows of an event, or of a chunk, share."""
+        self.timestamp = at_us // 1000
+        gtid = f'"{self._gtid}"' if self._gtid else "null"
+        self._before_database = f'{{{self.of_server},"ts_ms":{self.timestamp},"snapshot":"{snapshot}",'
+        self._before_table = f',"sequence":null,"ts_us":{at_us},"ts_ns":{at_us * 1000},'
+        self._before_place = f',"server_id":{server_id},"gtid":{gtid},"file":"{file}","pos":'
 
     def source(self, table: LogTableWriter, place: RowPlace) -> str:
-        assert self._event is not None
-        seconds, (database, name) = self._event.seconds, table.place
-        gtid = f'"{self._gtid}"' if self._gtid else "null"
+        database, name = table.place
         return (
-            f'{{{self.of_server},"ts_ms":{seconds * 1000},"snapshot":"false",{database},"sequence":null,'
-            f'"ts_us":{seconds * 1_000_000},"ts_ns":{seconds * 1_000_000_000},{name},"server_id":{self._event.server_id},'
-            f'"gtid":{gtid},"file":"{self._file}","pos":{place.position},"row":{place.row},"thread":null,"query":null}}'
+            f"{self._before_database}{database}{self._before_table}{name}{self._before_place}{place.position},"
+            f'"row":{place.row},"thread":null,"query":null}}'
         )
 
     # --- statements ---
@@ -284,14 +409,15 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
             raise self._server.unreadable(located.start, LogUnreadable("LOAD DATA is logged as a statement"))
         truncated = truncates(event.body, self._form)
         if truncated is not None:
-            yield self._truncate(located, truncated)
+            if self._filter is None or not self._filter.is_superfluous_truncate(truncated):
+                yield from self.bounded(iter((self._truncate(located, truncated),)))
         elif is_change(event.body, self._form):
             found = "it has changes as statements, not as rows: `binlog_format` was not ROW"
             raise self._server.unreadable(located.start, LogUnreadable(found))
 
     def _truncate(self, located: Located, table: TableName) -> Event:
         shown = LogTable(0, *table)
-        self._describe(located.event, located.start.file)
+        self._describe_event(located)
         return self.event(_Truncated(shown, self._form), RowPlace(located.start.position, 0), "t", "", "null", "null")
 
 

@@ -1,21 +1,29 @@
-"""Reading a window of the log inside a Spark task."""
+"""Reading splits inside a Spark task: a window of the log by the protocol of replication, a chunk of a snapshot by a query."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from airflow_kafka_spark.errors import LogLost
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import EventReader
+from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
+from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.events import LogEventWriter, MysqlEventForm
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, LogServer, Place
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogServer, Place
+from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter, chunk_rows, chunk_token, open_chunk
+
+PIECE_EVENTS, PIECE_BYTES = 1000, 1 << 20
+"""Events, and bytes of them, whose keys are looked up at once."""
 
 
 @dataclass(frozen=True)
 class BinlogReader(EventReader):
-    """Reads windows of the log.
+    """Reads windows of the log, and chunks of snapshots.
 
     :param server: the server.
     :param form: the form of events.
@@ -25,14 +33,43 @@ class BinlogReader(EventReader):
     form: MysqlEventForm
 
     def events(self, split: int) -> Iterator[Event]:
-        """Yield the events of a split, in the order of the log. Its token is the place at which its last transaction ends.
+        """Yield the events of a split, in the order of the log.
+
+        The token of a window of the log is the place at which its last transaction ends, and the tables whose snapshot has to
+        begin again; that of a chunk is the place of its snapshot.
 
         :raises SourceUnavailable: the server does not answer, or does not send the whole window.
         :raises SourceRejected: the server no longer has the window, or a value cannot be written.
         """
         bounds = self.splits[split]
+        return self._rows(split, bounds) if "table" in bounds else self._changes(split, bounds)
+
+    # --- the log ---
+
+    def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
+        tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]
+        with ExitStack() as stack:
+            chunks = None
+            if tables:
+                connection = stack.enter_context(self.server.session("comparing keys with the chunks of a snapshot"))
+                by_name, publishes = {table.table: table for table in tables}, "t" not in self.form.skipped
+                chunks = BinlogFilter(tables=by_name, publishes_truncates=publishes, connection=connection)
+            writer = LogEventWriter(self.server, self.form, chunks)
+            for piece in self._pieces(split, bounds):
+                parsed = [writer.parse(located) for located in piece]
+                if chunks is not None:
+                    changes = ((rows.table.table, change) for rows in parsed if rows is not None for change in rows.rows)
+                    chunks.look_ahead((name, row.key) for name, change in changes for row in change if row is not None)
+                for located, rows in zip(piece, parsed, strict=True):
+                    yield from writer.write(located, rows)
+        again = {"truncated": [list(table) for table in chunks.truncated]} if chunks is not None and chunks.truncated else {}
+        self._tokens[split] = {**self._tokens[split], "gtid": writer.gtid, **again}
+
+    def _pieces(self, split: int, bounds: Mapping[str, Any]) -> Iterator[list[Located]]:
+        """Yield the events of a window of the log, some at a time, and note where its last transaction ends."""
         start, end = Place.parse(bounds["start"]), Place.parse(bounds["end"])
-        writer, place, created = LogEventWriter(self.server, self.form), start, 0
+        transactions, created, piece, size = Transactions(), 0, list[Located](), 0
+        place = start
         for located in self.server.events_up_to(start, end):
             if located.end.file != place.file:
                 created = 0
@@ -41,8 +78,26 @@ class BinlogReader(EventReader):
                 if located.start == start and created != bounds["log"]["created"]:
                     found = f"its file {start.file} is another one than when the window was planned"
                     raise LogLost(self.server.where, found, NEW_PIPELINE)
-            yield from writer.write(located)
+            transactions.enter(located.event)
             place = located.end
-            if place.order >= end.order and writer.is_between_transactions and created:
-                self._tokens[split] = {"end": str(place), "created": created, "gtid": writer.gtid}
+            piece.append(located)
+            size += len(located.event.body)
+            is_end = place.order >= end.order and not transactions.is_open and bool(created)
+            if is_end or len(piece) >= PIECE_EVENTS or size >= PIECE_BYTES:
+                yield piece
+                piece, size = [], 0
+            if is_end:
+                self._tokens[split] = {"end": str(place), "created": created}
                 return
+
+    # --- snapshots ---
+
+    def _rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[Event]:
+        with self.server.session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
+            self.server.refuse_other(connection, Place.parse(chunk["start"]), dict(chunk["log"]))
+            opened = open_chunk(self.server, connection, chunk, self.form.values)
+            server_id = int(chunk["log"]["server_id"])
+            values = chunk_rows(connection, chunk, opened.shape)
+            writer = LogEventWriter(self.server, self.form)
+            yield from writer.read_rows(opened.shape.table, values, opened.place, server_id, opened.now_us)
+        self._tokens[split] = chunk_token(opened.place)

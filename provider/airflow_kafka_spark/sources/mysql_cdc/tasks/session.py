@@ -26,6 +26,9 @@ FIRST = 4
 SENT_SECONDS = 30.0
 """Seconds to wait until the server sends its log up to the end that it has told."""
 
+TABLE_CHANGED = 1412
+"""The server's error for a table that is newer than a snapshot: it was truncated, or rebuilt."""
+
 _DUMP, _NON_BLOCKING = 0x12, 1
 _CANNOT_READ = 1236
 _RIGHTS = (1045, 1227)
@@ -113,7 +116,7 @@ class LogServer:
             if code == _CANNOT_READ:
                 found = f"the server does not send its log, {doing}: {detail}"
                 raise LogLost(self.where, found, NEW_PIPELINE) from cause
-            if is_refused:
+            if is_refused and code != TABLE_CHANGED:
                 raise SourceRejected(self.where, f"{doing}: {detail}") from cause
             raise SourceUnavailable(self.where, doing, detail) from cause
 
@@ -266,6 +269,11 @@ def rows(connection: Any, statement: str) -> list[tuple[Any, ...]]:
     with connection.cursor() as cursor:
         cursor.execute(statement)
         return list(cursor.fetchall())
+
+
+def sql_text(value: str) -> str:
+    """Return a text as SQL."""
+    return f"_utf8mb4 X'{value.encode().hex()}'"
 
 
 def is_mariadb(connection: Any) -> bool:

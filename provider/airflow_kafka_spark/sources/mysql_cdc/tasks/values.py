@@ -1,4 +1,4 @@
-"""Values of MariaDB's and MySQL's rows, read from the bytes of the log, as Debezium writes them in JSON."""
+"""Values of MariaDB's and MySQL's rows, as Debezium writes them in JSON: from the bytes of the log, and from query results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecisi
 from airflow_kafka_spark.sources.cdc.tasks.values import (
     DAY_SECONDS,
     MICROS,
+    POINT_SCHEMA,
     ValueRefused,
     base64_json,
     day_number,
     decimal_schema,
+    enum_schema,
     named,
+    point_json,
     unscaled_integer_json,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
@@ -29,7 +32,11 @@ ZeroDates = Literal["fail", "null"]
 Read = Callable[[bytes, int], "tuple[str, int]"]
 """Reads a value at a place of the bytes of a row; returns it as JSON, and the place behind it."""
 
-_BINARY = 63
+Shown = Callable[[bytes], str]
+"""Returns a value as text, from bytes of it."""
+
+BINARY = 63
+"""The number of the collation of bytes."""
 
 CODECS: Mapping[str, str] = {
     "utf8mb4": "utf-8", "utf8mb3": "utf-8", "utf8": "utf-8", "ascii": "ascii", "latin1": "latin1", "ucs2": "utf-16-be",
@@ -60,10 +67,21 @@ class ColumnRefused(ValueError):
 
 @dataclass(frozen=True)
 class ReadColumn:
-    """How a column's values are read, and the Connect schema of what comes out."""
+    """How a column's values are read, and the Connect schema of what comes out.
+
+    :param read: reads a value of the log.
+    :param schema: the Connect schema of its JSON.
+    :param of_query: returns a value of a query's result as JSON: texts in the character set of the column.
+    :param key: returns a value of the log as :class:`~airflow_kafka_spark.sources.jdbc.mysql.MysqlDialect` writes it; None: rows
+        are not cut into chunks by the column.
+    :param compared: how the server compares such values, for a column that has ``key``.
+    """
 
     read: Read
     schema: Mapping[str, Any]
+    of_query: Shown
+    key: Shown | None = None
+    compared: str = ""
 
 
 def read_column(column: LogColumn, form: ValueForm) -> ReadColumn:
@@ -88,7 +106,7 @@ def read_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     if kind in simple:
         return simple[kind]
     if kind == binlog.GEOMETRY:
-        return _geometry(column.meta[0])
+        return _geometry(column.meta[0], is_point=column.geometry == 1)
     raise ColumnRefused(_REFUSED.get(kind, f"values of the log's type {kind} cannot be read"))
 
 
@@ -122,22 +140,27 @@ _INTEGERS: Mapping[int, tuple[str, str, str, str]] = {
 
 def _integer(column: LogColumn, form: ValueForm) -> ReadColumn:
     signed, unsigned, schema, of_unsigned = _INTEGERS[column.kind]
+
+    def key(raw: bytes) -> str:
+        return str(int.from_bytes(raw, "little", signed=not column.is_unsigned))
+
     if column.kind == binlog.INT24:
         is_signed = not column.is_unsigned
 
         def read_three(data: bytes, at: int) -> tuple[str, int]:
             return str(int.from_bytes(data[at : at + 3], "little", signed=is_signed)), at + 3
 
-        return ReadColumn(read_three, {"type": schema})
-    if column.kind == binlog.LONGLONG and column.is_unsigned:
-        packed = struct.Struct(unsigned)
-        if form.unsigned == "precise":
-            return ReadColumn(_packed(packed, unscaled_integer_json), decimal_schema(0, 20))
-        return ReadColumn(_packed(packed, _long), {"type": "int64"})
-    return ReadColumn(
-        _packed(struct.Struct(unsigned if column.is_unsigned else signed), str),
+        return ReadColumn(read_three, {"type": schema}, lambda raw: str(int(raw)), key, "number")
+    text: Callable[[int], str] = str
+    packed, found = (
+        struct.Struct(unsigned if column.is_unsigned else signed),
         {"type": of_unsigned if column.is_unsigned else schema},
     )
+    if column.kind == binlog.LONGLONG and column.is_unsigned:
+        text = _long
+        if form.unsigned == "precise":
+            text, found = unscaled_integer_json, decimal_schema(0, 20)
+    return ReadColumn(_packed(packed, text), found, lambda raw: text(int(raw)), key, "number")
 
 
 def _long(value: int) -> str:
@@ -156,10 +179,12 @@ def _float_text(value: float) -> str:
     return repr(float(text))
 
 
-_FLOAT = ReadColumn(_packed(struct.Struct("<f"), _float_text), {"type": "float"})
-_DOUBLE = ReadColumn(_packed(struct.Struct("<d"), repr), {"type": "double"})
+_FLOAT = ReadColumn(_packed(struct.Struct("<f"), _float_text), {"type": "float"}, lambda raw: _float_text(float(raw)))
+_DOUBLE = ReadColumn(_packed(struct.Struct("<d"), repr), {"type": "double"}, lambda raw: repr(float(raw)))
 _YEAR = ReadColumn(
-    _packed(struct.Struct("<B"), lambda value: str(1900 + value if value else 0)), named("int32", "io.debezium.time.Year")
+    _packed(struct.Struct("<B"), lambda value: str(1900 + value if value else 0)),
+    named("int32", "io.debezium.time.Year"),
+    lambda raw: str(int(raw)),
 )
 
 _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
@@ -185,27 +210,39 @@ def _decimal(precision: int, scale: int, form: ValueForm) -> ReadColumn:
             place += count
         return -number if is_negative else number
 
-    def text(data: bytes, at: int) -> str:
-        number = unscaled(data, at)
+    def text(number: int) -> str:
         digits, sign = str(abs(number)).rjust(scale + 1, "0"), "-" if number < 0 else ""
         return f"{sign}{digits[: len(digits) - scale]}.{digits[len(digits) - scale :]}" if scale else f"{sign}{digits}"
 
+    shown: Callable[[int], str] = unscaled_integer_json
+    schema = decimal_schema(scale, precision)
     if form.decimals == "string":
-        return ReadColumn(lambda data, at: (f'"{text(data, at)}"', at + size), {"type": "string"})
-    if form.decimals == "double":
-        return ReadColumn(lambda data, at: (repr(float(text(data, at))), at + size), {"type": "double"})
-    return ReadColumn(lambda data, at: (unscaled_integer_json(unscaled(data, at)), at + size), decimal_schema(scale, precision))
+        shown, schema = (lambda number: f'"{text(number)}"'), {"type": "string"}
+    elif form.decimals == "double":
+        shown, schema = (lambda number: repr(float(text(number)))), {"type": "double"}
+    return ReadColumn(
+        lambda data, at: (shown(unscaled(data, at)), at + size),
+        schema,
+        lambda raw: shown(int(raw.replace(b".", b""))),
+        lambda raw: text(unscaled(raw, 0)),
+        "number",
+    )
 
 
 def _bits(length: int) -> ReadColumn:
     size = (length + 7) // 8
     if length == 1:
-        return ReadColumn(lambda data, at: ("true" if data[at] else "false", at + 1), {"type": "boolean"})
+        return ReadColumn(
+            lambda data, at: ("true" if data[at] else "false", at + 1),
+            {"type": "boolean"},
+            lambda raw: "true" if raw[0] else "false",
+        )
 
     def read(data: bytes, at: int) -> tuple[str, int]:
         return base64_json(data[at : at + size][::-1]), at + size
 
-    return ReadColumn(read, named("bytes", "io.debezium.data.Bits", length=length))
+    schema = named("bytes", "io.debezium.data.Bits", length=length)
+    return ReadColumn(read, schema, lambda raw: base64_json(raw.rjust(size, b"\0")[::-1]))
 
 
 # --- texts and bytes ----------------------------------------------------------------------------------------------------
@@ -235,11 +272,22 @@ def _characters(column: LogColumn, form: ValueForm) -> ReadColumn:
         high, low = column.meta
         width = low if high & 0x30 == 0x30 else low | (high & 0x30 ^ 0x30) << 4
         prefix = 1 if width < 256 else 2
-    if column.collation == _BINARY:
-        # The log leaves out the zeros at the end of a BINARY.
-        return ReadColumn(_sized(prefix, lambda raw: base64_json(raw.ljust(width, b"\0"))), {"type": "bytes"})
+    if column.collation == BINARY:
+
+        def binary(raw: bytes) -> str:
+            # The log leaves out the zeros at the end of a BINARY.
+            return base64_json(raw.ljust(width, b"\0"))
+
+        return ReadColumn(
+            _sized(prefix, binary), {"type": "bytes"}, binary, lambda raw: raw[prefix:].ljust(width, b"\0").hex(), "binary"
+        )
     decode = decoder(column.collation, form)
-    return ReadColumn(_sized(prefix, lambda raw: encode_basestring(decode(raw))), {"type": "string"})
+
+    def text(raw: bytes) -> str:
+        return encode_basestring(decode(raw))
+
+    compared = f"text {form.charsets[column.collation]}"
+    return ReadColumn(_sized(prefix, text), {"type": "string"}, text, lambda raw: raw[prefix:].hex(), compared)
 
 
 def decoder(collation: int, form: ValueForm) -> Callable[[bytes], str]:
@@ -272,12 +320,8 @@ def _latin1(raw: bytes) -> str:
 def _chosen(column: LogColumn, form: ValueForm) -> ReadColumn:
     """Return how an ENUM (the number of its value) or a SET (a bit for each of its values) is read."""
     size = column.meta[1]
-    if column.collation == _BINARY:
-        values = [raw.decode("latin1") for raw in column.values]
-    else:
-        decode = decoder(column.collation, form)
-        values = [decode(raw) for raw in column.values]
-    allowed = ",".join(values)
+    decode = (lambda raw: raw.decode("latin1")) if column.collation == BINARY else decoder(column.collation, form)
+    values = [decode(raw) for raw in column.values]
 
     def member(data: bytes, at: int) -> tuple[str, int]:
         number = int.from_bytes(data[at : at + size], "little")
@@ -287,19 +331,30 @@ def _chosen(column: LogColumn, form: ValueForm) -> ReadColumn:
         bits = int.from_bytes(data[at : at + size], "little")
         return encode_basestring(",".join(value for n, value in enumerate(values) if bits >> n & 1)), at + size
 
+    def of_query(raw: bytes) -> str:
+        return encode_basestring(decode(raw))
+
     if column.kind == binlog.ENUM:
-        return ReadColumn(member, named("string", "io.debezium.data.Enum", allowed=allowed))
-    return ReadColumn(members, named("string", "io.debezium.data.EnumSet", allowed=allowed))
+        return ReadColumn(member, enum_schema("Enum", values), of_query)
+    return ReadColumn(members, enum_schema("EnumSet", values), of_query)
 
 
-def _geometry(prefix: int) -> ReadColumn:
+def _geometry(prefix: int, *, is_point: bool) -> ReadColumn:
     struct_of = [{"field": "wkb", "type": "bytes", "optional": False}, {"field": "srid", "type": "int32", "optional": True}]
-    schema = {"type": "struct", "name": "io.debezium.data.geometry.Geometry", "version": 1, "fields": struct_of}
+    name = "io.debezium.data.geometry.Geometry"
+    schema = {"type": "struct", "name": name, "version": 1, "doc": "Geometry", "fields": struct_of}
 
     def text(raw: bytes) -> str:
-        return f'{{"wkb":{base64_json(raw[4:])},"srid":{int.from_bytes(raw[:4], "little")}}}'
+        srid = int.from_bytes(raw[:4], "little")
+        return f'{{"wkb":{base64_json(raw[4:])},"srid":{srid or "null"}}}'
 
-    return ReadColumn(_sized(prefix, text), schema)
+    def point(raw: bytes) -> str:
+        x, y = struct.unpack_from("<dd", raw, 9)
+        return point_json(repr(x), repr(y), raw[4:], int.from_bytes(raw[:4], "little") or None)
+
+    if is_point:
+        return ReadColumn(_sized(prefix, point), POINT_SCHEMA, point)
+    return ReadColumn(_sized(prefix, text), schema, text)
 
 
 # --- dates and times ----------------------------------------------------------------------------------------------------
@@ -310,38 +365,73 @@ _FRACTIONS = ((0, 1), (1, 10_000), (1, 10_000), (2, 100), (2, 100), (3, 1), (3, 
 _MONTH_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
+_PLACES = (slice(0, 4), slice(5, 7), slice(8, 10), slice(11, 13), slice(14, 16), slice(17, 19))
+"""The numbers of a date and time as the server shows it; behind them is the fraction."""
+
+
+def _clock_micros(raw: bytes) -> int:
+    """Return the microseconds of a TIME as the server shows it."""
+    clock, _, part = raw.lstrip(b"-").partition(b".")
+    hours, minutes, seconds = clock.split(b":")
+    value = (int(hours) * 3600 + int(minutes) * 60 + int(seconds)) * MICROS + int(part.ljust(6, b"0"))
+    return -value if raw[:1] == b"-" else value
+
+
 def _time(column: LogColumn, form: ValueForm) -> ReadColumn:
     precision = column.meta[0] if column.meta else 0
     fraction, unit = _FRACTIONS[precision]
     connect = form.times == "connect"
     if column.kind == binlog.TIME2:
-        micros, size = _duration(fraction, unit), 3 + fraction
-        if connect:
-            schema = named("int32", "org.apache.kafka.connect.data.Time")
-            return ReadColumn(lambda data, at: (str(micros(data, at) // 1000), at + size), schema)
-        return ReadColumn(lambda data, at: (str(micros(data, at)), at + size), named("int64", "io.debezium.time.MicroTime"))
+        micros, size, divisor = _duration(fraction, unit), 3 + fraction, 1000 if connect else 1
+        schema = named("int32", "org.apache.kafka.connect.data.Time") if connect else named("int64", "io.debezium.time.MicroTime")
+
+        return ReadColumn(
+            lambda data, at: (str(micros(data, at) // divisor), at + size), schema, lambda raw: str(_clock_micros(raw) // divisor)
+        )
     if column.kind == binlog.DATE:
         name = "org.apache.kafka.connect.data.Date" if connect else "io.debezium.time.Date"
-        return ReadColumn(lambda data, at: (_date(data, at, form.zero_dates), at + 3), named("int32", name))
+
+        def date(year: int, month: int, day: int) -> str:
+            days = _day(year, month, day, form.zero_dates)
+            return "null" if days is None else str(days)
+
+        return ReadColumn(
+            lambda data, at: (date(*_date_parts(data, at)), at + 3),
+            named("int32", name),
+            lambda raw: date(int(raw[:4]), int(raw[5:7]), int(raw[8:])),
+            lambda raw: "{:04}-{:02}-{:02}".format(*_date_parts(raw, 0)),
+            "date",
+        )
     if column.kind == binlog.TIMESTAMP2:
         return _timestamp(precision, form)
     millis = connect or precision <= 3
     name = "org.apache.kafka.connect.data.Timestamp" if connect else "io.debezium.time.Timestamp"
 
-    def local(data: bytes, at: int) -> tuple[str, int]:
+    def parts(data: bytes, at: int) -> tuple[list[int], int]:
         packed = int.from_bytes(data[at : at + 5], "big") - 0x8000000000
         part = int.from_bytes(data[at + 5 : at + 5 + fraction], "big") * unit
-        months, day = packed >> 22, packed >> 17 & 31
-        year, month = divmod(months, 13)
-        clock = (packed >> 12 & 31) * 3600 + (packed >> 6 & 63) * 60 + (packed & 63)
-        days = _day(year, month, day, form.zero_dates)
-        at += 5 + fraction
-        if days is None:
-            return "null", at
-        value = (days * DAY_SECONDS + clock) * MICROS + part
-        return str(value // 1000 if millis else value), at
+        year, month = divmod(packed >> 22, 13)
+        return [year, month, packed >> 17 & 31, packed >> 12 & 31, packed >> 6 & 63, packed & 63], part
 
-    return ReadColumn(local, named("int64", name if millis else "io.debezium.time.MicroTimestamp"))
+    def local(numbers: list[int], part: int) -> str:
+        year, month, day, hours, minutes, seconds = numbers
+        days = _day(year, month, day, form.zero_dates)
+        if days is None:
+            return "null"
+        value = (days * DAY_SECONDS + hours * 3600 + minutes * 60 + seconds) * MICROS + part
+        return str(value // 1000 if millis else value)
+
+    def key(raw: bytes) -> str:
+        numbers, part = parts(raw, 0)
+        return "{:04}-{:02}-{:02} {:02}:{:02}:{:02}.{:06}".format(*numbers, part)
+
+    return ReadColumn(
+        lambda data, at: (local(*parts(data, at)), at + 5 + fraction),
+        named("int64", name if millis else "io.debezium.time.MicroTimestamp"),
+        lambda raw: local([int(raw[place]) for place in _PLACES], int(raw[20:].ljust(6, b"0"))),
+        key,
+        "datetime",
+    )
 
 
 def _duration(fraction: int, unit: int) -> Callable[[bytes, int], int]:
@@ -371,24 +461,35 @@ def _day(year: int, month: int, day: int, zero_dates: ZeroDates) -> int | None:
     raise ValueRefused(f"{year:04}-{month:02}-{day:02} is no day", action)
 
 
-def _date(data: bytes, at: int, zero_dates: ZeroDates) -> str:
+def _date_parts(data: bytes, at: int) -> tuple[int, int, int]:
+    """Return year, month and day of a DATE."""
     packed = int.from_bytes(data[at : at + 3], "little")
-    days = _day(packed >> 9, packed >> 5 & 15, packed & 31, zero_dates)
-    return "null" if days is None else str(days)
+    return packed >> 9, packed >> 5 & 15, packed & 31
 
 
 def _timestamp(precision: int, form: ValueForm) -> ReadColumn:
     fraction, unit = _FRACTIONS[precision]
 
-    def read(data: bytes, at: int) -> tuple[str, int]:
-        seconds = int.from_bytes(data[at : at + 4], "big")
-        part = int.from_bytes(data[at + 4 : at + 4 + fraction], "big") * unit
-        at += 4 + fraction
-        if seconds == 0 and part == 0:
-            return ("null" if _day(0, 0, 0, form.zero_dates) is None else ""), at
-        return f'"{_instant(seconds, part, precision)}"', at
+    def instant(raw: bytes) -> str:
+        """Return a time as text, in UTC; "" for the one that is none."""
+        seconds = int.from_bytes(raw[:4], "big")
+        part = int.from_bytes(raw[4:], "big") * unit
+        return _instant(seconds, part, precision) if seconds or part else ""
 
-    return ReadColumn(read, named("string", "io.debezium.time.ZonedTimestamp"))
+    def shown(text: str) -> str:
+        return f'"{text}"' if text else ("null" if _day(0, 0, 0, form.zero_dates) is None else "")
+
+    def of_text(raw: bytes) -> str:
+        text = raw.decode()
+        return shown("" if text.startswith("0000-") else f"{text.replace(' ', 'T')}Z")
+
+    def key(raw: bytes) -> str:
+        return instant(raw).replace("T", " ").rstrip("Z") or "0000-00-00 00:00:00"
+
+    schema = named("string", "io.debezium.time.ZonedTimestamp")
+    size = 4 + fraction
+    read: Read = lambda data, at: (shown(instant(data[at : at + size])), at + size)  # noqa: E731
+    return ReadColumn(read, schema, of_text, key, "timestamp")
 
 
 def _instant(seconds: int, micros: int, precision: int) -> str:

@@ -142,8 +142,9 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
             self._enter(message)
         elif isinstance(message, CommitMessage):
             self._last = self._begin.commit_lsn if self._begin else 0
+            yield from self.end_transaction()
         elif self._begin is not None and self._start <= self._begin.commit_lsn < self._end:
-            yield from self._handlers[type(message)](lsn, message)  # type: ignore[operator]
+            yield from self.bounded(self._handlers[type(message)](lsn, message))  # type: ignore[operator]
 
     def read_rows(self, relation: RelationMessage, values: Iterable[Tuple], lsn: int, now_us: int) -> Iterator[Event]:
         """Yield the events of rows that were read from a table.
@@ -161,6 +162,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
     def _enter(self, begin: BeginMessage) -> None:
         self._begin = begin
         self._describe(begin.commit_us, "false", str(begin.xid))
+        self.begin_transaction(f"{begin.xid}:{begin.commit_lsn}")
         if self._filter is not None:
             self._filter.enter(begin)
 
@@ -194,5 +196,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
             return
         for oid in truncate.relations:
             table = self._tables[oid]
-            if table.is_taken and not (self._filter is not None and self._filter.is_superfluous_truncate(table.relation)):
+            if table.is_taken and not (
+                self._filter is not None and self._filter.is_superfluous_truncate((table.relation.schema, table.relation.table))
+            ):
                 yield self.event(table, lsn, "t", "", "null", "null")

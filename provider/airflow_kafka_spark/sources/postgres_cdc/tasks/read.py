@@ -10,16 +10,11 @@ from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.hooks.postgres import rows
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, BATCH_ROWS, EventReader
+from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions, EventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import Message, NotPgoutput, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, parse_lsn
-from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import (
-    SnapshotFilter,
-    TableSnapshot,
-    chunk_rows,
-    chunk_token,
-    open_chunk,
-)
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import SnapshotFilter, chunk_rows, chunk_token, open_chunk
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import UserType
 
 if TYPE_CHECKING:
@@ -79,8 +74,13 @@ class CdcReader(EventReader):
         tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]
         if not tables:
             return None
-        by_name = {table.table: table for table in tables}
-        return SnapshotFilter(self.server, connection, self.publication, by_name, "t" not in self.options.skipped)
+        return SnapshotFilter(
+            tables={table.table: table for table in tables},
+            publishes_truncates="t" not in self.options.skipped,
+            server=self.server,
+            connection=connection,
+            publication=self.publication,
+        )
 
     def _messages(self, connection: psycopg.Connection[Any], end: str) -> Iterator[list[tuple[int, Message]]]:
         """Yield LSN and message, some at a time. The server keeps the result, in a file if it is large, and hands out pieces."""
@@ -116,14 +116,15 @@ class CdcReader(EventReader):
 
 
 def user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
-    """Return the types that are not built in: domains and their base types, arrays and their elements, and all others."""
+    """Return the types that are not built in: domains and their base types, arrays and their elements, enumerations."""
     found = rows(
         connection,
         "SELECT oid::bigint, typtype::text, typbasetype::bigint, typtypmod, "
-        "CASE WHEN typcategory = 'A' AND typtype = 'b' THEN typelem::bigint ELSE 0 END "
-        "FROM pg_catalog.pg_type WHERE oid >= 16384 AND (typtype = 'd' OR typcategory = 'A')",
+        "CASE WHEN typcategory = 'A' AND typtype = 'b' THEN typelem::bigint ELSE 0 END, "
+        "ARRAY(SELECT enumlabel::text FROM pg_catalog.pg_enum WHERE enumtypid = t.oid ORDER BY enumsortorder) "
+        "FROM pg_catalog.pg_type t WHERE oid >= 16384 AND (typtype IN ('d', 'e') OR typcategory = 'A')",
     )
-    return {oid: UserType(kind, base, modifier, element) for oid, kind, base, modifier, element in found}
+    return {oid: UserType(kind, base, modifier, element, tuple(labels)) for oid, kind, base, modifier, element, labels in found}
 
 
 def publication_names(publication: str) -> str:

@@ -1,19 +1,19 @@
-"""Chunks of a table's snapshot: which transactions they have seen, and which events of the log they make superfluous.
+"""Chunks of a table's snapshot: how they are read, which transactions they have seen, and the chunks of keys of the log.
 
-A chunk is a range of a table's key. It is read in a transaction of its own, and the snapshot of that transaction
-(``pg_current_snapshot()``) says exactly which transactions its rows include. An event of the log is left out if the chunk of its
-row includes the event's transaction. So each row of a chunk is followed by exactly the changes that it does not include.
+A chunk is read in a transaction of its own, and the snapshot of that transaction (``pg_current_snapshot()``) says exactly which
+transactions its rows include.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.postgres import literal, quote, rows
+from airflow_kafka_spark.sources.cdc.tasks.snapshot import ChunkFilter, Key, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
     BeginMessage,
@@ -27,9 +27,6 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.session import NEW_PIPELINE,
 
 if TYPE_CHECKING:
     import psycopg
-
-Key = tuple[str, ...]
-"""The values of a row's key, as PostgreSQL writes them."""
 
 VISIBLE_SECONDS = 60.0
 """Seconds to wait until sessions see a transaction whose commit is in the log already."""
@@ -67,68 +64,6 @@ def current_snapshot(connection: psycopg.Connection[Any]) -> str:
     """Return the call of the function that tells the snapshot; PostgreSQL 12 has it under an older name."""
     of_release = "pg_current_snapshot" if connection.info.server_version >= 130000 else "txid_current_snapshot"
     return f"pg_catalog.{of_release}()::text"
-
-
-@dataclass(frozen=True)
-class ReadChunk:
-    """A chunk that is published.
-
-    :param upto: the last key that belongs to it; None: it has no upper end.
-    :param seen: the transactions that its rows include, as PostgreSQL writes a snapshot.
-    """
-
-    upto: Key | None
-    seen: str
-
-
-@dataclass(frozen=True)
-class TableSnapshot:
-    """The progress of the snapshot of a table.
-
-    The table's keys are covered from below: those up to ``done``, then the chunks ``read``, then the keys that are not read.
-
-    :param table: its schema and name.
-    :param key: the columns whose values order its rows, those of the replica identity; empty: the table is one chunk.
-    :param done: the last key whose chunks the log has caught up with: all events behind that are published. None: no key.
-    :param read: chunks that the log has not caught up with.
-    """
-
-    table: tuple[str, str]
-    key: tuple[str, ...]
-    done: Key | None = None
-    read: tuple[ReadChunk, ...] = ()
-
-    @property
-    def upto(self) -> Key | None:
-        """The last key that is read; None: no key."""
-        return self.read[-1].upto if self.read else self.done
-
-    @property
-    def is_read(self) -> bool:
-        """True if all keys are read."""
-        return bool(self.read) and self.read[-1].upto is None
-
-    @property
-    def shown(self) -> str:
-        """The table's name for messages."""
-        return ".".join(self.table)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the value for a plan or a position."""
-        return {
-            "table": list(self.table),
-            "key": list(self.key),
-            **({"done": list(self.done)} if self.done is not None else {}),
-            **({"read": [{"upto": c.upto and list(c.upto), "seen": c.seen} for c in self.read]} if self.read else {}),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> TableSnapshot:
-        """Return what :meth:`to_json` has written."""
-        schema, table = value["table"]
-        done = value.get("done")
-        read = tuple(ReadChunk(c["upto"] and tuple(c["upto"]), c["seen"]) for c in value.get("read", ()))
-        return cls((schema, table), tuple(value["key"]), None if done is None else tuple(done), read)
 
 
 # --- the catalog --------------------------------------------------------------------------------------------------------
@@ -348,31 +283,25 @@ def _unescaped(text: bytes) -> bytes:
 # --- events that a chunk includes ---------------------------------------------------------------------------------------
 
 
-@dataclass
-class SnapshotFilter:
+@dataclass(kw_only=True)
+class SnapshotFilter(ChunkFilter):
     """Decides which events of the log the chunks of a snapshot include.
 
-    Keys are compared by the server, which knows their types and collations: :meth:`look_ahead` asks for many at once.
+    Keys are compared by the server: :meth:`look_ahead` asks for many at once.
 
     :param server: the server, for messages.
     :param connection: a session, in which queries may run while the log is read.
     :param publication: the publication.
-    :param tables: tables whose snapshot is not complete, as it was when the window was planned.
-    :param publishes_truncates: True if truncates are events.
     """
 
     server: SlotServer
     connection: psycopg.Connection[Any]
     publication: str
-    tables: Mapping[tuple[str, str], TableSnapshot]
-    publishes_truncates: bool
-    truncated: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._tables = dict(self.tables)
+        super().__post_init__()
         self._relations: dict[int, RelationMessage] = {}
-        self._chunks: dict[tuple[tuple[str, str], Key], int] = {}
-        self._seen = {chunk.seen: VisibleTransactions.parse(chunk.seen) for t in self._tables.values() for chunk in t.read}
+        self._seen = {chunk.seen: VisibleTransactions.parse(chunk.seen) for t in self.tables.values() for chunk in t.read}
         self._xid, self._is_visible = 0, False
 
     # --- keys ---
@@ -385,21 +314,16 @@ class SnapshotFilter:
                 self._relations[message.oid] = message
             elif isinstance(message, ChangeMessage):
                 relation = self._relations[message.relation]
-                table = self._tables.get((relation.schema, relation.table))
-                if table is None or not self._bounds(table):
+                table = self.table((relation.schema, relation.table))
+                if table is None or not table.bounds:
                     continue
                 for values in (message.old, message.new):
                     if values is not None:
                         keys.setdefault(table.table, {})[self._key(table, relation, values, message.old)] = None
-        self._chunks = {}
+        self.forget_chunks()
         for name, wanted in keys.items():
-            self._find(self._tables[name], list(wanted))
-
-    @staticmethod
-    def _bounds(table: TableSnapshot) -> list[Key]:
-        """Return the keys at which chunks end: those that are done, and the chunks that are read."""
-        ends = [table.done, *(chunk.upto for chunk in table.read)]
-        return [end for end in ends if end is not None]
+            if (table := self.table(name)) is not None:
+                self._find(table, list(wanted))
 
     def _key(self, table: TableSnapshot, relation: RelationMessage, values: Tuple, old: Tuple | None) -> Key:
         at = {column.name: index for index, column in enumerate(relation.columns)}
@@ -435,11 +359,10 @@ class SnapshotFilter:
             f"SELECT (SELECT count(*) FROM unnest({arrays}) AS e({', '.join(names)}) WHERE {ends} < {given}) "
             f"FROM unnest({arrays}) WITH ORDINALITY AS k({', '.join(names)}, number) ORDER BY k.number"
         )
-        bounds = self._bounds(table)
-        parameters = [list(column) for part in (bounds, keys) for column in zip(*part, strict=True)]
+        parameters = [list(column) for part in (table.bounds, keys) for column in zip(*part, strict=True)]
         counts = self.connection.execute(query.encode(), parameters).fetchall()
         for key, (count,) in zip(keys, counts, strict=True):
-            self._chunks[table.table, key] = count
+            self.note_chunk(table.table, key, count)
 
     # --- transactions ---
 
@@ -453,39 +376,15 @@ class SnapshotFilter:
         :param values: the row.
         :param old: the old row, for a key that is stored out of line.
         """
-        table = self._tables.get((relation.schema, relation.table))
-        if table is None:
-            return False
-        at = 0
-        if self._bounds(table):
-            at = self._chunks[table.table, self._key(table, relation, values, old)]
-            if table.done is not None:
-                at -= 1
-        if at < 0:
-            return False  # the log has caught up with its chunk
-        if at < len(table.read):
-            return self._seen[table.read[at].seen].include(self._xid)
+        return self.is_included((relation.schema, relation.table), lambda table: self._key(table, relation, values, old))
+
+    def has_seen(self, seen: str) -> bool:
+        """Return True if a chunk includes the transaction of :meth:`enter`. See :meth:`ChunkFilter.has_seen`."""
+        return self._seen[seen].include(self._xid)
+
+    def leave_to_chunk(self) -> None:
+        """Wait until chunks that are read from now on include the transaction."""
         self._wait_until_visible()
-        return True
-
-    def is_superfluous_truncate(self, relation: RelationMessage) -> bool:
-        """Return True if nothing that is published of a table is older than its truncate in this transaction.
-
-        If some chunks are older, and others have rows from behind it, a consumer that empties its table loses these: the table is
-        read anew.
-        """
-        table = self._tables.get((relation.schema, relation.table))
-        if table is None:
-            return False
-        included = [self._seen[chunk.seen].include(self._xid) for chunk in table.read]
-        is_stale = table.done is not None or not all(included)
-        if is_stale and any(included) and self.publishes_truncates:
-            self._tables[table.table] = TableSnapshot(table.table, table.key)
-            self._chunks = {}
-            self.truncated.append(table.table)
-        if not is_stale:
-            self._wait_until_visible()
-        return not is_stale
 
     def _wait_until_visible(self) -> None:
         """Wait until sessions see this transaction, so that chunks which are read later include it.
@@ -505,14 +404,9 @@ class SnapshotFilter:
                 time.sleep(0.02)
 
 
-def caught_up(tables: Iterable[TableSnapshot]) -> tuple[TableSnapshot, ...]:
-    """Return the state of snapshots once the log has caught up with their chunks; without tables that are complete."""
-    return tuple(TableSnapshot(t.table, t.key, t.upto) for t in tables if not t.is_read)
-
-
 def chunk_token(opened: OpenChunk) -> dict[str, Any]:
     """Return what the source has to know of a chunk that is read."""
-    return {"seen": opened.seen, "lsn": format_lsn(opened.lsn)}
+    return {"seen": opened.seen, "behind": format_lsn(opened.lsn)}
 
 
 def snapshot_token(connection: psycopg.Connection[Any]) -> dict[str, Any]:
@@ -522,4 +416,4 @@ def snapshot_token(connection: psycopg.Connection[Any]) -> dict[str, Any]:
         f"SELECT {current_snapshot(connection)}, pg_catalog.pg_current_wal_insert_lsn()::text, "
         "current_setting('wal_block_size')::int",
     )[0]
-    return {"seen": seen, "lsn": format_lsn(_behind(parse_lsn(lsn), block))}
+    return {"seen": seen, "behind": format_lsn(_behind(parse_lsn(lsn), block))}

@@ -7,6 +7,7 @@ JSON. A Connect schema goes with each.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -17,11 +18,14 @@ from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecisi
 from airflow_kafka_spark.sources.cdc.tasks.values import (
     DAY_SECONDS,
     MICROS,
+    POINT_SCHEMA,
     ValueRefused,
     base64_json,
     day_number,
     decimal_schema,
+    enum_schema,
     named,
+    point_json,
     unscaled_json,
 )
 
@@ -42,12 +46,14 @@ class UserType:
     :param base: of a domain, the OID of its base type.
     :param modifier: of a domain, the modifier of its base type.
     :param element: of an array, the OID of its elements' type.
+    :param labels: of an enumeration, its values.
     """
 
     kind: str
     base: int = 0
     modifier: int = -1
     element: int = 0
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,8 @@ class ValueTypes:
         found = self.user_types.get(oid)
         if found is not None and found.kind == "d":
             return self.of(found.base, found.modifier)
+        if found is not None and found.kind == "e":
+            return Converted(_text, enum_schema("Enum", found.labels))
         element = found.element if found is not None else _ARRAYS.get(oid, 0)
         if element:
             return _array(self.of(element, modifier))
@@ -83,10 +91,10 @@ class ValueTypes:
             return _SIMPLE[oid]
         if oid in (1700, 790):
             return self._decimal(oid, modifier)
-        if oid in (1082, 1083, 1114):
+        if oid in (1082, 1083, 1114, 1184):
             return self._time(oid, modifier)
         if oid in (1560, 1562):
-            length = modifier if oid == 1560 or modifier > 0 else None
+            length = modifier if oid == 1560 or modifier > 0 else 2**31 - 1
             bits = Converted(_bits, named("bytes", "io.debezium.data.Bits", length=length))
             return _BIT if length == 1 and oid == 1560 else bits
         return _STRING
@@ -98,14 +106,16 @@ class ValueTypes:
         if self.decimals == "double":
             return Converted(lambda raw: _double(parse(raw).encode()), {"type": "double"})
         if oid == 1700 and modifier < 4:
-            struct = [{"field": "scale", "type": "int32"}, {"field": "value", "type": "bytes"}]
-            schema = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": struct}
-            return Converted(lambda raw: _variable_scale(parse(raw)), schema)
+            return Converted(lambda raw: _variable_scale(parse(raw)), _VARIABLE_SCALE)
         scale = 2 if oid == 790 else ((modifier - 4) & 0x7FF ^ 1024) - 1024
         precision = (modifier - 4) >> 16 & 0xFFFF if oid == 1700 else None
         return Converted(lambda raw: _unscaled(parse(raw), scale), decimal_schema(scale, precision))
 
     def _time(self, oid: int, modifier: int) -> Converted:
+        if oid == 1184:
+            schema = named("string", "io.debezium.time.ZonedTimestamp")
+            digits = modifier if modifier >= 0 else 6
+            return Converted(lambda raw: _zoned(raw, digits), schema)
         connect = self.times == "connect"
         if oid == 1082:
             name = "org.apache.kafka.connect.data.Date" if connect else "io.debezium.time.Date"
@@ -114,7 +124,9 @@ class ValueTypes:
         if oid == 1083:
             name = "org.apache.kafka.connect.data.Time" if connect else "io.debezium.time.Time"
             micros = named("int64", "io.debezium.time.MicroTime")
-            return Converted(_time_millis, named("int32", name)) if millis else Converted(_time_micros, micros)
+            if millis and self.times != "adaptive_time_microseconds":
+                return Converted(_time_millis, named("int32", name))
+            return Converted(_time_micros, micros)
         name = "org.apache.kafka.connect.data.Timestamp" if connect else "io.debezium.time.Timestamp"
         micros = named("int64", "io.debezium.time.MicroTimestamp")
         return Converted(_millis, named("int64", name)) if millis else Converted(_micros, micros)
@@ -150,7 +162,7 @@ def _bit(raw: bytes) -> str:
 
 def _bits(raw: bytes) -> str:
     length = (len(raw) + 7) // 8
-    return base64_json(int(raw or b"0", 2).to_bytes(length, "little"))
+    return base64_json(int(raw or b"0", 2).to_bytes(length, "little").rstrip(b"\0"))
 
 
 def _plain(raw: bytes) -> str:
@@ -230,14 +242,15 @@ def _micros(raw: bytes) -> str:
 
 def _millis(raw: bytes) -> str:
     infinite = _infinite(raw)
-    return str(_timestamp(raw) // 1000 if infinite is None else infinite)
+    return str((_timestamp(raw) if infinite is None else infinite) // 1000)
 
 
-def _zoned(raw: bytes) -> str:
+def _zoned(raw: bytes, digits: int) -> str:
+    """Return an instant, with as many digits behind the seconds as its column has."""
     if _infinite(raw) is not None:
         return f'"{raw.decode()}"'
     found = _matched(_DATE, raw)  # the session's zone is UTC
-    fraction = f".{found[7]}" if found[7] else ""
+    fraction = f".{(found[7] or '').ljust(digits, '0')}" if digits else ""
     return f'"{_iso_year(found)}-{found[2]}-{found[3]}T{found[4]}:{found[5]}:{found[6]}{fraction}Z"'
 
 
@@ -276,11 +289,19 @@ def _interval(raw: bytes) -> str:
     return str((years * 12 + months) * _MONTH_US + days * _DAY_US + clock)
 
 
+# --- points ---------------------------------------------------------------------------------------------------------------
+
+
+def _point(raw: bytes) -> str:
+    x, y = raw.decode()[1:-1].split(",")
+    return point_json(_double(x.encode()), _double(y.encode()), struct.pack("<BIdd", 1, 1, float(x), float(y)), None)
+
+
 # --- arrays -------------------------------------------------------------------------------------------------------------
 
 
 def _array(element: Converted) -> Converted:
-    items = {**element.schema, "optional": True}
+    items = {**element.schema, "optional": element.schema.get("name") != "io.debezium.data.Enum"}
     return Converted(lambda raw: _array_text(raw.decode(), element.convert), {"type": "array", "items": items})
 
 
@@ -309,6 +330,16 @@ def _array_text(text: str, convert: Convert) -> str:
     return "".join(out)
 
 
+_VARIABLE_SCALE: Mapping[str, Any] = {
+    "type": "struct",
+    "fields": [
+        {"type": "int32", "optional": False, "field": "scale"},
+        {"type": "bytes", "optional": False, "field": "value"},
+    ],
+    "name": "io.debezium.data.VariableScaleDecimal",
+    "version": 1,
+    "doc": "Variable scaled decimal",
+}
 _STRING = Converted(_text, {"type": "string"})
 _BIT = Converted(_bit, {"type": "boolean"})
 _SIMPLE: Mapping[int, Converted] = {
@@ -320,12 +351,13 @@ _SIMPLE: Mapping[int, Converted] = {
     26: Converted(_number, {"type": "int64"}),
     114: Converted(_text, named("string", "io.debezium.data.Json")),
     142: Converted(_text, named("string", "io.debezium.data.Xml")),
+    600: Converted(_point, POINT_SCHEMA),
     700: Converted(_double, {"type": "float"}),
     701: Converted(_double, {"type": "double"}),
-    1184: Converted(_zoned, named("string", "io.debezium.time.ZonedTimestamp")),
     1186: Converted(_interval, named("int64", "io.debezium.time.MicroDuration")),
     1266: Converted(_zoned_time, named("string", "io.debezium.time.ZonedTime")),
     2950: Converted(_text, named("string", "io.debezium.data.Uuid")),
+    3614: Converted(_text, named("string", "io.debezium.data.Tsvector")),
     3802: Converted(_text, named("string", "io.debezium.data.Json")),
 }
 _ARRAYS: Mapping[int, int] = {

@@ -17,7 +17,8 @@ from tests.support.relay import decoded, relay
 from tests.support.waiting import eventually, settled
 
 FILTER = {"value": Json(schema=SCHEMA), "filter": "id % 2 = 0"}
-SHAPE = {"value": Json(schema=SCHEMA), "transforms": [Sql(filter="id % 2 = 0")]}
+# Arrow has no rand(), so Spark's SQL stands between reading and writing. The other changes here are made in Arrow.
+SHAPE = {"value": Json(schema=SCHEMA), "transforms": [Sql(filter="id % 2 = 0 AND rand() >= 0")]}
 
 
 def even(record):
@@ -32,7 +33,7 @@ def orders(kafka, unique, tmp_path):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("point", ["publish.marked", "publish.committed", "close.in_transaction"])
-def test_killed_then_retried_and_cleared_every_record_is_relayed_exactly_once(orders, point):
+def test_killed_then_retried_and_cleared_every_record_is_published_exactly_once(orders, point):
     orders.send(300)
     orders.run("run0")
     orders.send(900)
@@ -104,7 +105,7 @@ def test_a_zombie_that_wakes_after_the_retry_sends_no_dead_letter(orders):
 
 
 @pytest.mark.faults
-def test_a_zombie_that_wakes_after_the_retry_has_finished_relays_nothing(orders):
+def test_a_zombie_that_wakes_after_the_retry_has_finished_publishes_nothing(orders):
     orders.send(900)
     zombie = orders.victim("run1", fault="publish.mid:stop", alone=True)
     zombie.wait_stopped()

@@ -17,7 +17,7 @@ from json.decoder import JSONDecodeError, JSONDecoder, scanstring  # type: ignor
 from typing import Any
 
 from airflow_kafka_spark.formats.json.connect_schema import VARIABLE_SCALE_DECIMAL, LogicalType
-from airflow_kafka_spark.formats.text import (
+from airflow_kafka_spark.formats.text_values import (
     MAX_DATE,
     MAX_MICRO,
     MAX_SECOND,

@@ -16,7 +16,7 @@ import pyarrow as pa
 from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.base import Decoded, Decoder
 from airflow_kafka_spark.formats.json.connect_schema import LogicalType, sql_columns
-from airflow_kafka_spark.formats.json.json_schema import Property
+from airflow_kafka_spark.formats.json.schema import Property
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 from airflow_kafka_spark.formats.registry import HEADER_BYTES, INTEGER_BITS, schema_id_of, unknown_schema_id, wire_header
 from airflow_kafka_spark.formats.tasks.row_encoder import (
@@ -26,7 +26,7 @@ from airflow_kafka_spark.formats.tasks.row_encoder import (
     to_java_big_integer,
     unscaled_integer,
 )
-from airflow_kafka_spark.formats.text import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
+from airflow_kafka_spark.formats.text_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text
 
 _MAX_MESSAGE = 300
@@ -34,7 +34,7 @@ _NONE: Mapping[int, Sequence[Column]] = {}
 
 
 class RegisteredJsonDecoder(Decoder):
-    """The decoder of :class:`~airflow_kafka_spark.formats.json.registered.JsonSchema`.
+    """The decoder of :class:`~airflow_kafka_spark.formats.json.json_schema.JsonSchema`.
 
     :param wire_columns: the columns with their logical types.
     :param known: the schemas that records may have, by id; for values without a header that of id 0.
@@ -163,7 +163,7 @@ _Write = Callable[[Any], str]
 
 
 class JsonSchemaEncoder(RowEncoder):
-    """The encoder of :class:`~airflow_kafka_spark.formats.json.registered.JsonSchema`.
+    """The encoder of :class:`~airflow_kafka_spark.formats.json.json_schema.JsonSchema`.
 
     :param fields: the properties of the schema.
     :param columns: the names of the rows' columns, all of them properties.

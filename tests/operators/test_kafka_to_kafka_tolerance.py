@@ -239,7 +239,7 @@ def test_what_no_transform_changes_keeps_its_bytes_and_records_go_where_their_to
     to_ledger, round_about = ([RegexRouter(".*", topic)] for topic in (f"ledger-{orders.name}", other))
     for why, options in (
         ("the ledger", {"transforms": to_ledger}),
-        ("go round", {"transforms": round_about, "topics": [orders.topic, other]}),
+        ("read again", {"transforms": round_about, "topics": [orders.topic, other]}),
     ):
         with pytest.raises(RowRejected, match=why):
             orders.run("run2", **options)
@@ -308,7 +308,7 @@ def test_a_letter_that_its_topic_does_not_take_says_what_to_change_and_nothing_o
 def test_topics_that_a_filter_must_not_send_records_to_are_refused_all_at_once(orders, unique):
     dead, away = unique("dead"), unique("away")
     orders.kafka.create_topic(away, 1, config={"cleanup.policy": "compact"})
-    taken = {orders.topic: "is read", orders.output: "good records go", dead: "dead letter", away: "compacted"}
+    taken = {orders.topic: "is read", orders.output: "the topic of good records", dead: "dead letter", away: "compacted"}
     taken[f"ledger-{orders.name}"] = "its ledger"
     orders.send(3)
     with pytest.raises(ValidationError) as raised:

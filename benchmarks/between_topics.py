@@ -1,0 +1,72 @@
+"""Kafka -> Kafka: copies and SQL, exactly-once through the operator's whole life, against the limit and Spark's own write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks import events
+from benchmarks.bench import SCHEMA, Stand, compare, plain_spark, produce_at_the_limit, read_plainly
+
+LIMIT = "limit: ProducerPerformance, one transaction a second"
+SPARK_SQL = "plain Spark: from_json, filter, to_json, Kafka (at-least-once)"
+FILTER, COLUMNS = "amount >= 100", {"id": "id", "buyer": "upper(customer)", "cents": "cast(amount * 100 as bigint)"}
+
+
+def run(stand: Stand) -> None:
+    from airflow_kafka_spark.formats import Json
+    from airflow_kafka_spark.operators import KafkaToKafkaOperator
+    from airflow_kafka_spark.sinks import KafkaSink
+    from tests.support.runs import context
+
+    def topic(name: str, turn: int) -> str:
+        with stand.put_aside():
+            stand.kafka.create_topic(f"between-{name}-{turn}", events.PARTITIONS)
+        return f"between-{name}-{turn}"
+
+    def write(frame: Any, target: str) -> None:
+        options = {
+            "kafka.bootstrap.servers": stand.kafka.bootstrap_servers, "topic": target, "kafka.compression.type": "lz4",
+            "kafka.linger.ms": "5", "kafka.batch.size": str(1 << 18),
+        }  # fmt: skip
+        frame.write.format("kafka").options(**options).save()
+
+    def plain_sql(turn: int) -> None:
+        from pyspark.sql import functions as F
+
+        rows = plain_spark(stand).where(FILTER).selectExpr(*(f"{sql} AS {name}" for name, sql in COLUMNS.items()))
+        write(rows.select(F.to_json(F.struct("*")).alias("value")), topic("plain-sql", turn))
+
+    def ours(name: str, turn: int, **options: Any) -> dict[str, Any]:
+        target = topic(name, turn)
+        operator = KafkaToKafkaOperator(
+            task_id="bench", topics=events.TOPIC, group_id=target, pipeline=target, sink=KafkaSink(target), **options
+        )
+        report = operator.execute(context(f"run-{name}-{turn}"))
+        assert report["records_read"] == stand.records, report
+        return report
+
+    def copy(turn: int) -> None:
+        assert ours("copy", turn, preserve_partitions=True)["records_written"] == stand.records
+
+    def sql(turn: int) -> None:
+        ours("sql", turn, value=Json(schema=SCHEMA), filter=FILTER, columns=COLUMNS)
+
+    compare(
+        stand,
+        "Kafka -> Kafka, copies",
+        {
+            LIMIT: lambda turn: produce_at_the_limit(stand, topic("limit", turn)),
+            "plain Spark: Kafka to Kafka (at-least-once)": lambda turn: write(
+                read_plainly(stand).select("key", "value"), topic("plain-copy", turn)
+            ),
+            "KafkaToKafkaOperator, copy (exactly-once)": copy,
+            "KafkaToKafkaOperator, copy, keys placed anew": lambda turn: None if ours("place", turn) else None,
+        },
+        base=LIMIT,
+    )
+    compare(
+        stand,
+        "Kafka -> Kafka, SQL",
+        {SPARK_SQL: plain_sql, "KafkaToKafkaOperator, filter and columns (exactly-once)": sql},
+        base=SPARK_SQL,
+    )

@@ -1,0 +1,251 @@
+"""One attempt at one window of a lake table, on the driver: look, refuse, write, and try one commit for that look."""
+
+from __future__ import annotations
+
+import random
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable, WindowConflict
+from airflow_kafka_spark.sinks.base import Shape, SplitWriter
+from airflow_kafka_spark.sinks.lake.table import FileT, LoadedTable, RecordT
+from airflow_kafka_spark.sinks.storage.attempts import AttemptWindowWriter, TableAttempt
+from airflow_kafka_spark.sinks.storage.window_record import TableChange, files_of
+from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
+from airflow_kafka_spark.windows.model import Applied, Split, SplitResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from airflow_kafka_spark.sinks.lake.options import LakeSinkOptions
+    from airflow_kafka_spark.sinks.lake.tasks.upsert import Merged, Upsert
+    from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
+    from airflow_kafka_spark.sinks.storage.tasks.write import StoreSplitWriter
+
+_TRIES = 500
+"""Commits of other writers that one commit may lose against."""
+_FAILURES = 4
+"""Tries of a commit that fail although no other writer has committed."""
+
+TableT = TypeVar("TableT", bound=LoadedTable[Any, Any])
+TryCommit = Callable[[], "Exception | None"]
+"""Tries one commit and returns None if it is committed. After an error the outcome is unknown."""
+
+
+class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
+    """One attempt: files that no commit names yet, and the commit that names them.
+
+    :param attempt: the attempt, not begun yet.
+    :param shape: the rows that the table gets.
+    :param spec: how tasks write files.
+    :param noted: further facts for the attempt's note.
+    """
+
+    suspect: ClassVar[str]
+    """What may have removed files of a running attempt, for messages."""
+
+    def __init__(
+        self,
+        sink: LakeSinkOptions,
+        uri: str,
+        splits: Sequence[Split],
+        shape: Shape,
+        attempt: TableAttempt,
+        spec: FileSpec,
+        noted: Mapping[str, Any],
+    ) -> None:
+        super().__init__(attempt)
+        self.options, self.uri, self.splits, self.shape, self.spec = sink, uri, splits, shape, spec
+        self._deletion: Upsert | None = None
+        try:
+            self.attempt.begin(**noted)
+        except OSError as error:
+            raise self.unavailable(f"beginning window {self.window}", error) from error
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.window}, {self.uri})"
+
+    @abstractmethod
+    def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
+        """Return the error to raise for an error of catalog or store, without secrets."""
+
+    # --- tasks ----------------------------------------------------------------------------------------------------------
+
+    def split_writer(self) -> SplitWriter:
+        if not self.options.upserts:
+            return self.data_writer(None, of_rows=True)
+        from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, UpsertStageWriter, staged_schema
+
+        common = self.common_target(staged_schema(self.row_schema()), of_rows=True)
+        return UpsertStageWriter(StageTarget(**common, key=tuple(self.options.key), filled=self.filled))
+
+    @abstractmethod
+    def row_schema(self) -> pa.Schema:
+        """Return the columns of the window's rows as the table's files have them."""
+
+    @property
+    def filled(self) -> tuple[str, ...]:
+        """The columns of the key in which the table takes an empty text for a null."""
+        return ()
+
+    @abstractmethod
+    def data_writer(self, columns: Any, of_rows: bool = False) -> StoreSplitWriter[Any]:
+        """Return a writer of data files.
+
+        :param columns: what :meth:`merge` gives to :meth:`.Upsert.merge`; None: the columns of the window's rows.
+        :param of_rows: True: the rows have no columns yet that say where they came from.
+        """
+
+    def common_target(self, file_schema: pa.Schema, of_rows: bool) -> dict[str, Any]:
+        """Return the parameters of a :class:`.StoreTarget`."""
+        return {
+            **self.attempt.target(self.uri),
+            "file_schema": file_schema,
+            "spec": self.spec,
+            "offset_columns": self.options.offset_columns and of_rows,
+            "window_column": self.options.window_column if of_rows else None,
+        }
+
+    # --- commit ---------------------------------------------------------------------------------------------------------
+
+    def commit(self, results: Sequence[SplitResult]) -> Applied:
+        """Commit the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are committed.
+
+        If the answer to a commit is lost, or another writer was faster, the table is loaded again. Either it has this commit, or
+        the commit is tried again after those of the others.
+
+        :raises Fenced: a newer attempt has taken over and has not committed yet.
+        """
+        faults.reached("sink.staged")
+        try:
+            return self._commit(results)
+        except KafkaSparkError:
+            raise
+        except Exception as error:  # each catalog and store has errors of its own
+            raise self.unavailable(self.committing, error) from error
+
+    @property
+    def committing(self) -> str:
+        """The step, for messages."""
+        return f"committing window {self.window}"
+
+    def _commit(self, results: Sequence[SplitResult]) -> Applied:
+        window, files = self.window, files_of(results)
+        upsert: Upsert | None = None
+        failures, error = 0, None
+        tried: tuple[object, object] | None = None
+        for again in range(_TRIES):
+            table = self.load()
+            found = table.find(window.pipeline, window.number)
+            if found is not None:
+                refuse_other(found.applied, window, self.uri)
+                if found.applied.replay >= window.replay:
+                    return self._done(found, table)
+            seen = self.position(table)
+            if tried is not None and seen[0] != tried[0]:
+                failures = 0
+            if tried is not None and seen[1] != tried[1]:
+                # The try was for a place that another commit has taken, so that it can no longer succeed.
+                self.in_doubt = False
+            self.refuse_overtaken(table)
+            if not window.replay:
+                newest = table.newest(window.pipeline)
+                refuse_gap(newest.applied if newest is not None else None, window, self.uri)
+            self.attempt.refuse_missing((str(file["path"]) for file in files), self.uri, self.suspect)
+            if self.options.upserts:
+                upsert = upsert or self._upsert(results)
+                merged = self.merge(table, upsert)
+                removed = [file.file for file in merged.removed]
+                change = TableChange(merged.added, removed, merged.written, merged.deleted)
+            else:
+                kept, gone = self._replaced(table, found)
+                change = TableChange([*files, *kept], gone, sum(int(result.token.get("rows", 0)) for result in results))
+            record, try_commit = self.prepare(table, change)
+            faults.reached("sink.in_transaction")
+            self.in_doubt, tried = True, seen
+            error = try_commit()
+            if error is None:
+                faults.reached("sink.committed")
+                return self._done(record, None)
+            failures += 1
+            if failures > _FAILURES:
+                break
+            time.sleep(random.random() * min(0.02 * again, 1.0))
+        raise self.unavailable(self.committing, error or "the window is not in the table")
+
+    @abstractmethod
+    def load(self) -> TableT:
+        """Return the newest version of the table.
+
+        :raises SinkUnavailable: catalog or store did not answer, or the table is gone.
+        """
+
+    @abstractmethod
+    def position(self, table: TableT) -> tuple[object, object]:
+        """Return what changes if anything is committed to the table, and what changes if the place of a commit is taken."""
+
+    @abstractmethod
+    def refuse_overtaken(self, table: TableT) -> None:
+        """Refuse a commit that the attempt may no longer make.
+
+        :raises Fenced: another attempt of the pipeline has committed or fenced since this one began.
+        """
+
+    @abstractmethod
+    def merge(self, table: TableT, upsert: Upsert) -> Merged:
+        """Write the files of an upsert for the table as it was loaded."""
+
+    @abstractmethod
+    def prepare(self, table: TableT, change: TableChange[Mapping[str, Any], FileT]) -> tuple[RecordT, TryCommit]:
+        """Write what a commit needs before it is tried. Return the window's record, and the commit."""
+
+    @abstractmethod
+    @abstractmethod
+    def is_mine(self, record: RecordT, table: TableT) -> bool:
+        """Return True if the record that a table has is of this attempt's commit."""
+
+    @abstractmethod
+    def clean(self, record: RecordT, table: TableT | None) -> None:
+        """Remove what this attempt has left, once it has committed. Never raises: the next attempt removes what is left."""
+
+    def _done(self, record: RecordT, table: TableT | None) -> Applied:
+        self.committed = table is None or self.is_mine(record, table)
+        self.in_doubt = False
+        if self.committed:
+            self.clean(record, table)
+        return record.applied
+
+    def _upsert(self, results: Sequence[SplitResult]) -> Upsert:
+        """Return the upsert of the staged rows."""
+        from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
+
+        key, guarded = tuple(self.options.key), self.options.offset_columns
+        return Upsert(self.window, key, guarded, self.attempt.data, results, self.splits, self.data_writer)
+
+    def _replaced(self, table: TableT, found: RecordT | None) -> tuple[Sequence[Mapping[str, Any]], Sequence[FileT]]:
+        """Return what a replay does to the rows of the window: the files that it adds for rows of other windows, and those that
+        it removes.
+
+        :raises WindowConflict: others have rewritten the window's files, and no column says which rows are of it.
+        """
+        column = self.options.window_column if self.window.replay else None
+        try:
+            if found is not None:
+                return [], table.files_of(self.window, found)
+        except WindowConflict:
+            if not column:
+                raise
+        if not column:
+            return [], []
+        from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
+
+        if self._deletion is None:
+            self._deletion = Upsert.deletion(self.window, column, self.attempt.data, self.splits, self.data_writer)
+        merged = self.merge(table, self._deletion)
+        if found is not None and not merged.deleted:
+            what = "others have rewritten its files, and no row has its name in that column"
+            raise WindowConflict(str(self.window), what, f"its rows, with its name in `{column}`")
+        return merged.added, [file.file for file in merged.removed]

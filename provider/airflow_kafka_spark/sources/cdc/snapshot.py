@@ -1,0 +1,182 @@
+"""The snapshot of tables, in chunks: where they are cut, and what a source remembers of them.
+
+Chunks of one window are read side by side, each in a snapshot of its own, which its marker records. Before the next chunks are
+cut, the log is read up to a place behind all these snapshots. So the position holds the chunks of one window at most, and the
+pipeline lags behind the log by the time of one window, however long the whole snapshot takes.
+
+Until a key is read, its events are left out of windows of the log: its chunk will include them.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, ReadChunk, TableSnapshot, caught_up
+from airflow_kafka_spark.windows.model import IF_GIVEN_UP, PUBLISHED_IN_PART
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SnapshotState:
+    """The progress of a snapshot.
+
+    :param tables: the tables that are not complete, in the order in which they are read.
+    :param behind: a place of the log behind all chunks that are read; "": the log has caught up with them.
+    :param repeats: True if rows that are not read may be published already, because a window of chunks was lost with the ledger.
+        Then no event is left out, although a chunk includes it: of a row that was deleted since, only its event is left.
+    """
+
+    tables: tuple[TableSnapshot, ...] = ()
+    behind: str = ""
+    repeats: bool = False
+
+    @property
+    def is_caught_up(self) -> bool:
+        """True if no chunk waits for the log."""
+        return not any(table.read for table in self.tables)
+
+    def caught_up(self) -> SnapshotState:
+        """Return the state once the log is read up to ``behind``."""
+        return replace(self, tables=caught_up(self.tables), behind="")
+
+    @property
+    def filter(self) -> list[dict[str, Any]]:
+        """Return what decides which events a window of the log leaves out; empty if none."""
+        return [] if self.repeats else [table.to_json() for table in self.tables]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a position holds of it; nothing once the snapshot is complete."""
+        if not self.tables:
+            return {}
+        repeats = {"repeats": True} if self.repeats else {}
+        return {"snapshot": {"behind": self.behind, "tables": [table.to_json() for table in self.tables], **repeats}}
+
+    @classmethod
+    def from_json(cls, position: Mapping[str, Any]) -> SnapshotState:
+        """Return the state that a position holds."""
+        value = position.get("snapshot") or {}
+        tables = tuple(TableSnapshot.from_json(table) for table in value.get("tables", ()))
+        return cls(tables, value.get("behind", ""), bool(value.get("repeats") or position.get(PUBLISHED_IN_PART)))
+
+
+@dataclass(kw_only=True)
+class Chunks(ABC):
+    """Cuts the next chunks.
+
+    :param most: how many chunks a window may have.
+    :param bounds: what the splits have beside the chunk: the place and the identity of the log.
+    """
+
+    most: int
+    bounds: Mapping[str, Any]
+    splits: list[dict[str, Any]] = field(default_factory=list, init=False)
+
+    @abstractmethod
+    def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
+        """Return the last keys of the next chunks, none of the chunk that has the table's end; None if the table is gone.
+
+        :param most: how many keys are wanted.
+        :raises SourceRejected: the table has another key than when its snapshot was begun.
+        """
+
+    @abstractmethod
+    def token(self) -> dict[str, Any]:
+        """Return the token of a chunk that would be read now."""
+
+    def cut(self, state: SnapshotState) -> SnapshotState:
+        """Cut the next chunks, as many as a window may have, and return the state without tables that are gone."""
+        tables = []
+        for table in state.tables:
+            left = self.most - len(self.splits)
+            if left > 0 and not self._cut(table, left):
+                log.warning("Table %s is gone: its snapshot is left out", table.shown)
+                continue
+            tables.append(table)
+        return replace(state, tables=tuple(tables))
+
+    def _cut(self, table: TableSnapshot, most: int) -> bool:
+        """Cut the next chunks of a table, and return False if it is gone."""
+        after, ends = table.upto, self.ends(table, most)
+        if ends is None:
+            return False
+        for end in ends:
+            self._add(table, after, end)
+            after = end
+        if len(ends) < most:
+            self._add(table, after, None)
+        return True
+
+    @cached_property
+    def _now(self) -> dict[str, Any]:
+        """Return the note of a chunk that is given up: its rows are left out as they are now, and later changes are published."""
+        return self.token()
+
+    def _add(self, table: TableSnapshot, after: Key | None, upto: Key | None) -> None:
+        of_table = table.begin_again().to_json()
+        ends = {"after": after and list(after), "upto": upto and list(upto)}
+        self.splits.append({**of_table, IF_GIVEN_UP: self._now, **ends, **self.bounds})
+
+
+def is_chunk(split: Mapping[str, Any]) -> bool:
+    """Return True if a split is a chunk of a table, False if it is a part of the log."""
+    return "table" in split
+
+
+def snapshot_after(
+    position: Mapping[str, Any],
+    splits: Sequence[Mapping[str, Any]],
+    tokens: Sequence[Mapping[str, Any]],
+    order: Callable[[str], Any],
+) -> Mapping[str, Any]:
+    """Return a window's position with what its tasks have noted of the snapshot.
+
+    :param position: the position that was planned.
+    :param order: returns a place of the log as a value that is compared.
+    """
+    state = SnapshotState.from_json(position)
+    is_of_chunks = bool(splits) and is_chunk(splits[0])
+    after = _after_chunks(state, splits, tokens, order) if is_of_chunks else _after_truncates(state, splits, tokens)
+    if after == state:
+        return position
+    kept = {name: value for name, value in position.items() if name not in ("snapshot", "finished")}
+    return {**kept, **after.to_json()}
+
+
+def _after_chunks(
+    state: SnapshotState,
+    splits: Sequence[Mapping[str, Any]],
+    tokens: Sequence[Mapping[str, Any]],
+    order: Callable[[str], Any],
+) -> SnapshotState:
+    """Return the state behind a window of chunks.
+
+    :param tokens: per chunk, its snapshot.
+    """
+    tables, places = {table.table: table for table in state.tables}, [state.behind] if state.behind else []
+    for split, token in zip(splits, tokens, strict=True):
+        schema, name = split["table"]
+        upto = split["upto"]
+        table = tables[schema, name]
+        chunk = ReadChunk(None if upto is None else tuple(upto), token["seen"])
+        tables[schema, name] = replace(table, read=(*table.read, chunk))
+        places.append(token["behind"])
+    return replace(state, tables=tuple(tables.values()), behind=max(places, key=order))
+
+
+def _after_truncates(
+    state: SnapshotState, splits: Sequence[Mapping[str, Any]], tokens: Sequence[Mapping[str, Any]]
+) -> SnapshotState:
+    """Return the state behind a window of the log in which tables were truncated that have to be read anew."""
+    again = {tuple(table) for token in tokens for table in token.get("truncated", ())}
+    if not again:
+        return state
+    planned = [TableSnapshot.from_json(value) for split in splits for value in split.get("snapshot", ())]
+    kept = [table for table in state.tables if table.table not in again]
+    anew = [table.begin_again() for table in planned if table.table in again]
+    return replace(state, tables=(*kept, *anew))

@@ -1,0 +1,163 @@
+"""Tables as the catalog describes them now, in the form in which the log describes them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.sources.cdc.tasks.events import TableName
+from airflow_kafka_spark.sources.jdbc.database import MissingRelation, Relation
+from airflow_kafka_spark.sources.jdbc.mysql import MysqlDialect, MysqlSession
+from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
+from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogColumn, LogTable
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, LogServer
+from airflow_kafka_spark.sources.mysql_cdc.tasks.values import BINARY, CODECS, ColumnRefused, ValueForm, read_column
+
+DIALECT = MysqlDialect()
+
+ENGINE = "InnoDB"
+"""The engine whose tables can be read in a snapshot that the log has a place for."""
+
+_KINDS = {
+    "tinyint": binlog.TINY, "smallint": binlog.SHORT, "mediumint": binlog.INT24, "int": binlog.LONG, "bigint": binlog.LONGLONG,
+    "float": binlog.FLOAT, "double": binlog.DOUBLE, "decimal": binlog.NEWDECIMAL, "year": binlog.YEAR, "bit": binlog.BIT,
+    "date": binlog.DATE, "time": binlog.TIME2, "datetime": binlog.DATETIME2, "timestamp": binlog.TIMESTAMP2,
+    "char": binlog.STRING, "binary": binlog.STRING, "varchar": binlog.VARCHAR, "varbinary": binlog.VARCHAR,
+    "enum": binlog.ENUM, "set": binlog.SET, "json": binlog.JSON,
+    "uuid": binlog.STRING, "inet4": binlog.STRING, "inet6": binlog.STRING, "vector": binlog.STRING,
+}  # fmt: skip
+_SIZES = {"tiny": 1, "": 2, "medium": 3, "long": 4}
+
+_COLUMNS = (
+    "SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, datetime_precision, character_set_name, "
+    "character_octet_length, is_nullable FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+    "ORDER BY ordinal_position"
+)
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """A table as it is now.
+
+    :param table: its columns, as the log would describe them.
+    :param source: its name for a ``FROM`` clause.
+    :param key: the columns by which its rows are cut into chunks: those of a unique key; empty if it has none that can be
+        compared.
+    :param types: per column of the key, how :class:`MysqlDialect` writes and compares its values.
+    """
+
+    table: LogTable
+    source: str
+    key: tuple[str, ...]
+    types: tuple[str, ...]
+
+    @property
+    def shown(self) -> str:
+        """The table's name for messages."""
+        return f"{self.table.database}.{self.table.name}"
+
+    @property
+    def expressions(self) -> str:
+        """The columns, for a query whose results :attr:`ReadColumn.of_query` takes."""
+        # A float is shown with six digits, unless it is an operand.
+        return ", ".join(
+            DIALECT.quote(column.name) + (" * 1e0" if column.kind in (binlog.FLOAT, binlog.DOUBLE) else "")
+            for column in self.table.columns
+        )
+
+    def refuse_other_key(self, key: tuple[str, ...], types: tuple[str, ...]) -> None:
+        """Make sure that the key is the one by which the table was cut so far.
+
+        :raises SourceRejected: it is not.
+        """
+        if (self.key, self.types) != (key, types):
+            found, planned = (
+                ", ".join(f"{name} ({of})" for name, of in zip(*part, strict=True)) or "none"
+                for part in ((self.key, self.types), (key, types))
+            )
+            what = f"its key is {found}, and its snapshot was begun by {planned}"
+            raise SourceRejected(self.shown, what, f"Restore the key until the snapshot is complete. {NEW_PIPELINE}")
+
+
+def table_shape(server: LogServer, connection: Any, name: TableName, form: ValueForm) -> TableShape | None:
+    """Return the present definition of a table; None if no table has this name.
+
+    :raises SourceRejected: its engine has no snapshots.
+    """
+    session = MysqlSession(connection, server.server)
+    found = session.table(*name)
+    if isinstance(found, MissingRelation):
+        return None
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s", name)
+        (engine,) = cursor.fetchone()
+        cursor.execute(_COLUMNS, name)
+        columns = [_column(form, *row) for row in cursor.fetchall()]
+        cursor.execute(
+            "SELECT column_name FROM information_schema.statistics WHERE table_schema = %s AND table_name = %s "
+            "AND index_name = 'PRIMARY' ORDER BY seq_in_index",
+            name,
+        )
+        primary = [str(row[0]) for row in cursor.fetchall()]
+    if engine != ENGINE:
+        what = f"its engine is {engine}, and a snapshot of it would have no place in the log"
+        raise SourceRejected(".".join(name), what, f"ALTER TABLE {found.name} ENGINE = {ENGINE}, or leave the table out")
+    names = [column.name for column in columns]
+    table = LogTable(0, *name, columns, tuple(names.index(column) for column in primary))
+    key = _cut_by(found, {column.name: column for column in columns}, form)
+    return TableShape(table, found.name, key, tuple(found.columns[column].literal for column in key))
+
+
+def _cut_by(relation: Relation, columns: dict[str, LogColumn], form: ValueForm) -> tuple[str, ...]:
+    """Return the columns of the first unique key whose values can be compared; empty if there is none."""
+    for key in relation.keys:
+        try:
+            if all(read_column(columns[name], form).key is not None for name in key):
+                return key
+        except ColumnRefused:
+            continue
+    return ()
+
+
+def _column(
+    form: ValueForm,
+    name: str,
+    kind: str,
+    declared: str,
+    precision: Any,
+    scale: Any,
+    of_time: Any,
+    charset: str | None,
+    size: Any,
+    nullable: str,
+) -> LogColumn:
+    """Return a column as the log describes it."""
+    kind, code, meta = kind.lower(), _KINDS.get(kind.lower()), b""
+    if text := re.fullmatch(r"(tiny|medium|long|)(?:text|blob)", kind):
+        code, meta = binlog.BLOB, bytes([_SIZES[text[1]]])
+    elif code is None:
+        code, meta = binlog.GEOMETRY, b"\4"
+    elif kind == "decimal":
+        meta = bytes([int(precision), int(scale)])
+    elif kind in ("time", "datetime", "timestamp"):
+        meta = bytes([int(of_time or 0)])
+    elif kind == "bit":
+        meta = bytes([int(precision) % 8, int(precision) // 8])
+    elif kind in ("varchar", "varbinary"):
+        meta = int(size).to_bytes(2, "little")
+    elif kind in ("char", "binary"):
+        length = int(size)
+        meta = bytes([binlog.STRING ^ (length & 0x300) >> 4, length & 0xFF])
+    elif kind in ("enum", "set"):
+        meta = bytes([code, 1])
+    values = tuple(value.replace("''", "'") for value in re.findall(r"'((?:[^']|'')*)'", declared)) if code in _CHOSEN else ()
+    collation = BINARY if charset is None else next((n for n, of in sorted(form.charsets.items()) if of == charset), 0)
+    codec = "cp1252" if charset == "latin1" else CODECS.get(charset or "", "latin1")
+    encoded = tuple(value.encode(codec, "replace") for value in values)
+    geometry, is_unsigned = int(kind == "point"), "unsigned" in declared.lower()
+    return LogColumn(code, meta, name, is_unsigned, collation, encoded, geometry, nullable == "YES")
+
+
+_CHOSEN = (binlog.ENUM, binlog.SET)

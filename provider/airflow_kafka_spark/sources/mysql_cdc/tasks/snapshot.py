@@ -1,0 +1,220 @@
+"""Chunks of a table's snapshot: how they are read, their place in the log, and the chunks of keys of the log.
+
+A chunk is read in ``START TRANSACTION WITH CONSISTENT SNAPSHOT``, for which MariaDB tells the place in the log: the rows include
+exactly the transactions before it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.sources.cdc.tasks.events import TableName
+from airflow_kafka_spark.sources.cdc.tasks.snapshot import ChunkFilter, Key, TableSnapshot
+from airflow_kafka_spark.sources.jdbc.database import SourceColumn
+from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
+from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
+from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, TableShape, table_shape
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import TABLE_CHANGED, LogServer, Place, rows
+from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
+
+OPEN_SECONDS = 60.0
+"""Seconds for which a snapshot is taken again, if the table was changed meanwhile or the last transactions are not visible."""
+
+KEYS_AT_ONCE = 2000
+"""Keys in a query that compares them with the ends of chunks."""
+
+SESSION = (
+    "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+    "SET SESSION sql_mode = 'ALLOW_INVALID_DATES', net_write_timeout = 600, wait_timeout = 28800, max_statement_time = 0, "
+    "idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0",
+)
+"""Gives every session the same settings. A transaction has a snapshot at REPEATABLE READ only."""
+
+
+@dataclass(frozen=True)
+class OpenChunk:
+    """A chunk in the transaction that reads it.
+
+    :param shape: the table.
+    :param place: the place of the snapshot in the log.
+    :param now_us: the time of the snapshot, microseconds since 1970.
+    """
+
+    shape: TableShape
+    place: Place
+    now_us: int
+
+
+def take_snapshot(connection: Any) -> Place:
+    """Begin a transaction, and return the place in the log of what it sees."""
+    for statement in (*SESSION, "START TRANSACTION WITH CONSISTENT SNAPSHOT"):
+        rows(connection, statement)
+    found = {str(name).casefold(): value for name, value in rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'")}
+    return Place(str(found["binlog_snapshot_file"]), int(found["binlog_snapshot_position"]))
+
+
+def open_chunk(server: LogServer, connection: Any, chunk: Mapping[str, Any], form: ValueForm) -> OpenChunk:
+    """Take the snapshot in which a chunk is read.
+
+    The snapshot is taken again if the table was changed before the transaction has used it: from then on the server keeps its
+    definition. It is also taken again if it does not include all that windows of the log have left to the chunk.
+
+    :param chunk: a split.
+    :raises SourceRejected: the table is gone, or has another key.
+    :raises SourceUnavailable: there is no such snapshot for :data:`OPEN_SECONDS`.
+    """
+    name, start = tuple(chunk["table"]), Place.parse(chunk["start"])
+    deadline = time.monotonic() + OPEN_SECONDS
+    while True:
+        place = take_snapshot(connection)
+        if _includes(server, place, start) and _use(connection, name) and not _is_changed(server, connection, place, name):
+            break
+        rows(connection, "ROLLBACK")
+        if time.monotonic() > deadline:
+            detail = f"its definition changes all the time, or the transactions before {start} are not visible"
+            raise SourceUnavailable(server.where, f"taking a snapshot of {'.'.join(name)}", detail)
+        time.sleep(0.05)
+    (now,) = rows(connection, "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)")[0]
+    shape = table_shape(server, connection, name, form)
+    if shape is None:
+        raise SourceRejected(".".join(name), "it is no table any more")
+    shape.refuse_other_key(tuple(chunk["key"]), tuple(chunk.get("types", ())))
+    return OpenChunk(shape, place, int(now))
+
+
+def _includes(server: LogServer, place: Place, start: Place) -> bool:
+    """Return True if a snapshot includes all transactions before a place of the log.
+
+    :param place: the place of the snapshot; the server's own events may lie behind it.
+    """
+    if place.order >= start.order:
+        return True
+    transactions = Transactions()
+    for located in server.events_up_to(place, start):
+        if transactions.enter(located.event):
+            return False
+        if located.end.order >= start.order:
+            break
+    return True
+
+
+def _use(connection: Any, name: Sequence[str]) -> bool:
+    """Read a row of a table, so that it cannot be changed from now on; return False if it is newer than the snapshot."""
+    import pymysql
+
+    try:
+        rows(connection, f"SELECT 1 FROM {DIALECT.quote(name[0])}.{DIALECT.quote(name[1])} LIMIT 1")
+    except pymysql.Error as error:
+        if error.args and error.args[0] == TABLE_CHANGED:
+            return False
+        raise
+    return True
+
+
+def _is_changed(server: LogServer, connection: Any, place: Place, name: Sequence[str]) -> bool:
+    """Return True if there may be a statement on a table between a place and the end of the log, as a RENAME."""
+    end = server.end(connection)
+    if end.order <= place.order:
+        return False
+    named = re.compile(rf"(?<![\w$]){re.escape(name[1].replace('`', '``'))}(?![\w$])", re.IGNORECASE)
+    for located in server.events_up_to(place, end):
+        if located.event.kind == binlog.QUERY and named.search(binlog.query(located.event.body)[1]):
+            return True
+        if located.end.order >= end.order:
+            break
+    return False
+
+
+def chunk_rows(connection: Any, chunk: Mapping[str, Any], shape: TableShape) -> Iterator[tuple[bytes | None, ...]]:
+    """Yield the rows of a chunk: bytes, of texts in the character set of their column. They are not held in memory."""
+    from pymysql.cursors import SSCursor
+
+    key = [DIALECT.quote(column) for column in shape.key]
+    conditions = []
+    if chunk["after"] is not None:
+        conditions.append(f"({DIALECT.after(key, literals(shape.types, chunk['after']))})")
+    if chunk["upto"] is not None:
+        conditions.append(f"({DIALECT.up_to(key, literals(shape.types, chunk['upto']))})")
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    rows(connection, "SET SESSION character_set_results = NULL")
+    with connection.cursor(SSCursor) as cursor:
+        cursor.execute(f"SELECT {shape.expressions} FROM {shape.source}{where}")
+        # The values as they come: the driver would decode and convert them.
+        cursor._result.converters = [(None, None)] * len(cursor._result.converters)
+        while found := cursor.fetchmany(1000):
+            yield from found
+
+
+def chunk_token(place: Place) -> dict[str, Any]:
+    """Return what the source has to know of a chunk that is read.
+
+    :param place: of its snapshot in the log.
+    """
+    return {"seen": str(place), "behind": str(place)}
+
+
+def literals(types: Sequence[str], key: Key) -> list[str]:
+    """Return the values of a key as SQL.
+
+    :param types: how each is written and compared.
+    """
+    return [DIALECT.literal(typed(kind), value) for kind, value in zip(types, key, strict=True)]
+
+
+def typed(kind: str) -> SourceColumn:
+    """Return a column whose values are written and compared in a way."""
+    return SourceColumn(name="", type="", nullable=False, literal=kind)
+
+
+@dataclass(kw_only=True)
+class BinlogFilter(ChunkFilter):
+    """Decides which events of the log the chunks of a snapshot include.
+
+    Keys are compared by the server: :meth:`look_ahead` asks for many at once.
+
+    :param connection: a session, in which queries may run while the log is read.
+    """
+
+    connection: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._seen = {chunk.seen: Place.parse(chunk.seen).order for t in self.tables.values() for chunk in t.read}
+        self._at = (0, 0)
+        for statement in SESSION:
+            rows(self.connection, statement)
+
+    def enter(self, place: Place) -> None:
+        """Note where the event of the log is whose changes come next."""
+        self._at = place.order
+
+    def has_seen(self, seen: str) -> bool:
+        """Return True if a chunk includes the event of :meth:`enter`. See :meth:`ChunkFilter.has_seen`."""
+        return self._at < self._seen[seen]
+
+    def look_ahead(self, keys: Iterable[tuple[TableName, Key]]) -> None:
+        """Find the chunks of some keys, which :meth:`is_included` is asked about next."""
+        wanted: dict[TableName, dict[Key, None]] = {}
+        for name, key in keys:
+            wanted.setdefault(name, {})[key] = None
+        self.forget_chunks()
+        for name, found in wanted.items():
+            table = self.table(name)
+            if table is not None and table.bounds:
+                keys_of = list(found)
+                for at in range(0, len(keys_of), KEYS_AT_ONCE):
+                    self._find(table, keys_of[at : at + KEYS_AT_ONCE])
+
+    def _find(self, table: TableSnapshot, keys: list[Key]) -> None:
+        """Note how many ends of chunks lie before each key."""
+        names = [f"c{number}" for number in range(len(table.key))]
+        values = ", ".join(f"({n}, {', '.join(literals(table.types, key))})" for n, key in enumerate(keys))
+        before = " + ".join(f"({DIALECT.after(names, literals(table.types, end))})" for end in table.bounds)
+        query = f"WITH k (n, {', '.join(names)}) AS (VALUES {values}) SELECT n, {before} FROM k"
+        for number, count in rows(self.connection, query):
+            self.note_chunk(table.table, keys[int(number)], int(count))

@@ -1,0 +1,1 @@
+"""Comparing a table with the table that a pipeline has filled from it."""

@@ -1,0 +1,184 @@
+"""Comparison by buckets of the key's hash, for keys that two systems sort differently, and for tables without an index or a key.
+
+Each side reads its rows once, in pieces of its own, and adds up the checksums of each bucket. Buckets that differ are divided,
+until they are small; then their rows are read from both sides. Each of these steps reads both tables once more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from airflow_kafka_spark.verification.forms import Form, Row, Sums
+from airflow_kafka_spark.verification.report import Findings
+from airflow_kafka_spark.verification.work import ProgressLog, Work
+
+log = logging.getLogger(__name__)
+
+FEWEST, MOST = 16, 4_096
+"""Buckets of the first step."""
+DIVISION = 64
+"""Into how many a bucket is divided."""
+DIVIDED_BUCKETS = 1_000
+"""More buckets that differ are not divided: their rows are read as they are."""
+READ_ROWS = 10_000
+"""Buckets of at most so many rows are read."""
+ROUND_ROWS = 200_000
+"""Rows of each side that are read at a time, unless a single bucket has more."""
+ROUNDS = 20
+"""How often both tables are read for the rows that differ."""
+
+BucketSums = dict[int, Sums]
+"""The sums of buckets by their numbers; a bucket without rows may be missing."""
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Some of the buckets into which a table's rows are divided by the hash of their keys.
+
+    :param count: the number of all buckets: a row's is the checksum of its key, modulo this number.
+    :param parents: how many buckets there were when ``chosen`` were chosen; a divisor of ``count``.
+    :param chosen: those of ``parents`` buckets whose rows count; None for all.
+    """
+
+    count: int
+    parents: int = 1
+    chosen: frozenset[int] | None = None
+
+    def of(self, key_checksum: int) -> int | None:
+        """Return the bucket of a row; None if it does not count."""
+        if self.chosen is not None and key_checksum % self.parents not in self.chosen:
+            return None
+        return key_checksum % self.count
+
+    def only(self, chosen: Iterable[int]) -> Buckets:
+        """Return these buckets of the same division."""
+        return Buckets(self.count, self.count, frozenset(chosen))
+
+    def divided(self, chosen: Iterable[int]) -> Buckets:
+        """Return a finer division of these buckets."""
+        return Buckets(self.count * DIVISION, self.count, frozenset(chosen))
+
+
+class BucketSide(Protocol):
+    """A table whose rows are read in pieces."""
+
+    @property
+    def forms(self) -> tuple[Form, ...]: ...
+
+    def expected_rows(self) -> int:
+        """Return how many rows there are, roughly; 0 if that is not known."""
+
+    def pieces(self) -> Iterator[Any]:
+        """Yield the pieces of the table, each row in exactly one."""
+
+    def bucket_sums(self, piece: Any, buckets: Buckets) -> BucketSums:
+        """Return the sums of the rows of a piece, by bucket."""
+
+    def bucket_rows(self, piece: Any, buckets: Buckets) -> list[Row]:
+        """Return the rows of a piece that are in these buckets."""
+
+
+@dataclass(frozen=True)
+class BucketResult:
+    """What the comparison of all buckets has found.
+
+    :param source_rows: the source's rows.
+    :param sink_rows: the sink's rows.
+    :param buckets: the number of buckets.
+    :param differing: the buckets that differ.
+    """
+
+    source_rows: int
+    sink_rows: int
+    buckets: Buckets
+    differing: frozenset[int]
+
+
+@dataclass(frozen=True)
+class BucketComparison:
+    """Compares two tables by buckets.
+
+    :param source: the table that is right.
+    :param sink: the table that is compared with it.
+    :param work: does it.
+    """
+
+    source: BucketSide
+    sink: BucketSide
+    work: Work
+
+    def scan(self) -> BucketResult:
+        """Compare all buckets."""
+        sides = (self.source, self.sink)
+        expected = [self.work.patiently(side.expected_rows) for side in sides]
+        buckets = Buckets(min(MOST, max(FEWEST, max(expected) // READ_ROWS)))
+        progress = ProgressLog(sum(expected))
+        source, sink = (self._sums(side, buckets, progress) for side in sides)
+        return BucketResult(_rows(source.values()), _rows(sink.values()), buckets, _differing(source, sink))
+
+    def differing(self, buckets: Buckets, chosen: Set[int]) -> frozenset[int]:
+        """Return those of the chosen buckets that differ now."""
+        some = buckets.only(chosen)
+        return _differing(self._sums(self.source, some), self._sums(self.sink, some))
+
+    def name_differences(self, buckets: Buckets, chosen: frozenset[int], findings: Findings) -> int:
+        """Find the rows that differ in the chosen buckets.
+
+        :return: the number of buckets that differ and whose rows were not read, because there are too many.
+        """
+        while chosen:
+            some = buckets.divided(chosen) if len(chosen) <= DIVIDED_BUCKETS else buckets.only(chosen)
+            source, sink = self._sums(self.source, some), self._sums(self.sink, some)
+            buckets, chosen = some, _differing(source, sink)
+            sizes = {number: max(_size(source, number), _size(sink, number)) for number in chosen}
+            # Buckets cannot be divided for ever: rows of one key have one hash.
+            small = max(sizes.values(), default=0) <= READ_ROWS
+            if small or len(chosen) > DIVIDED_BUCKETS or buckets.count > max(sizes.values()) * DIVISION**2:
+                return self._read(buckets, sizes, findings)
+        return 0
+
+    def _read(self, buckets: Buckets, sizes: Mapping[int, int], findings: Findings) -> int:
+        left = sorted(sizes)
+        for _ in range(ROUNDS):
+            if not left:
+                break
+            taken = [left.pop()]
+            while left and sum(map(sizes.__getitem__, taken)) + sizes[left[-1]] <= ROUND_ROWS:
+                taken.append(left.pop())
+            some = buckets.only(taken)
+            findings.compare(self._rows(self.source, some), self._rows(self.sink, some))
+        return len(left)
+
+    def _sums(self, side: BucketSide, buckets: Buckets, progress: ProgressLog | None = None) -> BucketSums:
+        total: BucketSums = {}
+        for _, found in self.work.each(lambda piece: side.bucket_sums(piece, buckets), side.pieces()):
+            for number, sums in found.items():
+                add_sums(total, number, sums)
+            if progress is not None:
+                progress.add(_rows(found.values()))
+        return total
+
+    def _rows(self, side: BucketSide, buckets: Buckets) -> Iterator[Row]:
+        for _, rows in self.work.each(lambda piece: side.bucket_rows(piece, buckets), side.pieces()):
+            yield from rows
+
+
+def add_sums(total: BucketSums, number: int, sums: Sums) -> None:
+    """Add the sums of some rows to those of their bucket."""
+    rows, checksum = total.get(number, (0, 0))
+    total[number] = Sums(rows + sums.rows, checksum + sums.checksum)
+
+
+def _differing(source: BucketSums, sink: BucketSums) -> frozenset[int]:
+    return frozenset(number for number in source.keys() | sink.keys() if source.get(number) != sink.get(number))
+
+
+def _size(sums: BucketSums, number: int) -> int:
+    return sums[number].rows if number in sums else 0
+
+
+def _rows(sums: Iterable[Sums]) -> int:
+    return sum(each.rows for each in sums)

@@ -1,0 +1,224 @@
+"""One side of a comparison: a table of a database, its chunks, their checksums and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceColumn, SourceDatabase, SplitKey
+from airflow_kafka_spark.sources.jdbc.windows import SplitOrder
+from airflow_kafka_spark.verification.buckets import Buckets, BucketSums, add_sums
+from airflow_kafka_spark.verification.canonical_sql import CanonicalSql
+from airflow_kafka_spark.verification.forms import Form, Row, Sums, of_value, row_checksum
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A range of the key: the rows behind ``after``, up to ``upto``.
+
+    :param after: the last key before it; None: it has no lower end.
+    :param upto: its last key; None: it has no upper end.
+    :param nulls: True: the rows in whose key something is NULL.
+    """
+
+    after: SplitKey | None = None
+    upto: SplitKey | None = None
+    nulls: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value for the state of a task."""
+        return {"after": self.after and list(self.after), "upto": self.upto and list(self.upto), "nulls": self.nulls}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Chunk:
+        """Return what :meth:`to_json` has written."""
+        after, upto = value["after"], value["upto"]
+        return cls(None if after is None else tuple(after), None if upto is None else tuple(upto), value["nulls"])
+
+
+@dataclass(frozen=True)
+class DatabaseSide:
+    """A table, and how its rows are compared.
+
+    :param database: the server.
+    :param relation: the table or query.
+    :param columns: the columns that are compared, those of the key first.
+    :param forms: the form of each.
+    :param key: the number of columns of the key.
+    :param where: a condition for the rows that are compared; empty for all.
+    :param sql: the database's expressions.
+    :param piece_rows: rows of the pieces in which it is read by buckets.
+    """
+
+    database: SourceDatabase
+    relation: Relation
+    columns: tuple[SourceColumn, ...]
+    forms: tuple[Form, ...]
+    key: int
+    where: str
+    sql: CanonicalSql
+    piece_rows: int = 100_000
+
+    @property
+    def name(self) -> str:
+        return self.relation.name
+
+    def session(self, doing: str) -> AbstractContextManager[DatabaseSession]:
+        """Open a session; see :meth:`SourceDatabase.session`."""
+        return self.database.session(doing)
+
+    def estimated_rows(self, session: DatabaseSession) -> int:
+        """Return how many rows the server expects."""
+        return session.estimated_rows(self.rows_of(session, Chunk()))
+
+    @property
+    def is_indexed(self) -> bool:
+        """True if an index has the rows in the order of the key."""
+        names = tuple(column.name for column in self.columns[: self.key])
+        return any(index[: self.key] == names for index in self.relation.indexes)
+
+    def has_nulls(self) -> bool:
+        """Return True if a column of the key may be NULL."""
+        return any(column.nullable for column in self.columns[: self.key])
+
+    def end_of(self, session: DatabaseSession, chunk: Chunk, size: int) -> SplitKey | None:
+        """Return the key of a chunk's row number ``size``; None if it has fewer rows."""
+        order = self._order(session)
+        if self.is_indexed:
+            session.prefer_indexes()
+        row = f"SELECT {order.sql} FROM {self.rows_of(session, chunk)} ORDER BY {order.sql} LIMIT 1 OFFSET {size - 1}"
+        found = session.rows(f"SELECT {order.texts} FROM ({row}) AS __end")
+        if not found:
+            return None
+        families = [self.sql.family(column) for column in order.columns]
+        return tuple(self.sql.key_to_neutral(family, text) for family, text in zip(families, found[0], strict=True))
+
+    def sums(self, session: DatabaseSession, chunk: Chunk) -> Sums:
+        """Return how many rows a chunk has, and the sum of their checksums: by the database, if it knows all forms."""
+        if self._knows_forms(session):
+            ((rows, total),) = session.rows(self._sums_statement(session, chunk))
+            return Sums(int(rows), int(total))
+        rows = total = 0
+        for row in self.rows(session, chunk):
+            rows, total = rows + 1, total + row_checksum(row, self.forms)
+        return Sums(rows, total)
+
+    def rows(self, session: DatabaseSession, chunk: Chunk) -> Iterator[Row]:
+        """Return the rows of a chunk, each with its values in their forms."""
+        return self._read(session, self.rows_of(session, chunk))
+
+    def _read(self, session: DatabaseSession, rows: str) -> Iterator[Row]:
+        raw = [(n, self.forms[n]) for n, (known, _) in enumerate(self._expressions(session)) if known is None]
+        for found in session.stream(self._rows_statement(session, rows)):
+            row = [value.decode() if isinstance(value, bytes) else value for value in found]
+            for n, form in raw:
+                row[n] = of_value(form, row[n])
+            yield tuple(row)
+
+    # --- by buckets ---
+
+    def expected_rows(self) -> int:
+        """See :class:`~airflow_kafka_spark.verification.buckets.BucketSide`, also for the next ones."""
+        with self.session("asking for the number of rows") as session:
+            return self.estimated_rows(session)
+
+    def pieces(self) -> Iterator[Chunk]:
+        after: SplitKey | None = None
+        while self.is_indexed:
+            with self.session("cutting a piece") as session:
+                end = self.end_of(session, Chunk(after), self.piece_rows)
+            if end is None:
+                break
+            yield Chunk(after, end)
+            after = end
+        yield Chunk(after)
+        if self.has_nulls():
+            yield Chunk(nulls=True)
+
+    def bucket_sums(self, piece: Chunk, buckets: Buckets) -> BucketSums:
+        with self.session("adding up a piece") as session:
+            if self._knows_forms(session):
+                return self._bucket_sums(session, piece, buckets)
+            total: BucketSums = {}
+            for row in self.rows(session, piece):
+                number = buckets.of(row_checksum(row[: self.key], self.forms[: self.key]))
+                if number is not None:
+                    add_sums(total, number, Sums(1, row_checksum(row, self.forms)))
+            return total
+
+    def _bucket_sums(self, session: DatabaseSession, piece: Chunk, buckets: Buckets) -> BucketSums:
+        key, checksum = self._checksum(session, self.key), self._checksum(session, len(self.forms))
+        each = f"SELECT {key} % {buckets.count} AS bucket, {checksum} AS checksum FROM {self._rows_in(session, piece, buckets)}"
+        found = session.rows(f"SELECT bucket, count(*), sum(checksum) FROM ({each}) AS rows_of_buckets GROUP BY bucket")
+        return {int(number): Sums(int(rows), int(total)) for number, rows, total in found}
+
+    def bucket_rows(self, piece: Chunk, buckets: Buckets) -> list[Row]:
+        key = self.forms[: self.key]
+        with self.session("reading rows of some buckets") as session:
+            found = self._read(session, self._rows_in(session, piece, buckets))
+            return [row for row in found if buckets.of(row_checksum(row[: self.key], key)) is not None]
+
+    def _rows_in(self, session: DatabaseSession, piece: Chunk, buckets: Buckets) -> str:
+        """Return what stands behind FROM for the rows of some buckets; for more, if the database does not know the key's form."""
+        known = all(known is not None for known, _ in self._expressions(session)[: self.key])
+        if buckets.chosen is None or not known:
+            return self.rows_of(session, piece)
+        numbers = ", ".join(map(str, sorted(buckets.chosen)))
+        return self.rows_of(session, piece, f"{self._checksum(session, self.key)} % {buckets.parents} IN ({numbers})")
+
+    # --- statements ---
+
+    def explain(self) -> None:
+        """Let the server plan the statement for all rows, without running it.
+
+        :raises SourceRejected: the condition is wrong, or a right is missing.
+        """
+        with self.session("trying the statement") as session:
+            session.rows(f"EXPLAIN {self._rows_statement(session, self.rows_of(session, Chunk()))}")
+
+    def _sums_statement(self, session: DatabaseSession, chunk: Chunk) -> str:
+        checksum = self._checksum(session, len(self.forms))
+        return f"SELECT count(*), coalesce(sum({checksum}), 0) FROM {self.rows_of(session, chunk)}"
+
+    def _checksum(self, session: DatabaseSession, columns: int) -> str:
+        """Return the expression for the checksum of the first columns, whose forms the database knows."""
+        known = [(form, str(value)) for form, (value, _) in zip(self.forms, self._expressions(session), strict=True)]
+        return self.sql.checksum(known[:columns])
+
+    def _rows_statement(self, session: DatabaseSession, rows: str) -> str:
+        return f"SELECT {', '.join(known or plain for known, plain in self._expressions(session))} FROM {rows}"
+
+    def _knows_forms(self, session: DatabaseSession) -> bool:
+        return all(known is not None for known, _ in self._expressions(session))
+
+    def _expressions(self, session: DatabaseSession) -> list[tuple[str | None, str]]:
+        """Return per column the expression for its form, if the database has one, and the one that reads it for Python."""
+        found = []
+        for column, form in zip(self.columns, self.forms, strict=True):
+            name = session.dialect.quote(column.name)
+            found.append((self.sql.form(self.sql.family(column), form, name), self.sql.plain(form, name)))
+        return found
+
+    def _order(self, session: DatabaseSession) -> SplitOrder:
+        columns = tuple(self.sql.key_column(column) for column in self.columns[: self.key])
+        return SplitOrder(session, columns, tuple(session.dialect.quote(column.name) for column in columns))
+
+    def rows_of(self, session: DatabaseSession, chunk: Chunk, *further: str) -> str:
+        """Return what stands behind FROM for the rows of a chunk.
+
+        :param further: further conditions.
+        """
+        order = self._order(session)
+        conditions = [*([f"{self.where}\n"] if self.where else []), *further]
+        if chunk.nulls:
+            conditions.append(order.any_null() or "1 = 0")
+        else:
+            conditions += order.not_null()
+            conditions += [order.after(self._native(order, chunk.after))] if chunk.after is not None else []
+            conditions += [order.up_to(self._native(order, chunk.upto))] if chunk.upto is not None else []
+        return self.relation.sql + (f" WHERE {' AND '.join(f'({c})' for c in conditions)}" if conditions else "")
+
+    def _native(self, order: SplitOrder, key: Sequence[str]) -> list[str]:
+        return [self.sql.key_from_neutral(self.sql.family(column), text) for column, text in zip(order.columns, key, strict=True)]

@@ -1,0 +1,180 @@
+"""The form in which two columns are compared: a text that is equal exactly if the values are, whatever database writes it.
+
+Numbers are compared by value, timestamps by microsecond, floating-point numbers by bit. A row's text joins those of its columns;
+its checksum is the beginning of its MD5, and that of many rows the sum of theirs, so that their order does not count and a row
+that is there twice does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Literal, NamedTuple
+
+Family = Literal[
+    "integer", "boolean", "decimal", "single", "double", "text", "padded", "uuid", "binary", "zoned", "local", "date", "time",
+    "json", "array", "nested", "other",
+]  # fmt: skip
+"""What the values of a column are. ``padded`` is ``char(n)``; ``other`` has a text of the database's own; ``nested`` are Arrow's
+lists, structs and maps."""
+
+Form = Literal[
+    "integer", "decimal", "single", "double", "text", "trimmed", "uuid", "binary", "instant", "date", "time", "json", "jsonb"
+]
+"""``jsonb`` is PostgreSQL's own form of JSON, ``json`` that of Python."""
+
+FREE_FORMS: frozenset[Form] = frozenset({"text", "trimmed", "uuid", "time", "json", "jsonb"})
+"""Forms that may contain the separator: they are written behind their length in bytes."""
+
+RANGE_FORMS: frozenset[Form] = frozenset({"integer", "decimal", "instant", "date", "binary"})
+"""Forms whose values every database sorts the same way."""
+
+CHECKSUM_DIGITS = 15
+"""Hexadecimal digits of the MD5 that are summed: 60 bits, which are an integer in every database."""
+
+Row = tuple[str | None, ...]
+"""A row's values in their forms."""
+
+
+@dataclass(frozen=True)
+class Comparable:
+    """A column of one side.
+
+    :param name: its name.
+    :param family: what its values are.
+    :param type: the database's name of its type.
+    """
+
+    name: str
+    family: Family
+    type: str
+
+
+class Sums(NamedTuple):
+    """The number of rows, and the sum of their checksums."""
+
+    rows: int
+    checksum: int
+
+
+_WHOLE: frozenset[Family] = frozenset({"integer", "boolean"})
+_EXACT: frozenset[Family] = _WHOLE | {"decimal"}
+_FLOATS: frozenset[Family] = frozenset({"single", "double"})
+_TIMES: frozenset[Family] = frozenset({"zoned", "local", "date"})
+_TEXTS: frozenset[Family] = frozenset({"text", "padded", "other", "json", "uuid", "time"})
+
+
+def form_of(source: Comparable, sink: Comparable, *, in_postgres: bool) -> Form | None:
+    """Return the form in which two columns are compared; None if values of these types cannot be.
+
+    :param in_postgres: True if both sides are PostgreSQL.
+    """
+    found = {source.family, sink.family}
+    if found <= _EXACT:
+        return "integer" if found <= _WHOLE else "decimal"
+    if found <= _FLOATS | {"integer", "decimal"}:
+        # A single that went through a double has its digits still.
+        return "single" if "single" in found else "double"
+    if found <= _TIMES:
+        return "date" if found == {"date"} else "instant"
+    if found == {"binary"}:
+        return "binary"
+    if "text" in found and found <= {"text", "integer", "decimal"}:
+        # A number of more digits than Spark's decimals have is published as text.
+        return "decimal" if found != {"text"} else "text"
+    if found == {"array"}:
+        return "text" if in_postgres and source.type == sink.type else None
+    return _text_form(source, sink, in_postgres) if found <= _TEXTS else None
+
+
+def _text_form(source: Comparable, sink: Comparable, in_postgres: bool) -> Form:
+    """Return the form of columns whose values are published as text."""
+    if sink.family == "json":
+        return "jsonb" if in_postgres else "json"
+    found = {source.family, sink.family}
+    for family, form in _OF_TEXTS:
+        if family in found:
+            return form
+    return "text"
+
+
+_OF_TEXTS: tuple[tuple[Family, Form], ...] = (("uuid", "uuid"), ("time", "time"), ("padded", "trimmed"))
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------------
+
+
+def row_checksum(row: Sequence[str | None], forms: Sequence[Form]) -> int:
+    """Return the checksum of a row, as the databases compute it."""
+    return int(hashlib.md5(row_bytes(row, forms), usedforsecurity=False).hexdigest()[:CHECKSUM_DIGITS], 16)
+
+
+def row_bytes(row: Sequence[str | None], forms: Sequence[Form]) -> bytes:
+    """Return the text of a row, in UTF-8: its values behind each other, separated by bars; nothing stands for NULL."""
+    parts = []
+    for value, form in zip(row, forms, strict=True):
+        encoded = b"" if value is None else value.encode()
+        parts.append(b"%d:%s" % (len(encoded), encoded) if value is not None and form in FREE_FORMS else encoded)
+    return b"|".join(parts)
+
+
+def of_value(form: Form, value: Any) -> str | None:
+    """Return the form of a value that a database cannot bring into it.
+
+    :param value: a number for ``single`` and ``double``, a text for ``json``; None for NULL.
+    """
+    if value is None:
+        return None
+    if form == "json":
+        return canonical_json(value)
+    if form == "single":
+        return _single(float(value))
+    return struct.pack(">d", float(value) + 0.0).hex()
+
+
+def _single(value: float) -> str:
+    try:
+        return struct.pack(">f", value + 0.0).hex()
+    except OverflowError:
+        return struct.pack(">d", value).hex()
+
+
+def canonical_json(text: str) -> str:
+    """Return a JSON text in one form: keys sorted, the last one of equal keys, numbers by value; other texts unchanged."""
+    try:
+        value = json.loads(text, parse_float=_number, parse_int=_number)
+    except ValueError:
+        return text
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _number(text: str) -> dict[str, Any]:
+    sign, digits, exponent = Decimal(text).as_tuple()
+    plain = "".join(map(str, digits)).lstrip("0")
+    stripped = plain.rstrip("0")
+    if not stripped:
+        return {"number": "0"}
+    return {"number": f"{'-' if sign else ''}{stripped}e{int(exponent) + len(plain) - len(stripped)}"}
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------------
+
+_EPOCH = datetime(2000, 1, 1)
+
+
+def shown(form: Form, value: str | None) -> Any:
+    """Return a value for a report: a timestamp or a date as people write it, an integer as a number, others in their form."""
+    if value is None or form not in ("instant", "date", "integer"):
+        return value
+    try:
+        if form == "integer":
+            return int(value)
+        number = int.from_bytes(bytes.fromhex(value), "big", signed=True)
+        return str(date(2000, 1, 1) + timedelta(days=number) if form == "date" else _EPOCH + timedelta(microseconds=number))
+    except (ValueError, OverflowError):
+        return value

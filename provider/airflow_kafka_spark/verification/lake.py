@@ -1,0 +1,224 @@
+"""One side of a comparison by buckets: a Delta or an Iceberg table, or files, read as Arrow, a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable
+from airflow_kafka_spark.hooks.postgres import quote
+from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
+from airflow_kafka_spark.sinks.delta.log import DeltaLog
+from airflow_kafka_spark.sinks.files.manifest import DATA, open_manifests
+from airflow_kafka_spark.verification.arrow_values import family_of, rows_of
+from airflow_kafka_spark.verification.buckets import Buckets, BucketSums, add_sums
+from airflow_kafka_spark.verification.forms import Comparable, Form, Row, Sums, row_checksum
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+    from deltalake import DeltaTable
+
+LakeSink = DeltaSink | IcebergSink | FilesSink
+Piece = Callable[[], "Iterator[pa.RecordBatch]"]
+"""Reads a part of a table."""
+
+
+@dataclass(frozen=True)
+class LakeTable:
+    """A table of a lake, as its newest version has it.
+
+    :param sink: where it is.
+    :param schema: its columns.
+    """
+
+    sink: LakeSink
+    schema: pa.Schema
+
+    @classmethod
+    def load(cls, sink: LakeSink) -> LakeTable | None:
+        """Return the table; None if it does not exist.
+
+        :raises SinkUnavailable: store or catalog did not answer.
+        """
+        import pyarrow as pa
+
+        doing = "reading the table's columns"
+        with _errors(sink, doing):
+            if isinstance(sink, DeltaSink):
+                delta = _load_delta(sink, doing)
+                return None if delta is None else cls(sink, pa.schema(delta.schema().to_arrow()))
+            if isinstance(sink, FilesSink):
+                files = _load_files(sink)
+                return None if files is None else cls(sink, files.schema)
+            with sink.open() as lake:
+                table = lake.load(doing)
+                return None if table is None else cls(sink, table.schema().as_arrow())
+
+    @property
+    def name(self) -> str:
+        return self.sink.uri
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.schema.names)
+
+    def comparable(self, name: str) -> Comparable | None:
+        """Return a column; None if there is none."""
+        if name not in self.schema.names:
+            return None
+        kind = self.schema.field(name).type
+        return Comparable(name, family_of(kind), str(kind))
+
+
+@dataclass(frozen=True)
+class LakeSide:
+    """A table of a lake, and how its rows are compared. Each pass reads the newest version.
+
+    :param sink: where it is.
+    :param columns: the columns that are compared, those of the key first.
+    :param forms: the form of each.
+    :param key: the number of columns of the key.
+    :param where: a condition: SQL for Delta, an expression of pyiceberg for Iceberg; empty for all rows, and for files.
+    """
+
+    sink: LakeSink
+    columns: tuple[str, ...]
+    forms: tuple[Form, ...]
+    key: int
+    where: str
+
+    def expected_rows(self) -> int:
+        return 0
+
+    def explain(self) -> None:
+        """Begin to read.
+
+        :raises SinkUnavailable: the condition is wrong, or the store did not answer.
+        """
+        with _errors(self.sink, "trying the condition"):
+            for piece in self.pieces():
+                next(piece(), None)
+                return
+
+    def pieces(self) -> Iterator[Piece]:
+        doing = "listing its files"
+        with _errors(self.sink, doing):
+            if isinstance(self.sink, DeltaSink):
+                yield from self._delta(self.sink, doing)
+            elif isinstance(self.sink, FilesSink):
+                yield from self._files(self.sink)
+            else:
+                yield from self._iceberg(self.sink, doing)
+
+    def bucket_sums(self, piece: Piece, buckets: Buckets) -> BucketSums:
+        total: BucketSums = {}
+        for number, row in self._rows(piece, buckets):
+            add_sums(total, number, Sums(1, row_checksum(row, self.forms)))
+        return total
+
+    def bucket_rows(self, piece: Piece, buckets: Buckets) -> list[Row]:
+        return [row for _, row in self._rows(piece, buckets)]
+
+    def _rows(self, piece: Piece, buckets: Buckets) -> Iterator[tuple[int, Row]]:
+        key = self.forms[: self.key]
+        with _errors(self.sink, "reading its rows"):
+            for batch in piece():
+                for row in rows_of(batch, self.columns, self.forms):
+                    number = buckets.of(row_checksum(row[: self.key], key))
+                    if number is not None:
+                        yield number, row
+
+    def _files(self, sink: FilesSink) -> Iterator[Piece]:
+        """Yield each file."""
+        import pyarrow.dataset as ds
+
+        if (files := _load_files(sink)) is None:
+            return
+        for fragment in files.get_fragments():
+            yield lambda fragment=fragment: ds.Scanner.from_fragment(  # type: ignore[misc]
+                fragment, schema=files.schema, columns=list(self.columns), use_threads=False
+            ).to_batches()
+
+    def _delta(self, sink: DeltaSink, doing: str) -> Iterator[Piece]:
+        """Yield the whole table: its query engine reads files side by side."""
+        from deltalake import QueryBuilder
+
+        table = _load_delta(sink, doing)
+        if table is None:
+            raise SinkUnavailable(sink.uri, doing, "the table is gone")
+        selected = ", ".join(map(quote, self.columns))
+        query = f"SELECT {selected} FROM verified" + (f" WHERE {self.where}" if self.where else "")
+
+        def read() -> Iterator[pa.RecordBatch]:
+            import pyarrow as pa
+
+            for batch in QueryBuilder().register("verified", table).execute(query):
+                yield pa.record_batch(batch)
+
+        yield read
+
+    def _iceberg(self, sink: IcebergSink, doing: str) -> Iterator[Piece]:
+        """Yield each data file, with its deletes."""
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        with sink.open() as lake:
+            table = lake.loaded(doing)
+            snapshot = table.snapshot_by_name(sink.branch)
+            if snapshot is None:
+                return
+            scan = table.scan(self.where or AlwaysTrue(), self.columns, snapshot_id=snapshot.snapshot_id)
+            arrow = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, scan.case_sensitive)
+            for task in scan.plan_files():
+                yield lambda task=task: arrow.to_record_batches([task])  # type: ignore[misc]
+
+
+class _errors:  # noqa: N801 - used like `contextlib.suppress`
+    """Raises the errors of a store as those of this package.
+
+    :param sink: the table.
+    :param doing: what is done.
+    """
+
+    def __init__(self, sink: LakeSink, doing: str) -> None:
+        self.sink, self.doing = sink, doing
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        # Each store and each catalog has errors of its own.
+        if not isinstance(error, Exception) or isinstance(error, KafkaSparkError):
+            return
+        if isinstance(self.sink, IcebergSink):
+            raise self.sink.open().unavailable(self.doing, error) from error
+        raise SinkUnavailable(self.sink.uri, self.doing, f"{type(error).__name__}: {error}") from error
+
+
+def _load_files(sink: FilesSink) -> ds.Dataset | None:
+    """Return the files of complete windows; None if there are none."""
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+    import pyarrow.fs
+
+    columns = [sink.window_column, *sink.partition_by]
+    hive = ds.HivePartitioning(pa.schema([(name, pa.string()) for name in columns]))
+    found: pyarrow.fs.FileSelector | list[str]
+    if sink.renames:
+        if not sink.directory.exists():
+            return None
+        base, filesystem = str(sink.directory), pyarrow.fs.LocalFileSystem()
+        found = pyarrow.fs.FileSelector(base, recursive=True)
+    else:
+        table = open_manifests(sink)
+        base, filesystem = table.store.full(DATA), table.store.filesystem
+        found = [table.store.full(file["path"]) for record in table.visible_records() for file in record.files]
+    given = ds.FileSystemFactoryOptions(partition_base_dir=base, partitioning=hive, selector_ignore_prefixes=[".", "_"])
+    factory = ds.FileSystemDatasetFactory(filesystem, found, ds.ParquetFileFormat(), given)
+    files = factory.finish(factory.inspect(promote_options="permissive", fragments=None if sink.auto_evolve else 1))
+    return files if files.files else None
+
+
+def _load_delta(sink: DeltaSink, doing: str) -> DeltaTable | None:
+    return DeltaLog(sink.store).load(doing)

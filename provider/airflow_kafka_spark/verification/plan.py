@@ -1,0 +1,257 @@
+"""Which columns of which tables are compared, and in which forms; and everything that keeps them from being compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
+from airflow_kafka_spark.errors.base import quote_names
+from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink, PostgresSink
+from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceDatabase
+from airflow_kafka_spark.sources.jdbc.source import JdbcSource
+from airflow_kafka_spark.sources.jdbc.windows import find_relation
+from airflow_kafka_spark.verification.canonical_sql import CanonicalSql, MysqlCanonicalSql, PostgresCanonicalSql
+from airflow_kafka_spark.verification.database_side import DatabaseSide
+from airflow_kafka_spark.verification.forms import RANGE_FORMS, Comparable, Form, form_of
+from airflow_kafka_spark.verification.lake import LakeSide, LakeTable
+from airflow_kafka_spark.verification.options import VerificationOptions
+
+
+@dataclass(frozen=True)
+class VerificationPlan:
+    """What is compared.
+
+    :param source: the source's table.
+    :param sink: the sink's table.
+    :param ranges: True if both tables can be cut by ranges of the key; then the sink is in a database, too.
+    """
+
+    source: DatabaseSide
+    sink: DatabaseSide | LakeSide
+    ranges: bool
+
+
+def make_plan(options: VerificationOptions) -> tuple[VerificationPlan | None, list[Problem]]:
+    """Return what is compared; or None, and all problems."""
+    problems, source, sink = [], options.source, options.sink
+    if not isinstance(source, JdbcSource):
+        problems.append(Problem("source", f"it is of type {type(source).__name__}; expected a JdbcSource"))
+    if not isinstance(sink, (JdbcSource, PostgresSink, DeltaSink, IcebergSink, FilesSink)):
+        expected = "a PostgresSink, a DeltaSink, an IcebergSink, a FilesSink or a JdbcSource"
+        problems.append(Problem("sink", f"it is of type {type(sink).__name__}; expected {expected}"))
+    if isinstance(sink, FilesSink):
+        problems += _files_problems(sink, options.sink_where)
+    if problems:
+        return None, problems
+    left_out = {f"source column `{name}`" for name in options.exclude_columns}
+    problems = [problem for problem in source.validate() if problem.where not in left_out]
+    theirs, of_sink = _sink_table(sink)
+    problems += of_sink
+    if problems or theirs is None:
+        named = {"columns": options.columns, "exclude_columns": options.exclude_columns}
+        waiting = [Unchecked(where, problems[0].where) for where, value in named.items() if value]
+        return None, [*problems, *waiting]
+    database = source.database()
+    with database.session("reading the catalog") as session:
+        ours = DatabaseTable.of(database, session, source)
+        problems = [*_encoding_problems("source", session)]
+    found_plan, wrong = _Planning(options, ours, theirs).plan()
+    return (None if problems else found_plan), [*problems, *wrong]
+
+
+def _files_problems(sink: FilesSink, condition: str) -> Iterator[Problem]:
+    if sink.format != "parquet":
+        yield Problem("sink.format", f"it is `{sink.format}`; only files of `parquet` can be compared")
+    if condition:
+        action = 'Leave `where` out, or give `sink_where=""` if the files have only rows that meet it'
+        yield Problem("sink_where", "rows of files cannot be chosen by a condition", action)
+
+
+def _sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, list[Problem]]:
+    """Return the sink's table; or None, and why it cannot be compared."""
+    if isinstance(sink, (DeltaSink, IcebergSink, FilesSink)):
+        try:
+            if (problems := sink.target_problems()) or (found := LakeTable.load(sink)) is not None:
+                return (None, problems) if problems else (found, [])
+        except KafkaSparkError as error:
+            return None, [Problem("sink", error.found, error.action)]
+        return None, [Problem("sink", f"there is no table {sink.uri}", "Correct its name")]
+    table = JdbcSource(sink.conn_id, sink.table) if isinstance(sink, PostgresSink) else sink
+    assert isinstance(table, JdbcSource)
+    # A sink needs no key of its own, and it may have columns that are not compared.
+    problems = [problem for problem in table.validate() if problem.where != "source.key"]
+    problems = [_of_sink(problem) for problem in problems if not problem.where.startswith("source column ")]
+    if problems:
+        return None, problems
+    database = table.database()
+    with database.session("reading the catalog") as session:
+        return DatabaseTable.of(database, session, table), list(_encoding_problems("sink", session))
+
+
+def _of_sink(problem: Problem) -> Problem:
+    """Return a problem of a table that is read as a source, as one of the sink."""
+    if isinstance(problem, Unchecked):
+        return Unchecked(problem.where.replace("source", "sink", 1), problem.what.replace("source", "sink", 1))
+    return replace(problem, where=problem.where.replace("source", "sink", 1))
+
+
+@dataclass(frozen=True)
+class DatabaseTable:
+    """A table of a database.
+
+    :param database: the server.
+    :param relation: the table or query.
+    :param sql: the database's expressions.
+    """
+
+    database: SourceDatabase
+    relation: Relation
+    sql: CanonicalSql
+
+    @classmethod
+    def of(cls, database: SourceDatabase, session: DatabaseSession, table: JdbcSource) -> DatabaseTable:
+        """Return the table that a source reads."""
+        return cls(database, find_relation(table, session), canonical_sql(database, session))
+
+    @property
+    def name(self) -> str:
+        return self.relation.name
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.relation.columns)
+
+    @property
+    def is_postgres(self) -> bool:
+        """True if it is in PostgreSQL."""
+        return self.database.scheme == "postgres"
+
+    def comparable(self, name: str) -> Comparable | None:
+        """Return a column; None if there is none."""
+        column = self.relation.columns.get(name)
+        return None if column is None else Comparable(name, self.sql.family(column), column.type)
+
+    def side(self, names: Sequence[str], forms: tuple[Form, ...], key: int, where: str, piece_rows: int) -> DatabaseSide:
+        """Return the table with the columns that are compared."""
+        columns = tuple(self.relation.columns[name] for name in names)
+        return DatabaseSide(self.database, self.relation, columns, forms, key, where, self.sql, piece_rows)
+
+
+def canonical_sql(database: SourceDatabase, session: DatabaseSession) -> CanonicalSql:
+    """Return the expressions of a database."""
+    if database.scheme != "postgres":
+        return MysqlCanonicalSql()
+    ((version,),) = session.rows("SELECT current_setting('server_version_num')")
+    return PostgresCanonicalSql(trims=int(version) >= 130_000)
+
+
+@dataclass(frozen=True)
+class _Planning:
+    """Compares the columns of both tables.
+
+    :param options: the arguments.
+    :param ours: the source's table.
+    :param theirs: the sink's table.
+    """
+
+    options: VerificationOptions
+    ours: DatabaseTable
+    theirs: DatabaseTable | LakeTable
+
+    def plan(self) -> tuple[VerificationPlan | None, list[Problem]]:
+        key = tuple(self.options.source.key) or self.ours.relation.key
+        problems = list(self._naming_problems(key))
+        pairs, wrong = self._pairs(self._names(key))
+        problems += wrong
+        if problems:
+            return None, problems
+        names, others, forms = [a for a, _, _ in pairs], [b for _, b, _ in pairs], tuple(form for _, _, form in pairs)
+        size = self.options.chunk_rows
+        source = self.ours.side(names, forms, len(key), self.options.where, size)
+        sink: DatabaseSide | LakeSide
+        if isinstance(self.theirs, LakeTable):
+            sink = LakeSide(self.theirs.sink, tuple(others), forms, len(key), self.options.sink_where)
+        else:
+            sink = self.theirs.side(others, forms, len(key), self.options.sink_where, size)
+        for where, side in (("where", source), ("sink_where", sink)):
+            try:
+                side.explain()
+            except KafkaSparkError as error:
+                problems.append(Problem(where, error.found))
+        ranges = not problems and isinstance(sink, DatabaseSide) and self._by_ranges(source, sink)
+        return (None if problems else VerificationPlan(source, sink, ranges)), problems
+
+    def _names(self, key: Sequence[str]) -> tuple[str, ...]:
+        """Return the source's columns that are compared, those of the key first."""
+        names = self.options.source.include_columns
+        names = self.ours.columns if names is None else names
+        return (*key, *(name for name in names if name not in key and name not in self.options.exclude_columns))
+
+    def _naming_problems(self, key: Sequence[str]) -> Iterator[Problem]:
+        ours = self.ours
+        for where, names in {"columns": self.options.columns, "exclude_columns": self.options.exclude_columns}.items():
+            if unknown := [name for name in names if name not in ours.columns]:
+                yield Problem(where, f"{ours.name} has no column {quote_names(unknown)}; it has {quote_names(ours.columns)}")
+        if left_out := [name for name in key if name in self.options.exclude_columns]:
+            yield Problem("exclude_columns", f"{quote_names(left_out)} is part of the key, by which rows are compared")
+
+    def _pairs(self, names: Sequence[str]) -> tuple[list[tuple[str, str, Form]], list[Problem]]:
+        """Return per column its name, the sink's name, and the form in which both are compared."""
+        problems: list[Problem] = []
+        pairs: list[tuple[str, str, Form]] = []
+        in_postgres = self.ours.is_postgres and isinstance(self.theirs, DatabaseTable) and self.theirs.is_postgres
+        for name in names:
+            other = self.options.columns.get(name, name)
+            a, b = self.ours.comparable(name), self.theirs.comparable(other)
+            if a is None:
+                continue
+            if b is None:
+                found, action = f"{self.theirs.name} has no column `{other}`", 'Name it with `columns={"source": "sink"}`'
+                problems.append(Problem(f"source column `{name}`", found, f"{action}, or leave it out with `exclude_columns=`"))
+            elif (form := form_of(a, b, in_postgres=in_postgres)) is None:
+                found = (
+                    f"it is {a.type}, and `{other}` of {self.theirs.name} is {b.type}; values of these types cannot be compared"
+                )
+                action = "Leave it out with `exclude_columns=`, or cast it with `query=` of the source"
+                problems.append(Problem(f"source column `{name}`", found, action))
+            else:
+                pairs.append((name, other, form))
+        return pairs, problems
+
+    def _by_ranges(self, source: DatabaseSide, sink: DatabaseSide) -> bool:
+        """Return True if both databases have the rows in one order of the key, by an index."""
+        return source.is_indexed and sink.is_indexed and all(self._in_one_order(source, sink))
+
+    def _in_one_order(self, source: DatabaseSide, sink: DatabaseSide) -> Iterator[bool]:
+        for n, form in enumerate(source.forms[: source.key]):
+            pair = source.columns[n], sink.columns[n]
+            families = source.sql.family(pair[0]), sink.sql.family(pair[1])
+            is_same_server = source.database.scheme == sink.database.scheme
+            if form in RANGE_FORMS:
+                # Each side has to understand the other's values as literals. PostgreSQL takes no fraction for an integer.
+                mixed = [
+                    side.database.scheme for side, family in zip((source, sink), families, strict=True) if family == "integer"
+                ]
+                yield (
+                    families[0] == families[1] != "boolean"
+                    or set(families) == {"zoned", "local"}
+                    or (set(families) == {"integer", "decimal"} and mixed == ["mysql"])
+                )
+            elif form == "uuid" and is_same_server:
+                yield families == ("uuid", "uuid")
+            elif form == "text" and is_same_server and families == ("text", "text"):
+                yield _text_order(source, n) == _text_order(sink, n)
+            else:
+                yield False
+
+
+def _text_order(side: DatabaseSide, n: int) -> str:
+    with side.session("asking for the order of a column") as session:
+        return session.text_order(side.relation, side.columns[n])
+
+
+def _encoding_problems(where: str, session: DatabaseSession) -> Iterator[Problem]:
+    if encoding := session.foreign_encoding():
+        found = f"the database's texts are in {encoding}; expected UTF8"
+        yield Problem(f"{where}.conn_id", found, "Checksums of its rows cannot be compared with those of other databases")

@@ -1,0 +1,157 @@
+"""Comparison by ranges of the key, where both databases sort its values the same way and have an index for it.
+
+The source's key is cut along its index, one step per chunk, while earlier chunks are compared. A chunk whose sums differ is cut
+into smaller ones, until it is small enough to be read from both sides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_kafka_spark.verification.database_side import Chunk, DatabaseSide
+from airflow_kafka_spark.verification.forms import Sums
+from airflow_kafka_spark.verification.report import Findings
+from airflow_kafka_spark.verification.work import ProgressLog, Work
+
+log = logging.getLogger(__name__)
+
+FAN_OUT = 16
+"""Into how many pieces a chunk is cut that differs."""
+READ_ROWS = 10_000
+"""Chunks of at most so many rows are read."""
+
+
+@dataclass
+class ScanState:
+    """How far the key is compared.
+
+    :param after: the last key of the last chunk that is compared, with all before it.
+    :param source_rows: rows of the source in these chunks.
+    :param sink_rows: rows of the sink in these chunks.
+    :param chunks: the number of these chunks.
+    :param differing: those of them that differ.
+    """
+
+    after: tuple[str, ...] | None = None
+    source_rows: int = 0
+    sink_rows: int = 0
+    chunks: int = 0
+    differing: list[Chunk] = field(default_factory=list)
+
+    def add(self, chunk: Chunk, source: Sums, sink: Sums) -> None:
+        """Count a chunk that is compared."""
+        self.after = chunk.upto
+        self.source_rows += source.rows
+        self.sink_rows += sink.rows
+        self.chunks += 1
+        if source != sink:
+            self.differing.append(chunk)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value for the state of a task."""
+        return {
+            "after": self.after and list(self.after),
+            "source_rows": self.source_rows,
+            "sink_rows": self.sink_rows,
+            "chunks": self.chunks,
+            "differing": [chunk.to_json() for chunk in self.differing],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ScanState:
+        """Return what :meth:`to_json` has written."""
+        differing = [Chunk.from_json(chunk) for chunk in value["differing"]]
+        after = value["after"]
+        return cls(None if after is None else tuple(after), value["source_rows"], value["sink_rows"], value["chunks"], differing)
+
+
+@dataclass(frozen=True)
+class RangeComparison:
+    """Compares two tables by ranges of the key.
+
+    :param source: the table that is right.
+    :param sink: the table that is compared with it.
+    :param work: does it.
+    :param chunk_rows: rows of a chunk.
+    """
+
+    source: DatabaseSide
+    sink: DatabaseSide
+    work: Work
+    chunk_rows: int
+
+    def scan(self, state: ScanState, saved: Callable[[ScanState], None]) -> None:
+        """Compare the chunks behind those of ``state``, which is brought up to date.
+
+        :param saved: called now and then with the state, from which a later attempt may go on.
+        """
+        with self.source.session("asking for the number of rows") as session:
+            progress = ProgressLog(self.source.estimated_rows(session), state.source_rows)
+        for chunk, (source, sink) in self.work.each(self.both, self._chunks(state)):
+            state.add(chunk, source, sink)
+            progress.add(source.rows)
+            if source != sink:
+                log.info("Rows differ behind %s up to %s: %s, %s", chunk.after, chunk.upto, source, sink)
+            if state.after is not None:
+                saved(state)
+
+    def _chunks(self, state: ScanState) -> Iterator[Chunk]:
+        if (self.source.has_nulls() or self.sink.has_nulls()) and state.after is None:
+            yield Chunk(nulls=True)
+        yield from self._cut(Chunk(state.after), self.source, self.chunk_rows)
+
+    def _cut(self, chunk: Chunk, side: DatabaseSide, size: int) -> Iterator[Chunk]:
+        """Yield chunks of so many rows, as ``side`` has them; the last one reaches to the end."""
+        after = chunk.after
+        while True:
+            rest = Chunk(after, chunk.upto)
+            end = self.work.patiently(lambda rest=rest: self._end(side, rest, size))  # type: ignore[misc]
+            if end is None or end == chunk.upto:
+                yield rest
+                return
+            yield Chunk(after, end)
+            after = end
+
+    @staticmethod
+    def _end(side: DatabaseSide, chunk: Chunk, size: int) -> tuple[str, ...] | None:
+        with side.session("cutting a chunk") as session:
+            return side.end_of(session, chunk, size)
+
+    def both(self, chunk: Chunk) -> tuple[Sums, Sums]:
+        """Return the sums of a chunk in the source and in the sink."""
+        with self.source.session("adding up a chunk of the source") as session:
+            source = self.source.sums(session, chunk)
+        with self.sink.session("adding up a chunk of the sink") as session:
+            return source, self.sink.sums(session, chunk)
+
+    def differing(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Return those of the chunks that differ now."""
+        return [chunk for chunk, (source, sink) in self.work.each(self.both, chunks) if source != sink]
+
+    def name_differences(self, chunks: list[Chunk], findings: Findings) -> None:
+        """Find the rows that differ in these chunks."""
+        for chunk in chunks:
+            self._name(chunk, findings)
+
+    def _name(self, chunk: Chunk, findings: Findings) -> None:
+        source, sink = self.work.patiently(lambda: self.both(chunk))
+        if source == sink:
+            return
+        larger, rows = (self.source, source.rows) if source.rows >= sink.rows else (self.sink, sink.rows)
+        if rows > READ_ROWS and not chunk.nulls:
+            pieces = list(self._cut(chunk, larger, max(READ_ROWS // 2, -(-rows // FAN_OUT))))
+            # Rows of one key cannot be cut.
+            if len(pieces) > 1:
+                self.name_differences(self.differing(pieces), findings)
+                return
+        self.work.patiently(lambda: self._read(chunk, findings))
+
+    def _read(self, chunk: Chunk, findings: Findings) -> None:
+        with self.source.session("reading a chunk of the source") as session:
+            source = list(self.source.rows(session, chunk))
+        with self.sink.session("reading a chunk of the sink") as session:
+            sink = list(self.sink.rows(session, chunk))
+        findings.compare(source, sink)

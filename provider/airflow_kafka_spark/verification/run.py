@@ -1,0 +1,168 @@
+"""A verification from its plan to its report, and the state with which a retry goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from airflow_kafka_spark.verification.buckets import BucketComparison
+from airflow_kafka_spark.verification.database_side import DatabaseSide
+from airflow_kafka_spark.verification.options import VerificationOptions
+from airflow_kafka_spark.verification.plan import VerificationPlan
+from airflow_kafka_spark.verification.ranges import RangeComparison, ScanState
+from airflow_kafka_spark.verification.report import Findings, VerificationReport
+from airflow_kafka_spark.verification.work import Work
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=Sized)
+
+STATE_KEY = "kafka_spark.verification"
+"""The key of the state in Airflow's store."""
+SAVE_SECONDS = 10.0
+
+
+class StateStore(Protocol):
+    """Airflow's store of the state of a task instance."""
+
+    def get(self, key: str) -> Any: ...
+
+    def set(self, key: str, value: Any) -> None: ...
+
+    def delete(self, key: str) -> None: ...
+
+
+@dataclass
+class SavedState:
+    """The state of a scan in Airflow's store, for a retry of the task.
+
+    Guarantee: a store that fails never fails the task, which then begins anew.
+
+    :param store: None without one (before Airflow 3.3).
+    :param fingerprint: of what is compared: the state of another comparison is not used.
+    """
+
+    store: StateStore | None
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        self._saved = time.monotonic()
+
+    def load(self) -> ScanState:
+        """Return the state that an earlier attempt has saved, else that of a new scan."""
+        try:
+            found = self.store.get(STATE_KEY) if self.store is not None else None
+            if found and found["fingerprint"] == self.fingerprint:
+                state = ScanState.from_json(found)
+                log.info("An earlier attempt has compared %d chunks, up to %s", state.chunks, state.after)
+                return state
+        except Exception as error:
+            log.warning("The state of an earlier attempt cannot be used: %s", error)
+        return ScanState()
+
+    def save(self, state: ScanState) -> None:
+        """Save the state, every few seconds."""
+        if self.store is None or time.monotonic() - self._saved < SAVE_SECONDS:
+            return
+        self._saved = time.monotonic()
+        try:
+            self.store.set(STATE_KEY, {"fingerprint": self.fingerprint, **state.to_json()})
+        except Exception as error:
+            log.warning("The state was not saved; a retry would begin anew: %s", error)
+
+    def forget(self) -> None:
+        """Remove the state: the next attempt begins anew."""
+        try:
+            if self.store is not None:
+                self.store.delete(STATE_KEY)
+        except Exception as error:
+            log.warning("The state was not removed: %s", error)
+
+
+def verify(plan: VerificationPlan, options: VerificationOptions, work: Work, store: StateStore | None) -> VerificationReport:
+    """Compare both tables, and return what was found.
+
+    :param work: does it.
+    :param store: Airflow's store; None without one.
+    :raises SourceUnavailable: a server does not answer.
+    :raises SourceRejected: a server refuses a statement.
+    """
+    began = time.monotonic()
+    names = tuple(column.name for column in plan.source.columns)
+    findings = Findings(names, plan.source.forms, plan.source.key, options.max_keys)
+    counts = _by_ranges(plan, options, work, store, findings) if plan.ranges else _by_buckets(plan, options, work, findings)
+    return VerificationReport(
+        source=options.source.uri,
+        sink=options.sink.uri,
+        method="ranges" if plan.ranges else "buckets",
+        columns=names,
+        source_rows=counts.source_rows,
+        sink_rows=counts.sink_rows,
+        chunks=counts.chunks,
+        differing_chunks=counts.differing,
+        settled_chunks=counts.settled,
+        counts=dict(findings.counts),
+        differences=tuple(findings.kept),
+        uncounted_chunks=counts.uncounted,
+        seconds=time.monotonic() - began,
+    )
+
+
+@dataclass(frozen=True)
+class ChunkCounts:
+    """The counts of a report that do not depend on the method."""
+
+    source_rows: int
+    sink_rows: int
+    chunks: int
+    differing: int
+    settled: int
+    uncounted: int = 0
+
+
+def _by_ranges(
+    plan: VerificationPlan, options: VerificationOptions, work: Work, store: StateStore | None, findings: Findings
+) -> ChunkCounts:
+    assert isinstance(plan.sink, DatabaseSide)
+    comparison = RangeComparison(plan.source, plan.sink, work, options.chunk_rows)
+    saved = SavedState(store, _fingerprint(plan.source, plan.sink, options))
+    state = saved.load()
+    comparison.scan(state, saved.save)
+    left = _rechecked(options, work, state.differing, comparison.differing)
+    comparison.name_differences(left, findings)
+    saved.forget()
+    settled = len(state.differing) - len(left)
+    return ChunkCounts(state.source_rows, state.sink_rows, state.chunks, len(state.differing), settled)
+
+
+def _by_buckets(plan: VerificationPlan, options: VerificationOptions, work: Work, findings: Findings) -> ChunkCounts:
+    comparison = BucketComparison(plan.source, plan.sink, work)
+    found = comparison.scan()
+    left = _rechecked(options, work, found.differing, lambda some: comparison.differing(found.buckets, some))
+    uncounted = comparison.name_differences(found.buckets, left, findings)
+    differing, settled = len(found.differing), len(found.differing) - len(left)
+    return ChunkCounts(found.source_rows, found.sink_rows, found.buckets.count, differing, settled, uncounted)
+
+
+def _rechecked(options: VerificationOptions, work: Work, chunks: C, differing: Callable[[C], C]) -> C:
+    """Return those of the chunks that differ each time that they are compared again."""
+    for number in range(options.rechecks):
+        if not chunks:
+            break
+        log.info("Recheck %d: %d chunks differ, compared again in %g s", number + 1, len(chunks), options.recheck_delay)
+        work.wait(options.recheck_delay)
+        chunks = differing(chunks)
+    return chunks
+
+
+def _fingerprint(source: DatabaseSide, sink: DatabaseSide, options: VerificationOptions) -> str:
+    sides = [
+        [side.database.uri, side.name, side.where, [column.name for column in side.columns], list(side.forms)]
+        for side in (source, sink)
+    ]
+    return hashlib.sha256(json.dumps([sides, options.chunk_rows]).encode()).hexdigest()

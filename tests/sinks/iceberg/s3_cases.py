@@ -1,0 +1,130 @@
+"""The Iceberg sink with a Glue catalog and files in S3, as moto has both. Run by ``tests/test_s3.py``.
+
+moto's Glue replaces a table whatever version the request names: who looks and commits at one instant is not tested here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.table import Table
+
+from airflow_kafka_spark.errors import SinkUnavailable
+from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
+from tests.sinks.attempt import Victim, apply
+from tests.sinks.feed import SCHEMA, Feed, replayed
+from tests.sinks.oracle import same_multiset
+from tests.sinks.postgres.kit import Pipeline, dead, write
+from tests.support.s3 import Bucket, EmbeddedS3
+
+KEYED = pa.schema([("id", pa.int64()), ("v", pa.string())])
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A table in a bucket and a database of Glue of its own, read by pyiceberg; objects are listed by boto3."""
+
+    bucket: Bucket
+    options: dict[str, str]
+    sink: IcebergSink
+
+    def table(self) -> Table:
+        with load_catalog("lake", **self.options) as catalog:
+            return catalog.load_table(self.sink.table)
+
+    def read(self, *only: str) -> list[dict[str, Any]]:
+        found = self.table().scan().to_arrow()
+        return found.select(list(only)).to_pylist() if only else found.select(SCHEMA.names).cast(SCHEMA).to_pylist()
+
+    def ids(self) -> list[int]:
+        return [line["id"] for line in self.read("id")]
+
+    def of_others(self, *ids: int) -> None:
+        with load_catalog("lake", **self.options) as catalog:
+            table = catalog.load_table(self.sink.table)
+            schema = table.schema().as_arrow()
+            columns = {f.name: pa.nulls(len(ids), f.type) for f in schema} | {"id": pa.array(ids, pa.int64())}
+            table.append(pa.table(columns, schema=schema))
+
+    def leftovers(self) -> list[str]:
+        """Return objects that neither a snapshot names nor the catalog has written."""
+        table = self.table()
+        named = {path for snapshot in table.snapshots() for path in _files(table, snapshot)}
+        there = [f"s3://{self.bucket.name}/{key}" for key in self.bucket.objects()]
+        return [name for name in there if name not in named and not name.endswith((".metadata.json", "/"))]
+
+
+def _files(table: Table, snapshot: Any) -> set[str]:
+    manifests = snapshot.manifests(table.io)
+    entries = [entry.data_file.file_path for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io)]
+    return {snapshot.manifest_list, *(manifest.manifest_path for manifest in manifests), *entries}
+
+
+@pytest.fixture
+def lake(s3: EmbeddedS3, unique: Callable[[str], str]) -> Lake:
+    bucket, (key, secret) = s3.create_bucket(unique("bucket")), s3.credentials
+    access = {"region": "us-east-1", "access-key-id": key, "secret-access-key": secret, "endpoint": s3.url}
+    options = {f"{service}.{name}": value for service in ("glue", "s3") for name, value in access.items()}
+    options |= {"type": "glue", "warehouse": f"s3://{bucket.name}/lake"}
+    database = unique("db").replace("-", "_")
+    os.environ["AIRFLOW_CONN_GLUE"] = json.dumps({"conn_type": "iceberg", "extra": {"name": "lake", **options}})
+    return Lake(bucket, options, IcebergSink(f"{database}.orders", "glue"))
+
+
+def test_windows_are_there_once_with_their_values_and_a_replay_replaces_its_own(lake):
+    feed = Feed(SCHEMA)
+    jobs = [feed.next() for _ in range(2)]
+    assert lake.sink.validate(feed.shape) == [] and lake.sink.last_applied(feed.pipeline) is None
+    for job in (*jobs, *jobs):
+        assert apply(lake.sink, job).ranges == job.window.ranges
+    same_multiset([line for job in jobs for line in job.expected], lake.read())
+    again = replayed(jobs[0], first=5)
+    apply(lake.sink, again)
+    assert Counter(lake.ids()) == Counter([*again.ids, *jobs[1].ids])
+    assert lake.leftovers() == []
+
+
+@pytest.mark.parametrize("point", ["split.flushed", "sink.in_transaction", "sink.committed"])
+def test_a_killed_attempt_is_repeated_and_leaves_nothing(lake, tmp_path, point):
+    feed = Feed(SCHEMA)
+    first, job, third = feed.next(3, 2, 1), feed.next(), feed.next(1, 1, 1)
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, point, tmp_path / "victim") as victim:
+        assert victim.died()
+    assert Counter(lake.ids()) == Counter(first.ids + (job.ids if point == "sink.committed" else []))
+    lake.of_others(-1)
+    for one in (job, third):
+        apply(lake.sink, one)
+    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1])
+    assert lake.leftovers() == []
+
+
+def test_an_upsert_deletes_and_updates_once_and_a_zombie_of_it_changes_nothing(lake, tmp_path):
+    sink, pipeline = replace(lake.sink, mode="upsert", key="id", delete_enabled=True), Pipeline(KEYED, tombstones=True)
+    write(sink, pipeline, [{"id": i, "v": "old"} for i in range(4)])
+    job = pipeline.job([dead(0), {"id": 1, "v": "new"}])
+    with Victim(sink, job, "sink.in_transaction:stop", tmp_path / "zombie") as zombie:
+        assert zombie.stopped()
+        apply(sink, job)
+        write(sink, pipeline, [{"id": 0, "v": "back"}, {"id": 1, "v": "newest"}])
+        zombie.wake()
+    rows = Counter((line["id"], line["v"]) for line in lake.read("id", "v"))
+    assert rows == Counter({(0, "back"): 1, (1, "newest"): 1, (2, "old"): 1, (3, "old"): 1})
+    assert lake.leftovers() == []
+
+
+def test_a_table_that_cannot_be_reached_is_reported_without_the_secret(lake):
+    wrong = {**lake.options, "glue.endpoint": "http://127.0.0.1:1", "glue.max-retries": "1"}
+    os.environ["AIRFLOW_CONN_GLUE"] = json.dumps({"conn_type": "iceberg", "extra": {"name": "lake", **wrong}})
+    problems = [str(problem) for problem in lake.sink.target_problems()]
+    assert len(problems) == 1 and lake.options["s3.secret-access-key"] not in problems[0]
+    with pytest.raises(SinkUnavailable):
+        lake.sink.last_applied("p")

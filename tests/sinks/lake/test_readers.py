@@ -1,0 +1,157 @@
+"""Lake tables that Spark compacts while windows arrive, read by Spark, DuckDB, polars, deltalake and pyiceberg."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from airflow_kafka_spark.hooks import jars
+from tests.sinks import spark_reader
+from tests.sinks.attempt import apply
+from tests.sinks.delta.cases import DeltaCase
+from tests.sinks.feed import SCHEMA, Feed, Job
+from tests.sinks.files.test_readers import from_spark
+from tests.sinks.iceberg.cases import NAME, IcebergCase
+from tests.sinks.lake.conftest import KINDS
+from tests.sinks.oracle import same_multiset
+
+PACKAGES = (
+    "io.delta:delta-spark_2.13:4.0.0",
+    "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
+    "org.xerial:sqlite-jdbc:3.50.3.0",
+)
+EXTENSIONS = (
+    "io.delta.sql.DeltaSparkSessionExtension",
+    "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+)
+COMPACTIONS, WINDOWS = 2, 12
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A table of many windows, which others have compacted meanwhile.
+
+    :param expected: its rows.
+    :param by_spark: the rows that Spark has read.
+    """
+
+    lake: DeltaCase | IcebergCase
+    expected: list[dict[str, Any]]
+    by_spark: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Filled]:
+    """Fill a table of each kind while one Spark compacts both."""
+    here, feed = tmp_path_factory.mktemp("lakes"), Feed(SCHEMA)
+    lakes = {kind: make(here / kind / "orders") for kind, make in KINDS.items()}
+    delta, iceberg = lakes["delta"], lakes["iceberg"]
+    settings = {
+        "spark.jars": ",".join(str(path) for package in PACKAGES for path in jars.resolve([package], exclude_bundled=True)),
+        "spark.sql.extensions": ",".join(EXTENSIONS),
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.lake.type": "jdbc",
+        "spark.sql.catalog.lake.uri": f"jdbc:{iceberg.options['uri'].replace(':///', ':')}",
+        "spark.sql.catalog.lake.warehouse": iceberg.options["warehouse"],
+    }
+    began, compacted = (spark_reader.Meeting(here / f"{name} here", here / f"{name} there") for name in ("began", "compacted"))
+    rewrite = f"CALL lake.system.rewrite_data_files(table => '{NAME}', options => map('min-input-files', '2'))"
+    compaction = (spark_reader.Statement(f"OPTIMIZE delta.`{delta.path}`"), spark_reader.Statement(rewrite))
+    requests = [
+        began,
+        *(compaction * COMPACTIONS),
+        compacted,
+        spark_reader.Statement(f"SELECT * FROM delta.`{delta.path}`"),
+        spark_reader.Statement(f"SELECT * FROM lake.{NAME}"),
+    ]
+    expected: list[dict[str, Any]] = []
+
+    def move(job: Job) -> None:
+        expected.extend(job.expected)
+        for lake in lakes.values():
+            apply(lake.sink, job)
+
+    for _ in range(2):
+        move(feed.next(60, 3, 0))
+    with ThreadPoolExecutor(1) as pool:
+        spark = pool.submit(spark_reader.read, requests, here, "UTC", settings)
+        _until(began.here, spark)
+        began.there.touch()
+        for _ in range(WINDOWS):
+            move(feed.next(2, 1, 0))
+        compacted.there.touch()
+        answers = spark.result()
+    changed = [answers[1 + at :: 2][:COMPACTIONS] for at in (0, 1)]
+    assert any(rows[0]["metrics"]["numFilesRemoved"] for rows in changed[0]), changed[0]
+    assert any(rows[0]["rewritten_data_files_count"] for rows in changed[1]), changed[1]
+    return {kind: Filled(lakes[kind], expected, rows) for kind, rows in zip(lakes, answers[-2:], strict=True)}
+
+
+def _until(path: Path, spark: Any) -> None:
+    import time
+
+    while not path.exists():
+        assert not spark.done() or spark.result() is None, "Spark ended"
+        time.sleep(0.02)
+
+
+def _plain(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows in the types that they were written in; polars and DuckDB have maps as lists."""
+    table = table.select(SCHEMA.names)
+    entries = table.column("counts").combine_chunks().to_pylist()
+    rest = table.drop_columns(["counts"]).cast(pa.schema([f for f in SCHEMA if f.name != "counts"])).to_pylist()
+
+    def pairs(value: Any) -> Any:
+        items = value.items() if isinstance(value, dict) else value
+        return items and sorted(tuple(item.values()) if isinstance(item, dict) else tuple(item) for item in items)
+
+    return [{**line, "counts": pairs(value)} for line, value in zip(rest, entries, strict=True)]
+
+
+def _by_polars(lake: DeltaCase | IcebergCase) -> pa.Table:
+    if isinstance(lake, DeltaCase):
+        return pl.scan_delta(str(lake.path)).collect().to_arrow()
+    table = lake.table()
+    assert table is not None
+    return pl.scan_iceberg(table).collect().to_arrow()
+
+
+def _by_duckdb(lake: DeltaCase | IcebergCase) -> pa.Table:
+    """Return what DuckDB reads without an extension: the files that deltalake or pyiceberg name."""
+    if isinstance(lake, DeltaCase):
+        orders = DeltaTable(lake.path).to_pyarrow_dataset()  # noqa: F841
+        return duckdb.sql("SELECT * FROM orders").to_arrow_table()
+    table = lake.table()
+    assert table is not None
+    paths = ["/" + task.file.file_path.removeprefix("file:").lstrip("/") for task in table.scan().plan_files()]
+    return duckdb.read_parquet(paths).to_arrow_table()
+
+
+def _by_library(lake: DeltaCase | IcebergCase) -> pa.Table:
+    if isinstance(lake, DeltaCase):
+        return DeltaTable(lake.path).to_pyarrow_table()
+    table = lake.table()
+    assert table is not None
+    return table.scan().to_arrow()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_spark_reads_every_record_once_with_its_values_after_its_own_compactions(filled, kind):
+    found = filled[kind]
+    same_multiset(found.expected, [from_spark(line, SCHEMA) for line in found.by_spark])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reader", [_by_polars, _by_duckdb, _by_library])
+def test_other_readers_find_every_record_once_with_its_values(filled, kind, reader):
+    found = filled[kind]
+    same_multiset(found.expected, _plain(reader(found.lake)))

@@ -1,0 +1,346 @@
+"""Snapshots: rows that are there, then the log, without a gap and without a double."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pymysql
+import pytest
+
+from airflow_kafka_spark.errors import LogLost, SourceRejected
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import Place
+from tests.sources.mysql_cdc.kit import Binlog
+from tests.sources.postgres_cdc.kit import Copy, Windows, changes
+
+BUSY = (1205, 1213)
+
+
+def shop_session(shop: Binlog) -> Any:
+    """Return a session whose transactions are open until they are ended."""
+    settings = "SET innodb_lock_wait_timeout = 0, lock_wait_timeout = 1"
+    return shop.server.connect(autocommit=False, ssl_disabled=True, init_command=settings)
+
+
+class Traffic:
+    """Random transactions on tables with keys of several types, some of which stay open for a while."""
+
+    KEYS = {
+        "num": ("id int unsigned PRIMARY KEY", lambda n: {"id": n}),
+        "txt": (
+            "id varchar(30) COLLATE utf8mb4_general_ci PRIMARY KEY",
+            lambda n: {"id": "'" + ["a", "B", "ä", "-", "_", "z", "Z", "ß "][n % 8] + "%'" + f" '{n}'"},
+        ),
+        "two": (
+            "a varchar(9) CHARACTER SET latin1, b decimal(6,2), at datetime(1), PRIMARY KEY (b, a, at)",
+            lambda n: {"b": n % 5 / 4 - 1, "a": f"'k{n % 3}\\\\'", "at": f"'2026-01-01' + INTERVAL {n} DAY"},
+        ),
+        "raw": ("id binary(3) PRIMARY KEY, UNIQUE (note)", lambda n: {"id": f"X'{n % 7:02x}00{n:02x}'"}),
+        "ord": ("id enum('z', 'a', 'm', 'q'), n int, PRIMARY KEY (id, n)", lambda n: {"id": n % 4 + 1, "n": n}),
+    }
+
+    def __init__(self, shop: Binlog, seed: int, truncates: bool) -> None:
+        self.shop, self.random, self.truncates = shop, random.Random(seed), truncates
+        self.open: list[Any] = []
+        self.added = 0
+        shop.execute("SET innodb_lock_wait_timeout = 0")
+        for name, (key, _) in self.KEYS.items():
+            columns, _, rest = key.partition(", UNIQUE")
+            shop.execute(f"CREATE TABLE {name} (note varchar(40), {columns}{', UNIQUE' + rest if rest else ''})")
+            for n in range(0, 200, 3):
+                shop.execute(self._insert(name, n))
+        shop.execute("CREATE TABLE loose (id int UNIQUE, note text)")
+        shop.execute("INSERT INTO loose SELECT seq, 'first' FROM seq_1_to_20")
+        shop.execute("CREATE TABLE hot (id int PRIMARY KEY, count int)", "INSERT INTO hot SELECT seq, 0 FROM seq_1_to_60")
+
+    def _insert(self, name: str, n: int) -> str:
+        key = self.KEYS[name][1](n)
+        note = f"'{self.random.random()}'"
+        return f"INSERT IGNORE INTO {name} ({', '.join(key)}, note) VALUES ({', '.join(map(str, key.values()))}, {note})"
+
+    def _where(self, name: str, n: int) -> str:
+        return " AND ".join(f"{column} = {value}" for column, value in self.KEYS[name][1](n).items())
+
+    def change(self, count: int) -> None:
+        for _ in range(count):
+            pick = self.random.random()
+            if pick < 0.06 and not self.open:
+                self._define(self.random.choice(list(self.KEYS)))
+            elif pick < 0.2 and len(self.open) < 4:
+                self.open.append(shop_session(self.shop))
+                self._some(self.open[-1])
+            elif pick < 0.4 and self.open:
+                self._end(self.open.pop(self.random.randrange(len(self.open))))
+            else:
+                self.shop.execute("START TRANSACTION")
+                self._some(self.shop.connection)
+                self.shop.execute("COMMIT")
+
+    def _define(self, name: str) -> None:
+        """Truncate, rebuild, or change a table."""
+        self.added += 1
+        statements = [f"ALTER TABLE {name} ADD COLUMN more{self.added} int DEFAULT 5 FIRST", f"ALTER TABLE {name} FORCE"]
+        statements += [f"CREATE TABLE new_{name} LIKE {name}; INSERT INTO new_{name} SELECT * FROM {name}; "
+                       f"RENAME TABLE {name} TO old_{name}, new_{name} TO {name}; DROP TABLE old_{name}"]  # fmt: skip
+        if self.truncates:
+            statements.append(f"TRUNCATE {name}")
+        self.shop.execute(*self.random.choice(statements).split("; "))
+
+    def _end(self, session: Any) -> None:
+        session.rollback() if self.random.random() < 0.2 else session.commit()
+        session.close()
+
+    def close(self) -> None:
+        while self.open:
+            self._end(self.open.pop())
+
+    def _some(self, session: Any) -> None:
+        for _ in range(self.random.randint(1, 6)):
+            try:
+                with session.cursor() as cursor:
+                    cursor.execute(self._one())
+            except pymysql.Error as error:
+                if error.args[0] not in BUSY:
+                    raise
+
+    def _one(self) -> str:
+        pick, n, note = self.random.random(), self.random.randrange(220), f"'{self.random.random()}'"
+        name = self.random.choice([*self.KEYS, "loose"])
+        if name == "loose":
+            n %= 30
+            if pick < 0.3:
+                return f"INSERT IGNORE INTO loose VALUES ({n}, {note})"
+            return f"UPDATE loose SET note = {note} WHERE id = {n}" if pick < 0.7 else f"DELETE FROM loose WHERE id = {n}"
+        where = self._where(name, n)
+        if pick < 0.35:
+            return self._insert(name, n)
+        if pick < 0.6:
+            return f"UPDATE {name} SET note = {note} WHERE {where}"
+        if pick < 0.8:
+            key = self.KEYS[name][1](self.random.randrange(220)).items()
+            if name == "txt" and pick < 0.7:  # the same key for the server, and another one for Kafka
+                key = {"id": "IF(BINARY id = UPPER(id), LOWER(id), UPPER(id))"}.items()
+            return f"UPDATE IGNORE {name} SET {', '.join(f'{c} = {v}' for c, v in key)} WHERE {where}"
+        return f"DELETE FROM {name} WHERE {where}"
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Two sessions change rows of the table ``hot`` all the time."""
+        done, errors = threading.Event(), list[BaseException]()
+
+        def count(seed: int) -> None:
+            own = random.Random(seed)
+            try:
+                with self.shop.server.connect(ssl_disabled=True) as session, session.cursor() as cursor:
+                    while not done.wait(0.001):
+                        id = own.randrange(60)
+                        cursor.execute(f"UPDATE hot SET count = count + 1 WHERE id = {id}")
+                        if own.random() < 0.2:
+                            cursor.execute(f"DELETE FROM hot WHERE id = {own.randrange(60)}")
+                        cursor.execute(f"INSERT IGNORE INTO hot VALUES ({own.randrange(60)}, 0)")
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=count, args=[number]) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+        assert errors == []
+
+    def compare(self, copy: Copy) -> None:
+        """Compare the copies with the tables."""
+        for name in (*self.KEYS, "loose", "hot"):
+            note = "count" if name == "hot" else "note"
+            found = sorted(str(after[note]) for after in copy.tables.get(name, {}).values())
+            assert sorted(str(row[0]) for row in self.shop.rows(f"SELECT {note} FROM {name}")) == found, name
+
+
+@pytest.mark.parametrize(("seed", "truncates"), [(1, False), (2, True)])
+def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_again(shop: Binlog, seed, truncates):
+    """Changes go on before, between and within the chunks of a window; attempts die and read chunks again, in other snapshots."""
+    traffic = Traffic(shop, seed, truncates)
+    source = shop.source(
+        snapshot="initial",
+        snapshot_chunk_rows=9,
+        snapshot_chunks_per_window=3,
+        message_key_columns={"shop.loose": ["id"]},
+        tables=[*Traffic.KEYS, "loose", "hot"],
+        max_binlog_bytes=1 << 16,
+        **({"skipped_operations": ()} if truncates else {}),
+    )
+    assert source.validate() == []
+    windows, copy, kinds, behind = Windows(source), Copy(), list[str](), (0, 0)
+    for _ in range(100):
+        traffic.change(traffic.random.randint(0, 8))
+        window = windows.freeze()
+        kinds.append("none" if not window.splits else "chunks" if "table" in window.splits[0] else "log")
+        published: set[int] = set()
+        with traffic.counting() if kinds[-1] == "chunks" else nullcontext():
+            while len(published) < len(window.splits):
+                for index in set(range(len(window.splits))) - published:
+                    traffic.change(traffic.random.randint(0, 6))
+                    records = windows.read_split(window, index)
+                    if traffic.random.random() < 0.7:  # else the attempt dies before its marker
+                        published.add(index)
+                        copy.apply(records)
+        windows.close(window)
+        position = windows.position or {}
+        if kinds[-1] == "chunks":
+            assert Place.parse(position["place"]).order >= behind, "the log was not read up to the chunks before"
+            behind = Place.parse(position["snapshot"]["behind"]).order
+        if not position.get("snapshot") and kinds.count("log") > 20:
+            break
+    traffic.close()
+    copy.apply(windows.drain())
+    traffic.compare(copy)
+    assert copy.count["r"] > 300 and copy.count["u"] > 20, copy.count
+    assert kinds.count("chunks") > 8 and "snapshot" not in (windows.position or {})
+
+
+def filled(shop: Binlog, count: int = 30) -> Binlog:
+    """Return the log of a table of orders that has rows."""
+    shop.execute("CREATE TABLE orders (id int PRIMARY KEY, note text)")
+    shop.execute(f"INSERT INTO orders SELECT seq, 'first' FROM seq_1_to_{count}")
+    return shop
+
+
+def test_with_only_nothing_follows_the_rows_and_the_changes_up_to_them(shop: Binlog):
+    windows = filled(shop).windows(snapshot="only", snapshot_chunk_rows=7, snapshot_chunks_per_window=2)
+    found = windows.next()
+    shop.execute("UPDATE orders SET note = 'second' WHERE id = 3", "INSERT INTO orders VALUES (0, 'early'), (31, 'late')")
+    found += windows.drain()
+    assert sorted(r["key"]["id"] for r in found if r["value"]["op"] == "r") == list(range(1, 32))
+    assert [(op, after["id"]) for op, _, after in changes(found) if op != "r"] == [("u", 3), ("c", 0)]
+    shop.execute("INSERT INTO orders VALUES (99, 'later')")
+    for _ in range(2):
+        assert windows.next() == []
+    assert windows.source.bytes_behind(windows.position or {}) == 0
+
+
+def test_a_lost_log_is_followed_by_another_snapshot_where_it_is_when_needed(shop: Binlog):
+    filled(shop, 1)
+    strict, lenient = shop.windows(snapshot="initial"), shop.windows(snapshot="when_needed")
+    for windows in (strict, lenient):
+        assert [change[0] for change in changes(windows.drain())] == ["r"]
+        position: Any = windows.position
+        windows.position = {**position, "log": {**position["log"], "created": 1}}
+    shop.execute("INSERT INTO orders VALUES (2, 'unseen')")
+    with pytest.raises(LogLost, match="was begun at another time"):
+        strict.freeze()
+    assert sorted(record["key"]["id"] for record in lenient.drain()) == [1, 2]
+    shop.execute("INSERT INTO orders VALUES (3, 'three')")
+    assert [change[0] for change in changes(lenient.drain())] == ["c"]
+
+
+def test_a_key_that_changes_within_a_snapshot_is_refused_and_so_is_its_collation(shop: Binlog):
+    shop.execute("CREATE TABLE a (id varchar(9) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci PRIMARY KEY, n int)")
+    shop.execute("INSERT INTO a SELECT seq, seq FROM seq_1_to_30")
+    windows = shop.windows(snapshot="initial", snapshot_chunk_rows=5, snapshot_chunks_per_window=1)
+    window = windows.freeze()
+    shop.execute("UPDATE a SET n = 0 WHERE id = '1'")
+    windows.read(window)
+    windows.close(window)
+    in_between = windows.position
+    windows.next()
+    kept = windows.position
+    for changed, found in (
+        ("MODIFY id varchar(9) COLLATE utf8mb4_bin", "utf8mb4_bin.*was begun by id"),
+        ("DROP PRIMARY KEY, ADD PRIMARY KEY (id, n)", r"its key is id \(.*\), n \(number\), and its snapshot was begun by id"),
+        ("MODIFY id bigint, DROP PRIMARY KEY, ADD PRIMARY KEY (id)", r"its key is id \(number\)"),
+    ):
+        windows.position = kept
+        shop.execute(f"ALTER TABLE a {changed}")
+        with pytest.raises(SourceRejected, match=found):
+            windows.freeze()
+    windows.position = in_between
+    shop.execute("UPDATE a SET n = 0 WHERE id = 2")
+    with pytest.raises(SourceRejected, match="column `id` is not as it was"):
+        windows.next()
+
+
+def test_a_table_that_is_truncated_before_its_snapshot_is_used_is_read_in_another_one(shop: Binlog, monkeypatch):
+    """As one that is swapped for another one: their rows would not be those of the place."""
+    from airflow_kafka_spark.sources.mysql_cdc.tasks import snapshot
+
+    filled(shop)
+    shop.execute("CREATE TABLE swapped (id int PRIMARY KEY, note text)", "INSERT INTO swapped VALUES (50, 'other')")
+    original, statements = snapshot.take_snapshot, ["TRUNCATE orders", "INSERT INTO orders VALUES (7, 'new')",
+        "RENAME TABLE orders TO gone, swapped TO orders", "INSERT INTO orders VALUES (8, 'newer')"]  # fmt: skip
+    windows = shop.windows(snapshot="initial", tables=["orders"])
+    window = windows.freeze()
+
+    def take(connection: Any) -> Place:
+        place = original(connection)
+        shop.execute(*statements[:2])
+        del statements[:2]
+        return place
+
+    monkeypatch.setattr(snapshot, "take_snapshot", take)
+    assert [record["key"]["id"] for record in windows.read(window)] == [8, 50]
+    windows.close(window)
+    assert windows.drain() == []
+
+
+def test_rows_that_a_new_snapshot_would_not_have_are_waited_for(shop: Binlog, monkeypatch):
+    """A chunk includes all that windows of the log have left to it."""
+    from airflow_kafka_spark.sources.mysql_cdc.tasks import snapshot
+
+    early = Place.parse(filled(shop, 2).end())
+    shop.execute("UPDATE orders SET note = 'second'", "FLUSH BINARY LOGS")
+    late = Place.parse(shop.end())
+    shop.execute("FLUSH BINARY LOGS")
+    windows = shop.windows(snapshot="initial")
+    window = windows.freeze()
+    original, taken = snapshot.take_snapshot, list[Place]()
+
+    def take(connection: Any) -> Place:
+        taken.append(original(connection))
+        return [early, early, late][len(taken) - 1]
+
+    monkeypatch.setattr(snapshot, "take_snapshot", take)
+    assert len(windows.read(window)) == 2 and len(taken) == 3, "behind the last one are events of the server's own only"
+
+
+def test_a_truncate_waits_for_the_chunk_that_is_being_read(shop: Binlog, monkeypatch):
+    windows = filled(shop, 9).windows(snapshot="initial")
+    monkeypatch.setattr("airflow_kafka_spark.sources.cdc.tasks.reader.BATCH_ROWS", 1)
+    reader = windows.source.reader(windows.freeze().splits, None)
+    assert not isinstance(reader, str)
+    batches = reader.read(0)
+    assert next(batches).num_rows == 1
+    shop.execute("SET lock_wait_timeout = 0")
+    with pytest.raises(pymysql.Error, match="Lock wait timeout"):
+        shop.execute("TRUNCATE orders")
+    assert sum(batch.num_rows for batch in batches) == 8
+    shop.execute("SET lock_wait_timeout = 30", "TRUNCATE orders")
+
+
+def test_a_chunk_that_is_given_up_leaves_out_its_rows_as_they_were(shop: Binlog):
+    windows = filled(shop, 20).windows(snapshot="initial", snapshot_chunk_rows=10, snapshot_chunks_per_window=2)
+    window = windows.freeze()
+    assert len(windows.read_split(window, 0)) == 10
+    windows.tokens[1] = window.splits[1]["if_given_up"]
+    windows.close(window)
+    shop.execute("UPDATE orders SET note = 'second' WHERE id IN (5, 15)")
+    found = windows.drain()
+    assert [(op, after["id"]) for op, _, after in changes(found)] == [("u", 5), ("u", 15)]
+
+
+def test_what_cannot_be_read_in_a_snapshot_is_named_before_it_begins(shop: Binlog, monkeypatch):
+    shop.execute("CREATE TABLE a (id int PRIMARY KEY) ENGINE=Aria", "CREATE TABLE empty (id int PRIMARY KEY)")
+    [problem] = shop.source(snapshot="initial").validate()
+    assert "the engine of shop.a is Aria" in problem.what and "InnoDB" in problem.action
+    [problem] = shop.source(snapshot="initial", tables=["empty"], starting_position="earliest").validate()
+    assert problem.where == "source.starting_position"
+    assert shop.windows(snapshot="initial", tables=["empty"]).drain() == []
+    monkeypatch.setattr("airflow_kafka_spark.sources.mysql_cdc.validation.is_mariadb", lambda connection: False)
+    [problem] = shop.source(snapshot="initial", tables=["empty"]).validate()
+    assert "does not tell the place" in problem.what, "as MySQL"

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from airflow_kafka_spark.testing import EmbeddedPostgres
+from tests.sinks.postgres.kit import Place, new_place
+from tests.support.mariadb import EmbeddedMariaDB, missing
+
+MARIA = "maria_verify"
+
+
+@pytest.fixture
+def place(postgres: EmbeddedPostgres, unique: Callable[[str], str]) -> Iterator[Place]:
+    """A schema of its own in PostgreSQL, and an Airflow connection that leads to it."""
+    with new_place(postgres, unique("verify")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[EmbeddedMariaDB]:
+    """A MariaDB whose connection is ``maria_verify``."""
+    pytest.importorskip("pymysql")
+    if missing():
+        pytest.skip(missing())
+    with EmbeddedMariaDB() as started:
+        os.environ[f"AIRFLOW_CONN_{MARIA.upper()}"] = started.connection_uri()
+        yield started
+        del os.environ[f"AIRFLOW_CONN_{MARIA.upper()}"]
+
+
+@pytest.fixture
+def maria(mariadb: EmbeddedMariaDB) -> Iterator[Any]:
+    """A session of MariaDB, in an empty database."""
+    connection = mariadb.connect()
+    with connection.cursor() as cursor:
+        for statement in ("DROP DATABASE shop", "CREATE DATABASE shop CHARACTER SET utf8mb4", "USE shop"):
+            cursor.execute(statement)
+        cursor.execute("SET time_zone = '+00:00'")
+        yield cursor
+    connection.close()

@@ -1,0 +1,145 @@
+"""A table of PostgreSQL against copies in Delta, Iceberg and files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from pyiceberg.catalog import load_catalog
+
+from airflow_kafka_spark.errors import ValidationError
+from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
+from airflow_kafka_spark.sinks.base import Sink
+from tests.sinks.attempt import apply
+from tests.sinks.feed import Feed
+from tests.sinks.postgres.kit import Place
+from tests.verification.test_verify import named, verify
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("flag", pa.bool_()),
+        ("amount", pa.decimal128(20, 8)),
+        ("ratio", pa.float64()),
+        ("single", pa.float32()),
+        ("note", pa.string()),
+        ("raw", pa.binary()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("local_at", pa.timestamp("us")),
+        ("day", pa.date32()),
+        ("code", pa.string()),
+        ("data", pa.string()),
+    ]
+)
+COLUMNS = (
+    "id bigint PRIMARY KEY, flag boolean, amount numeric(20, 8), ratio double precision, single real, note text, raw bytea, "
+    "at timestamptz, local_at timestamp, day date, code uuid, data json"
+)
+NAMES = [name for name in SCHEMA.names if name != "id"]
+CODE = "6f9619ff-8b86-d011-b42d-00c04fc964ff"
+
+
+def row(n: int) -> tuple[Any, ...]:
+    """A row; each third one is NULL throughout."""
+    if n % 3 == 0:
+        return (n, *[None] * len(NAMES))
+    at = datetime(1969, 12, 31, 23, 59, 59, n)
+    amount = Decimal(n).scaleb(-8) if n % 2 else Decimal(-n * 100)
+    text = "é|𝄞" if n % 2 else ""
+    return (
+        n, n % 2 == 0, amount, n / 7, float(n), text, text.encode(), at.replace(tzinfo=timezone.utc), at, date(1600, 2, 29), CODE,
+        f'{{"b": {n}.50, "a": []}}',
+    )  # fmt: skip
+
+
+def write_delta(path: Path, rows: pa.Table) -> Sink:
+    write_deltalake(str(path), rows, mode="append")
+    return DeltaSink(str(path))
+
+
+def write_iceberg(path: Path, rows: pa.Table) -> Sink:
+    options = {"type": "sql", "uri": f"sqlite:///{path}.db", "warehouse": f"file://{path}"}
+    catalog = load_catalog("lake", **options)
+    catalog.create_namespace_if_not_exists("shop")
+    catalog.create_table_if_not_exists("shop.t", rows.schema).append(rows)
+    catalog.close()
+    return IcebergSink("shop.t", "verify_lake")
+
+
+class WriteFiles:
+    """Writes windows of a FilesSink.
+
+    :param options: of the sink.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options, self.feed = options, Feed(SCHEMA)
+
+    def __call__(self, path: Path, rows: pa.Table) -> Sink:
+        sink = FilesSink(str(path), partition_by=["code"], **self.options)
+        first, lines = self.feed.first_id, rows.to_pylist()
+        apply(sink, self.feed.next(len(lines), 0, 0, values=lambda n: lines[n - first]))
+        return sink
+
+
+@pytest.mark.parametrize(
+    "writer",
+    [
+        lambda: write_delta,
+        lambda: write_iceberg,
+        lambda: WriteFiles(),
+        lambda: WriteFiles(visibility="manifest", auto_evolve=True),
+    ],
+    ids=["delta", "iceberg", "files", "manifests"],
+)
+def test_rows_that_a_lake_lacks_or_has_otherwise_are_found(
+    writer: Callable[[], Callable[[Path, pa.Table], Sink]], place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = writer()
+    extra = {"name": "lake", "type": "sql", "uri": f"sqlite:///{tmp_path}/t.db", "warehouse": f"file://{tmp_path}/t"}
+    monkeypatch.setenv("AIRFLOW_CONN_VERIFY_LAKE", json.dumps({"conn_type": "iceberg", "extra": extra}))
+    rows = [row(n) for n in range(1, 301)]
+    place.connection.execute(f"CREATE TABLE s ({COLUMNS})".encode())
+    with place.connection.cursor() as cursor:
+        cursor.executemany(f"INSERT INTO s VALUES ({', '.join(['%s'] * len(SCHEMA))})".encode(), rows)
+    for part in (rows[:200], rows[200:]):
+        sink = write(tmp_path / "t", pa.table(list(map(list, zip(*part, strict=True))), SCHEMA))
+    found = verify(place, sink=sink, chunk_rows=70)
+    assert found["equal"] and (found["method"], found["source_rows"], found["sink_rows"]) == ("buckets", 300, 300)
+    write(tmp_path / "t", pa.table(list(map(list, zip(row(5), row(1000), strict=True))), SCHEMA))
+    for statement in (
+        "INSERT INTO s (id) VALUES (0)",
+        "UPDATE s SET amount = amount + 0.00000001 WHERE id = 1",
+        "UPDATE s SET note = NULL WHERE id = 2",
+        "UPDATE s SET at = at + interval '1 microsecond', ratio = ratio + 1e-15, single = 1, raw = '\\x00', code = NULL, "
+        "local_at = '2000-01-01', day = '1600-03-01', data = '{}', flag = NULL WHERE id = 4",
+    ):
+        place.connection.execute(statement.encode())
+    found = verify(place, sink=sink, chunk_rows=70, on_difference="warn")
+    assert named(found) == [
+        {"kind": "different", "key": {"id": 1}, "columns": ["amount"]},
+        {"kind": "different", "key": {"id": 2}, "columns": ["note"]},
+        {
+            "kind": "different",
+            "key": {"id": 4},
+            "columns": ["flag", "ratio", "single", "raw", "at", "local_at", "day", "code", "data"],
+        },
+        {"kind": "doubled", "key": {"id": 5}},
+        {"kind": "extra", "key": {"id": 1000}},
+        {"kind": "missing", "key": {"id": 0}},
+    ]
+    if not isinstance(sink, FilesSink):
+        assert verify(place, sink=sink, where="id > 5", sink_where="id > 5 AND id < 1000")["equal"]
+    with pytest.raises(ValidationError) as raised:
+        verify(place, sink=sink, where="id > 5", sink_where="nothing = 5")
+    assert [problem.where for problem in raised.value.problems] == ["sink_where"]
+    place.connection.execute("ALTER TABLE s ADD COLUMN more int[]")
+    with pytest.raises(ValidationError, match="source column `more`"):
+        verify(place, sink=sink)
