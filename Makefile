@@ -7,7 +7,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick coverage soak mutants matrix check format docs bench dist clean distclean
+.PHONY: help install demo test test-quick coverage soak mutants matrix debezium check format docs bench dist clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -65,6 +65,9 @@ mutants: install ## put deliberate faults into the code and see that the tests f
 
 matrix: install ## run a core set of tests with other versions of Python, Spark, Airflow and the clients (ARGS="spark-3.5")
 	@$(BIN)/python -m tests.matrix $(ARGS)
+
+debezium: install ## run Debezium's engine on tables of all types, and record what tests compare events with (needs Maven)
+	@$(BIN)/python -m tests.support.debezium.record $(ARGS)
 
 check: install ## lint, formatting and types
 	@$(BIN)/ruff check .

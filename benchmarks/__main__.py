@@ -1,6 +1,6 @@
 """``python -m benchmarks [files] [postgres] [kafka] [between_topics] [records] [shapes] [fan_out] [around] [splits] [memory]
-[ui] [ledger] [small] [scale] [verification] [lakes] [--records N] [--rounds N] [--windows N]
-[--files N]``"""
+[ui] [ledger] [small] [scale] [verification] [capture] [lakes] [--records N] [--rounds N]
+[--windows N] [--files N]``"""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def main() -> None:
             "small",
             "scale",
             "verification",
+            "capture",
             "lakes",
             [],
         ],
@@ -47,6 +48,7 @@ def main() -> None:
         from benchmarks import (
             around,
             between_topics,
+            capture,
             fan_out,
             lakes,
             ledger,
@@ -83,6 +85,7 @@ def main() -> None:
             "small": lambda: small.run(Path(temporary), options.rounds),
             "scale": lambda: scale.run(Path(temporary)),
             "verification": verification.run,
+            "capture": lambda: capture.run(Path(temporary), min(options.records, 1_000_000), options.rounds),
             "lakes": lambda: lakes.run(Path(temporary), options.records, options.rounds, options.windows, options.files),
         }
         chosen = options.which or [*alone, *known]

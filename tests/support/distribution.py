@@ -48,7 +48,7 @@ TOGETHER = {
     "tests/operators/test_spark_connect.py", "tests/operators/test_wire_formats.py",
     "tests/operators/visibility/test_operator.py",
     "tests/sinks/files/test_readers.py", "tests/sources/jdbc/test_mysql.py", "tests/sources/jdbc/test_reading.py",
-    "tests/sources/mysql_cdc",
+    "tests/sources/mysql_cdc", "tests/verification",
 }  # fmt: skip
 
 # Tests that use neither the broker nor the Spark of their test process: pure functions, databases, and servers that a test starts
@@ -62,6 +62,7 @@ WITHOUT_BROKER = (
     "tests/test_package.py",
     "tests/sinks/postgres/",
     "tests/sinks/files/test_sink.py",
+    "tests/verification/",
     "tests/windows/",
     "tests/formats/json/test_json_paths.py",
     "tests/formats/csv/test_csv.py",

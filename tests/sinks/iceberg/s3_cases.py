@@ -17,12 +17,13 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
-from airflow_kafka_spark.errors import SinkUnavailable
+from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable
 from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
 from tests.sinks.attempt import Victim, apply
 from tests.sinks.feed import SCHEMA, Feed, replayed
 from tests.sinks.oracle import same_multiset
 from tests.sinks.postgres.kit import Pipeline, dead, write
+from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3 import Bucket, EmbeddedS3
 
 KEYED = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -121,10 +122,46 @@ def test_an_upsert_deletes_and_updates_once_and_a_zombie_of_it_changes_nothing(l
     assert lake.leftovers() == []
 
 
+ALL = os.environ.get("STORE_FAULTS") == "all"
+"""True: each request to Glue and S3 fails in each way, in minutes. False: every thirtieth, in one of them."""
+ENDLESS = 1_000_000
+FAULTS: dict[Fault, int] = {"lost": 0, "expired": ENDLESS, "unavailable": 0, "skewed": ENDLESS}
+"""How many requests fail after the first one."""
+
+
+def test_a_window_is_there_once_whichever_request_to_glue_or_s3_fails(lake, s3):
+    with FaultProxy(s3.url) as proxy:
+        behind = {name: proxy.url if name.endswith(".endpoint") else value for name, value in lake.options.items()}
+        behind |= {"glue.max-retries": "1"}
+        os.environ["AIRFLOW_CONN_GLUE"] = json.dumps({"conn_type": "iceberg", "extra": {"name": "lake", **behind}})
+        feed, jobs = Feed(SCHEMA), []
+        for _ in range(2):
+            proxy.arm(None)
+            apply(lake.sink, feed.next(1, 0, 0))
+        count, errors = len(proxy.requests), 0
+        for number in range(1, count + 1):
+            for kind, (fault, more) in enumerate(FAULTS.items()):
+                if not ALL and (number % 30 or number // 30 % len(FAULTS) != kind):
+                    continue
+                jobs.append(feed.next(1, 0, 0))
+                proxy.arm(fault, number, number + more)
+                try:
+                    apply(lake.sink, jobs[-1])
+                except KafkaSparkError as error:
+                    assert isinstance(error, SinkUnavailable), (fault, number, proxy.failed[0])
+                    errors += 1
+                proxy.arm(None)
+                assert apply(lake.sink, jobs[-1]).ranges == jobs[-1].window.ranges
+        assert errors and len(jobs) >= count // 30 > 0
+        apply(lake.sink, feed.next(1, 0, 0))
+        assert Counter(lake.ids()) == Counter(range(len(jobs) + 3))
+        assert lake.leftovers() == [], "the last attempt has removed what earlier ones could not"
+
+
 def test_a_table_that_cannot_be_reached_is_reported_without_the_secret(lake):
     wrong = {**lake.options, "glue.endpoint": "http://127.0.0.1:1", "glue.max-retries": "1"}
     os.environ["AIRFLOW_CONN_GLUE"] = json.dumps({"conn_type": "iceberg", "extra": {"name": "lake", **wrong}})
     problems = [str(problem) for problem in lake.sink.target_problems()]
-    assert len(problems) == 1 and lake.options["s3.secret-access-key"] not in problems[0]
+    assert len(problems) == 1 and "Could not connect" in problems[0] and lake.options["s3.secret-access-key"] not in problems[0]
     with pytest.raises(SinkUnavailable):
         lake.sink.last_applied("p")

@@ -48,7 +48,10 @@ class CatalogAccess:
         """
         from pyiceberg.catalog import load_catalog
 
-        return load_catalog(self.name, **self.properties)
+        # pyiceberg hands this one to botocore as it is, which takes nothing but a number.
+        retries = self.properties.get("glue.max-retries", "")
+        numbers: dict[str, Any] = {"glue.max-retries": int(retries)} if retries.isdecimal() else {}
+        return load_catalog(self.name, **{**self.properties, **numbers})
 
     @property
     def address(self) -> str:

@@ -77,6 +77,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         self.snapshot_id = new_snapshot_id()
         self.lake, self.branch, self.base, self.table = lake, sink.branch, base, table
         self.written: list[str] = []
+        self.tried: tuple[str, ...] = ()
         self.added: list[str] = []
         self.data = lake.data_store(table)
         attempt = TableAttempt(window, marker_name(window.pipeline, self.snapshot_id), lake.store(table), self.data)
@@ -164,6 +165,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         tag = tag_name(self.window.pipeline)
         commit = make_commit(table.table, self.snapshot_id, summary, self.branch, tag, added, change.removed)
         self.written += commit.written
+        self.tried = commit.written
         if self.attempt.home.place.is_local:
             for path in commit.written:
                 store = IcebergStore.of(path, table.table.io.properties)
@@ -175,8 +177,9 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
 
     def clean(self, record: Recorded, table: LoadedIceberg | None) -> None:
         try:
-            loaded = (table or self.load()).table
-            self._remove_written(metadata_files(loaded, self.snapshot_id) or self.written)
+            # The try that was answered is the last one.
+            named = self.tried if table is None else metadata_files(table.table, self.snapshot_id)
+            self._remove_written(named or self.written)
             self.attempt.keep_only(self.added)
         except Exception as error:  # each catalog and store has errors of its own
             detail = self.lake.access.hidden(str(error))

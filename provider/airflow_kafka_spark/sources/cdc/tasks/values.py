@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import binascii
 import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -75,7 +75,7 @@ def point_json(x: str, y: str, wkb: bytes, srid: int | None) -> str:
 
 def base64_json(raw: bytes) -> str:
     """Return bytes as JSON."""
-    return f'"{base64.b64encode(raw).decode()}"'
+    return f'"{binascii.b2a_base64(raw, newline=False).decode()}"'
 
 
 def unscaled_integer_json(unscaled: int) -> str:

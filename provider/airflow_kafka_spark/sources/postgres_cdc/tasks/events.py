@@ -17,7 +17,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     TableWriter,
     source_schema,
 )
-from airflow_kafka_spark.sources.cdc.tasks.values import base64_json, json_text
+from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, base64_json, json_text
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
     BeginMessage,
@@ -82,6 +82,17 @@ class _RelationWriter(TableWriter):
         assert isinstance(raw, bytes)
         return self._converts[at](raw)
 
+    def row(self, values: Row) -> str:
+        converts, special = self._converts, self.convert
+        try:
+            pieces = [
+                piece + (converts[at](raw) if type(raw) is bytes else special(at, raw))
+                for at, (piece, raw) in enumerate(zip(self._pieces, values, strict=True))
+            ]
+        except ValueRefused:
+            return super().row(values)  # raises an error that names the column
+        return f"{{{','.join(pieces)}}}"
+
     def same_key(self, old: Row, new: Row) -> bool:
         return all(new[at] is UNCHANGED or old[at] == new[at] for at in self._key)
 
@@ -144,7 +155,8 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
             self._last = self._begin.commit_lsn if self._begin else 0
             yield from self.end_transaction()
         elif self._begin is not None and self._start <= self._begin.commit_lsn < self._end:
-            yield from self.bounded(self._handlers[type(message)](lsn, message))  # type: ignore[operator]
+            events = self._handlers[type(message)](lsn, message)  # type: ignore[operator]
+            yield from self.bounded(events) if self.form.transactions else events
 
     def read_rows(self, relation: RelationMessage, values: Iterable[Tuple], lsn: int, now_us: int) -> Iterator[Event]:
         """Yield the events of rows that were read from a table.

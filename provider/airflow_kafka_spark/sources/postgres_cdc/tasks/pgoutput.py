@@ -23,6 +23,7 @@ Tuple = list[object]
 _BEGIN = struct.Struct(">qqI")
 _RELATION_COLUMN = struct.Struct(">Ii")
 _LENGTH = struct.Struct(">i")
+_OID = struct.Struct(">I")
 
 
 class RelationColumn(NamedTuple):
@@ -74,8 +75,7 @@ class CommitMessage:
     """The end of a transaction."""
 
 
-@dataclass(frozen=True)
-class ChangeMessage:
+class ChangeMessage(NamedTuple):
     """A change of a row.
 
     :param op: ``I``, ``U`` or ``D``.
@@ -148,7 +148,7 @@ def _decode(data: bytes) -> Message | None:
 
 
 def _oid(data: bytes, at: int) -> int:
-    return int.from_bytes(data[at : at + 4], "big")
+    return int(_OID.unpack_from(data, at)[0])
 
 
 def _tuple(data: bytes, at: int) -> tuple[Tuple, int]:

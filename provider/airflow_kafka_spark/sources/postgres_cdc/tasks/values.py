@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from json.encoder import encode_basestring
@@ -26,6 +27,7 @@ from airflow_kafka_spark.sources.cdc.tasks.values import (
     enum_schema,
     named,
     point_json,
+    unscaled_integer_json,
     unscaled_json,
 )
 
@@ -187,6 +189,10 @@ def _exact(text: str) -> Decimal:
 
 
 def _unscaled(text: str, scale: int) -> str:
+    _, _, part = text.partition(".")
+    if len(part) == scale:
+        with suppress(ValueError):  # NaN and infinities are no whole numbers
+            return unscaled_integer_json(int(text.replace(".", "")))
     return unscaled_json(_exact(text), scale)
 
 
@@ -247,6 +253,10 @@ def _millis(raw: bytes) -> str:
 
 def _zoned(raw: bytes, digits: int) -> str:
     """Return an instant, with as many digits behind the seconds as its column has."""
+    if raw[4] == raw[7] == 45 and raw[-3:] == b"+00":  # a year of four digits, in UTC
+        text = raw.decode()
+        day, clock, part = text[:10], text[11:19], text[20:-3]
+        return f'"{day}T{clock}.{part.ljust(digits, "0")}Z"' if digits else f'"{day}T{clock}Z"'
     if _infinite(raw) is not None:
         return f'"{raw.decode()}"'
     found = _matched(_DATE, raw)  # the session's zone is UTC
