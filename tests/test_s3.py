@@ -17,7 +17,7 @@ CASES = {
     "tests/sources/files/s3_cases.py": 15,
     "tests/sinks/delta/s3_cases.py": 10,
     "tests/sinks/iceberg/s3_cases.py": 4,
-    "tests/sinks/files/s3_cases.py": 7,
+    "tests/sinks/files/s3_cases.py": 17,
     "tests/sinks/s3_fault_cases.py": 3,
 }
 """The files with the cases, and how many there are at least."""
@@ -33,7 +33,7 @@ def test_all_cases_of_an_object_store(kafka, tmp_path):
     options = ["-p", s3.__name__, "-p", "no:cacheprovider", "-v", "-s", "--log-cli-level=INFO"]
     with (tmp_path / "log").open("wb") as log:
         command = [sys.executable, "-m", "pytest", *CASES, *options]
-        ended = subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, timeout=560, check=False)
+        ended = subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, timeout=800, check=False)
     said = (tmp_path / "log").read_text(errors="replace")
     assert ended.returncode == 0, said[-20_000:]
     for file, count in CASES.items():

@@ -1,8 +1,17 @@
+"""Paths and URIs, and credentials of object stores from Airflow's connections."""
+
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from airflow_kafka_spark.hooks.storage import S3Access, local_path, scheme_of
+from airflow_kafka_spark.hooks.storage import AzureAccess, GcsAccess, S3Access, azure_access, gcs_access, local_path, scheme_of
+
+HOST = "shop.dfs.core.windows.net"
+KEY = {"client_email": "loader@shop", "private_key": "not shown"}
 
 
 def test_no_secret_is_shown():
@@ -29,3 +38,49 @@ def test_paths_and_uris_are_told_apart(text, scheme, path):
     else:
         with pytest.raises(ValueError, match=path):
             local_path(text)
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda **fields: monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"login": "shop", "password": "k"}, AzureAccess("shop", key="k")),
+        ({"login": "shop", "extra": {"shared_access_key": "k"}}, AzureAccess("shop", key="k")),
+        ({"login": "shop", "extra": {"extra__wasb__sas_token": "sv=1"}}, AzureAccess("shop", sas_token="sv=1")),
+        (
+            {"extra": {"connection_string": "AccountName=shop;AccountKey=a==;BlobEndpoint=https://edge/shop"}},
+            AzureAccess("shop", "https://edge/shop", key="a=="),
+        ),
+        (
+            {"login": "app", "password": "s", "extra": {"tenant_id": "t"}},
+            AzureAccess("shop", tenant_id="t", client_id="app", client_secret="s"),
+        ),
+    ],
+)
+def test_a_wasb_connection_gives_the_credentials_of_the_account_that_the_path_names(connect, fields, expected):
+    connect(conn_type="wasb", **fields)
+    found = azure_access(HOST, "store")
+    assert found == expected
+    assert not {"k", "sv=1", "a==", "s"} & set(repr(found).replace("'", " ").split())
+
+
+def test_a_wasb_connection_of_another_account_is_refused(connect):
+    connect(conn_type="wasb", login="other", password="k")
+    with pytest.raises(ValueError, match="leads to the storage account `other`; expected `shop`"):
+        azure_access(HOST, "store")
+
+
+def test_a_google_connection_gives_the_key_of_its_service_account(connect, tmp_path: Path):
+    connect(conn_type="google_cloud_platform", extra={"keyfile_dict": KEY})
+    assert gcs_access("store") == GcsAccess(json.dumps(KEY)) and "not shown" not in repr(gcs_access("store"))
+    path = tmp_path / "key.json"
+    path.write_text(json.dumps(KEY))
+    connect(conn_type="google_cloud_platform", extra={"extra__google_cloud_platform__key_path": str(path)})
+    assert gcs_access("store") == GcsAccess(json.dumps(KEY))
+    connect(conn_type="google_cloud_platform", extra={"impersonation_chain": "other@shop"})
+    with pytest.raises(ValueError, match="has `impersonation_chain`; expected `keyfile_dict` or `key_path`"):
+        gcs_access("store")

@@ -8,6 +8,7 @@ import os
 import re
 import urllib.parse
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -46,6 +47,14 @@ def local_path(text: str) -> str:
     if not os.path.isabs(path):
         raise ValueError(f"`{text}` is not an absolute path")
     return os.path.normpath(path)
+
+
+_RETRIES: obstore.store.RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
+"""Requests that a store refuses for the moment are tried again for so long; then the task is."""
+
+
+def _client(endpoint: str) -> obstore.store.ClientConfig:
+    return {"allow_http": endpoint.startswith("http:")}
 
 
 class StoreAccess(Protocol):
@@ -107,7 +116,26 @@ class S3Access:
             config["region"] = self.region
         if self.endpoint:
             config["endpoint"] = self.endpoint
-        return obstore.store.S3Store(bucket, config=config, client_options={"allow_http": self.endpoint.startswith("http:")})
+        return obstore.store.S3Store(bucket, config=config, client_options=_client(self.endpoint), retry_config=_RETRIES)
+
+    def client(self) -> Any:
+        """Return a client of boto3, for uploads in parts that others complete."""
+        import boto3  # type: ignore[import-not-found]
+        from botocore.config import Config  # type: ignore[import-not-found]
+
+        named = {
+            "aws_access_key_id": self.access_key,
+            "aws_secret_access_key": self.secret_key,
+            "aws_session_token": self.session_token,
+            "region_name": self.region,
+            "endpoint_url": self.endpoint,
+        }
+        # Checksums that not every server of S3 knows are sent only where they are required.
+        checksums: Any = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
+        config = Config(
+            retries={"max_attempts": 5, "mode": "standard"}, s3={"addressing_style": "path"} if self.endpoint else {}, **checksums
+        )
+        return boto3.client("s3", config=config, **{name: value for name, value in named.items() if value})
 
     def filesystem(self) -> pyarrow.fs.FileSystem:
         """Return the file system of Arrow."""
@@ -156,7 +184,7 @@ class GcsAccess:
     """The address and credentials of Google Cloud Storage. Never shows a credential in its repr.
 
     :param key: the JSON of a service account's key; "" for the credentials of the environment.
-    :param endpoint: URL of another server; "" for Google's.
+    :param endpoint: URL of another server, which asks for no credentials if there is no key; "" for Google's.
     """
 
     key: str = field(default="", repr=False)
@@ -172,13 +200,14 @@ class GcsAccess:
         import obstore.store
 
         config: obstore.store.GCSConfig = {}
-        if self.key:
-            config["service_account_key"] = self.key
         if self.endpoint:
             config["base_url"] = self.endpoint
-        if self.endpoint and not self.key:
-            config["skip_signature"] = True
-        return obstore.store.GCSStore(bucket, config=config, client_options={"allow_http": self.endpoint.startswith("http:")})
+        if self.key:
+            config["service_account_key"] = self.key
+        elif self.endpoint:
+            # `skip_signature` alone still asks for a token before a write.
+            config["service_account_key"] = json.dumps({"disable_oauth": True, "gcs_base_url": self.endpoint, **_NOBODY})
+        return obstore.store.GCSStore(bucket, config=config, client_options=_client(self.endpoint), retry_config=_RETRIES)
 
 
 @dataclass(frozen=True)
@@ -221,7 +250,10 @@ class AzureAccess:
             "client_secret": self.client_secret,
         }
         config: Any = {name: value for name, value in named.items() if value}
-        return obstore.store.AzureStore(bucket, config=config, client_options={"allow_http": self.endpoint.startswith("http:")})
+        return obstore.store.AzureStore(bucket, config=config, client_options=_client(self.endpoint), retry_config=_RETRIES)
+
+
+_NOBODY = {"client_email": "", "private_key": "", "private_key_id": ""}
 
 
 def store_access(scheme: str, account: str, conn_id: str | None) -> StoreAccess:

@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.base import Guarantee, Sink
     from airflow_kafka_spark.sinks.delta.sink import DeltaSink
-    from airflow_kafka_spark.sinks.files.manifest import window_files
+    from airflow_kafka_spark.sinks.files.manifest import window_files, write_symlink_manifest
     from airflow_kafka_spark.sinks.files.sink import FilesSink
     from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.postgres.sink import PostgresSink
 
-__all__ = ["DeltaSink", "FilesSink", "Guarantee", "IcebergSink", "KafkaSink", "PostgresSink", "Sink", "window_files"]
+__all__ = [
+    "DeltaSink",
+    "FilesSink",
+    "Guarantee",
+    "IcebergSink",
+    "KafkaSink",
+    "PostgresSink",
+    "Sink",
+    "window_files",
+    "write_symlink_manifest",
+]
 
 _MODULES = {
     "DeltaSink": "delta.sink",
@@ -28,6 +38,7 @@ _MODULES = {
     "PostgresSink": "postgres.sink",
     "Sink": "base",
     "window_files": "files.manifest",
+    "write_symlink_manifest": "files.manifest",
 }
 
 

@@ -38,6 +38,10 @@ class Guarantee(str, Enum):
     EXACTLY_ONCE_PER_SPLIT = "exactly-once, split by split"
     """No record is lost or doubled. While a window is written, a reader may see some of its splits."""
 
+    EXACTLY_ONCE_PER_FILE = "exactly-once, file by file"
+    """No record is lost or doubled. While a window is committed, a reader may see some of its files; the others follow, whatever
+    happens."""
+
     AT_LEAST_ONCE = "at-least-once"
     """Records may be there twice after a failure."""
 

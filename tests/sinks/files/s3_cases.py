@@ -14,6 +14,7 @@ import pytest
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.hooks.storage import s3_access
 from airflow_kafka_spark.sinks import window_files
+from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.sinks.files.manifest import open_manifests
 from airflow_kafka_spark.sinks.files.sink import FilesSink
 from tests.sinks.attempt import Victim, apply, travelled, write_all
@@ -117,6 +118,124 @@ def test_a_replay_replaces_its_window_and_a_late_task_leaves_no_object(lake, fee
     late.abort()
     assert lake.ids() == Counter([*again.ids, *jobs[1].ids])
     assert lake.data() == set(window_files(lake.sink.path, "lake"))
+
+
+# --- readers that list ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listed(lake: Lake) -> Lake:
+    return Lake(lake.bucket, replace(lake.sink, visibility="listing", partition_by=["flag"]))
+
+
+def listed_rows(lake: Lake, *only: str) -> list[dict[str, Any]]:
+    """What a reader gets that lists the table, and passes over hidden names as Spark and Arrow do."""
+    partitioning = pa.dataset.partitioning(pa.schema([("window", pa.string()), ("flag", pa.string())]), flavor="hive")
+    found = pa.dataset.dataset(
+        lake.sink.place.path, format="parquet", filesystem=s3_access("lake").filesystem(), partitioning=partitioning
+    )
+    columns = list(only or [name for name in WIDE.names if name != "flag"])
+    return found.to_table(columns=columns).to_pylist() if found.files else []
+
+
+def listed_ids(lake: Lake) -> Counter[int]:
+    return Counter(row["id"] for row in listed_rows(lake, "id"))
+
+
+def uploads(lake: Lake) -> list[dict[str, str]]:
+    found = lake.bucket.client.list_multipart_uploads(Bucket=lake.bucket.name)
+    return [{"Key": upload["Key"], "UploadId": upload["UploadId"]} for upload in found.get("Uploads", ())]
+
+
+def test_a_listing_shows_each_window_once_and_nothing_before_its_commit(listed, feed):
+    jobs = [feed.next() for _ in range(2)]
+    assert listed.sink.validate(feed.shape) == [] and listed.sink.guarantee is Guarantee.EXACTLY_ONCE_PER_FILE
+    with listed.sink.begin(jobs[0].window, jobs[0].splits, jobs[0].shape) as writer:
+        results = write_all(writer, jobs[0])
+        assert listed.data() == set() and len(uploads(listed)) > 2
+        writer.commit(results)
+    for job in (*jobs, *jobs):
+        assert apply(listed.sink, job).ranges == job.window.ranges
+    wanted = [{name: value for name, value in line.items() if name != "flag"} for job in jobs for line in job.expected]
+    same_multiset(wanted, listed_rows(listed))
+    assert listed.data() == set(window_files(listed.sink.path, "lake")) and uploads(listed) == []
+    assert [problem.where for problem in listed.sink.replay_problems()] == ["on_rerun"]
+    problems = [problem for problem in replace(listed.sink, visibility="manifest").validate(feed.shape)]
+    assert [problem.where for problem in problems] == ["sink.visibility"] and "published by `listing`" in problems[0].what
+
+
+POINTS = [
+    "split.flushed",
+    "sink.in_transaction",
+    "upload.0.completing",
+    "upload.0.completed",
+    "upload.2.completed",
+    "sink.committed",
+]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_commit_that_was_begun_is_carried_on_whenever_its_attempt_dies(listed, feed, tmp_path, point):
+    first, job, third = feed.next(3, 2, 1), feed.next(), feed.next(1, 1, 1)
+    apply(listed.sink, first)
+    with Victim(listed.sink, job, point, tmp_path / "victim") as victim:
+        assert victim.died()
+    begun = point in POINTS[2:]
+    assert set(listed_ids(listed).values()) == {1}
+    assert (listed.sink.applied(job.window) is not None) is begun
+    assert listed_ids(listed) == Counter(first.ids + (job.ids if begun else []))
+    for one in (job, third):
+        apply(listed.sink, one)
+    assert listed_ids(listed) == Counter([*first.ids, *job.ids, *third.ids])
+    assert listed.data() == set(window_files(listed.sink.path, "lake")) and uploads(listed) == []
+
+
+def test_a_zombie_completes_no_upload_that_no_commit_names(listed, feed, tmp_path):
+    first, job, second, third = feed.next(2, 0, 0), feed.next(), feed.next(), feed.next(1, 0, 0)
+    apply(listed.sink, first)
+    with Victim(listed.sink, job, "sink.in_transaction:stop", tmp_path / "one") as zombie:
+        assert zombie.stopped()
+        apply(listed.sink, job)
+        zombie.wake()
+    assert listed_ids(listed) == Counter([*first.ids, *job.ids])
+    with Victim(listed.sink, second, "upload.1.completing:stop", tmp_path / "two") as zombie:
+        assert zombie.stopped()
+        assert listed.sink.applied(second.window).written == len(second.expected)
+        apply(listed.sink, third)
+        assert zombie.wake() == 0
+    assert listed_ids(listed) == Counter(i for one in (first, job, second, third) for i in one.ids)
+    assert uploads(listed) == []
+
+
+def test_an_upload_that_was_aborted_behind_its_commit_is_named_and_its_window_can_be_written_again(listed, feed, tmp_path):
+    first, job, s3 = feed.next(2, 0, 0), feed.next(), listed.bucket.client
+    apply(listed.sink, first)
+    with Victim(listed.sink, job, "upload.0.completing", tmp_path / "victim") as victim:
+        assert victim.died()
+    aborted = uploads(listed)
+    for upload in aborted:
+        s3.abort_multipart_upload(Bucket=listed.bucket.name, **upload)
+    with pytest.raises(SinkUnavailable, match="was aborted after its window was committed. Remove the newest entry"):
+        apply(listed.sink, job)
+    directory = aborted[0]["Key"].rpartition("/flag=")[0]
+    newest = max(key for key in listed.bucket.objects() if "/log/0" in key)
+    for key in [newest, *(key for key in listed.bucket.objects() if key.startswith(f"{directory}/"))]:
+        s3.delete_object(Bucket=listed.bucket.name, Key=key)
+    apply(listed.sink, job)
+    assert listed_ids(listed) == Counter([*first.ids, *job.ids])
+
+
+def test_a_late_task_leaves_no_upload(listed, feed):
+    job = feed.next()
+    with listed.sink.begin(job.window, job.splits, job.shape) as writer:
+        late = travelled(writer.split_writer())
+        late.open(job.splits[1])
+        writer.commit(write_all(writer, job))
+    late.write(job.rows[1][0])
+    with pytest.raises(Fenced):
+        late.close()
+    late.abort()
+    assert listed_ids(listed) == Counter(job.ids) and uploads(listed) == []
 
 
 def test_problems_are_reported_without_the_secret(lake, feed, s3):

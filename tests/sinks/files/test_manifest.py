@@ -13,7 +13,7 @@ import pyarrow.dataset
 import pytest
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks import window_files
+from airflow_kafka_spark.sinks import window_files, write_symlink_manifest
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.sinks.files.manifest import Commit, ManifestTable
 from airflow_kafka_spark.sinks.files.sink import FilesSink
@@ -60,6 +60,29 @@ def test_readers_get_the_files_of_complete_windows(sink, feed):
     assert window_files(sink.path, pipelines=["nobody"]) == []
     assert window_files(sink.path, pipelines=[feed.pipeline]) == files
     assert sink.guarantee is Guarantee.EXACTLY_ONCE
+
+
+@pytest.mark.parametrize("partition_by", [[], ["flag"]])
+def test_a_symlink_manifest_names_the_files_of_complete_windows(sink, feed, partition_by):
+    """As Trino, Athena and Hive read it: a directory of texts with one URI a line, by partition."""
+    sink = replace(sink, partition_by=partition_by)
+    jobs = [feed.next(20, 10, 5) for _ in range(2)]
+    assert write_symlink_manifest(sink.path) == 0
+    apply(sink, jobs[0])
+    with sink.begin(jobs[1].window, jobs[1].splits, jobs[1].shape) as writer:
+        write_all(writer, jobs[1])
+        assert write_symlink_manifest(sink.path) == len(window_files(sink.path))
+    named: dict[str, list[str]] = {}
+    for manifest in Path(sink.path, "_symlink_format_manifest").rglob("manifest"):
+        named[manifest.parent.name] = manifest.read_text().splitlines()
+    assert sorted(file for files in named.values() for file in files) == sorted(window_files(sink.path))
+    read = duckdb.sql(f"SELECT id FROM read_parquet({[file for files in named.values() for file in files]})").fetchall()
+    assert Counter(i for (i,) in read) == Counter(jobs[0].ids)
+    if partition_by:
+        assert {name for name in named if named[name]} == {"flag=true", "flag=false", "flag=__HIVE_DEFAULT_PARTITION__"}
+        assert all(f"/{name}/" in file for name, files in named.items() for file in files)
+    else:
+        assert set(named) == {"_symlink_format_manifest"}
 
 
 def test_nothing_that_is_not_hidden_is_below_the_table(sink, feed):

@@ -24,10 +24,12 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
@@ -46,6 +48,7 @@ from airflow_kafka_spark.sinks.storage.attempts import (
 )
 from airflow_kafka_spark.sinks.storage.objects import open_objects
 from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore, pipeline_slug
+from airflow_kafka_spark.sinks.storage.uploads import UploadsGone, UploadStore
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, files_of
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.interval import parse_ledger_name
@@ -53,11 +56,13 @@ from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
+    from airflow_kafka_spark.sinks.files.tasks.write import ObjectsTarget
 
 log = logging.getLogger(__name__)
 
 DATA = "_data"
 WINDOWS = "_windows"
+SYMLINKS = "_symlink_format_manifest"
 
 _NEWEST = "newest"
 _NONCE_BITS = 20
@@ -200,8 +205,9 @@ class ManifestTable:
         log = self._log(pipeline)
         try:
             known = int(self.store.get(f"{log}/{_NEWEST}") or 0)
-            names = self.store.names_after(log, f"{known - 1:020d}.json" if known else "")
-            found = [int(match[1]) for name in names if (match := _ENTRY.fullmatch(name))]
+            found = self._entries(log, f"{known - 1:020d}.json") if known else []
+            # Somebody may have removed entries by hand.
+            found = found or self._entries(log, "")
             if not found:
                 return Commit(0)
             text = self.store.get(f"{log}/{max(found):020d}.json")
@@ -216,6 +222,10 @@ class ManifestTable:
         except OSError as error:
             raise self._unavailable("looking for the last window", error) from error
         return commit
+
+    def _entries(self, log: str, after: str) -> list[int]:
+        """Return the sequence numbers of the entries whose names sort after a name."""
+        return [int(match[1]) for name in self.store.names_after(log, after) if (match := _ENTRY.fullmatch(name))]
 
     def append(self, pipeline: str, commit: Commit) -> bool:
         """Write an entry of the log, unless its place is taken.
@@ -239,9 +249,16 @@ class ManifestTable:
         directory = self._window_directory(applied.pipeline, applied.number)
         path = f"{directory}/{applied.replay}.json"
         if not self.store.exists(path):
+            self.complete(commit.record)
             self.store.make(directory)
             self.store.put(path, text)
             self.store.put(self._latest(applied.pipeline), text)
+
+    def complete(self, record: WindowRecord) -> None:
+        """Do what is left to do behind the commit of a window before readers see it. May be repeated. Here: nothing.
+
+        :raises OSError: the store refused it.
+        """
 
     # --- attempts -----------------------------------------------------------------------------------------------------
 
@@ -292,7 +309,7 @@ class ManifestTable:
             place = f"{self._window_directory(note['pipeline'], note['window'])}/{note['replay']}.json"
             committed = self.store.get(place)
             named = {file["path"] for file in self._load(committed, place).files} if committed is not None else set()
-            self.store.remove_files([path for path in self.files_of(note["data"], marker) if path not in named])
+            self.remove_unnamed(note["data"], marker, named)
             if committed is not None and note["replay"]:
                 self._remove_replaced(note["pipeline"], note["window"], note["replay"])
             self.store.remove_empty(note["data"])
@@ -315,9 +332,22 @@ class ManifestTable:
         of = f"-{attempt_id(marker)}-"
         return [path for path in self.store.files_below(directory) if of in path.rpartition("/")[2]]
 
+    def remove_unnamed(self, directory: str, marker: str, named: Set[str]) -> None:
+        """Remove the data files that an attempt has written below a directory, except for named ones.
+
+        :raises OSError: the store did not answer.
+        """
+        self.store.remove_files([path for path in self.files_of(directory, marker) if path not in named])
+
     def data_directory(self, window: Window) -> str:
         """Return the directory of a window's data files, which all attempts at it share."""
         return f"{DATA}/{window_directory(self.window_column, window)}"
+
+    def split_writer(self, target: ObjectsTarget) -> SplitWriter:
+        """Return a writer for the tasks."""
+        from airflow_kafka_spark.sinks.files.tasks.write import ObjectsSplitWriter
+
+        return ObjectsSplitWriter(target)
 
     # --- readers ------------------------------------------------------------------------------------------------------
 
@@ -364,13 +394,57 @@ class ManifestTable:
         return SinkUnavailable(self.store.place.uri, doing, str(error))
 
 
+@dataclass(frozen=True)
+class ListedTable(ManifestTable):
+    """A files table in S3 whose windows readers find by listing it.
+
+    Tasks send the parts of files, which nobody sees. The entry of the log that commits a window names their uploads. Behind it
+    the uploads are completed: by the attempt, or by the next look at the table if the attempt dies. As nothing is committed
+    behind an entry before its window is shown, only uploads of the newest entry can be left to complete.
+    """
+
+    @cached_property
+    def uploads(self) -> UploadStore:
+        """The uploads below the table."""
+        return UploadStore(self.store)
+
+    def complete(self, record: WindowRecord) -> None:
+        try:
+            self.uploads.complete(record.files)
+        except UploadsGone as error:
+            directory = self.store.full(record.files[0]["path"].partition("/")[0])
+            log = self.store.full(self._log(record.applied.pipeline))
+            action = f"Remove the newest entry of {log} and the objects below {directory}: the window is then written again"
+            raise OSError(f"{error}. {action}") from error
+
+    def files_of(self, directory: str, marker: str) -> list[str]:
+        return list(self._uploads_of(directory, marker).values())
+
+    def _uploads_of(self, directory: str, marker: str) -> dict[str, str]:
+        of = f"-{attempt_id(marker)}-"
+        return {upload: path for upload, path in self.uploads.pending(directory).items() if of in path.rpartition("/")[2]}
+
+    def remove_unnamed(self, directory: str, marker: str, named: Set[str]) -> None:
+        # Those of a commit are completed by now. One whose answer was lost was begun twice, under one path.
+        self.uploads.abort(self._uploads_of(directory, marker))
+
+    def data_directory(self, window: Window) -> str:
+        return window_directory(self.window_column, window)
+
+    def split_writer(self, target: ObjectsTarget) -> SplitWriter:
+        from airflow_kafka_spark.sinks.files.tasks.write import UploadsSplitWriter
+
+        return UploadsSplitWriter(target)
+
+
 def open_manifests(sink: FilesSinkOptions) -> ManifestTable:
-    """Return the table of a sink that publishes windows by manifests.
+    """Return the table of a sink that publishes windows by a log of commits.
 
     :raises ValueError: ``path`` names no table.
     :raises Exception: the connection does not exist, or gives no credentials.
     """
-    return ManifestTable(open_objects(sink.place, sink.conn_id), sink.window_column)
+    kind = ListedTable if sink.visibility == "listing" else ManifestTable
+    return kind(open_objects(sink.place, sink.conn_id), sink.window_column)
 
 
 def records_of(sink: FilesSinkOptions) -> FilesTable | ManifestTable:
@@ -397,7 +471,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
     def split_writer(self) -> SplitWriter:
         import pyarrow as pa
 
-        from airflow_kafka_spark.sinks.files.tasks.write import ObjectsSplitWriter, ObjectsTarget
+        from airflow_kafka_spark.sinks.files.tasks.write import ObjectsTarget
 
         sink, schema = self.sink, self.shape.schema
         target = ObjectsTarget(
@@ -407,7 +481,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
             directories=tuple(sink.partition_by),
             attempt_id=attempt_id(self.marker),
         )
-        return ObjectsSplitWriter(target)
+        return self.table.split_writer(target)
 
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """Commit the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are committed.
@@ -480,6 +554,38 @@ class ManifestWindowWriter(AttemptWindowWriter):
             log.warning("The next attempt removes what window %s has left: %s", self.window, error)
 
 
+def write_symlink_manifest(path: str, conn_id: str | None = None, pipelines: Sequence[str] = ()) -> int:
+    """Write which files the complete windows of a table have, in the form that Trino, Athena and Hive read
+    (``SymlinkTextInputFormat``): files named ``manifest`` below ``<path>/_symlink_format_manifest``, as Delta writes them.
+
+    A table without ``partition_by`` has one such file, which is replaced in one step: readers see whole windows. Else there is
+    one for each combination of partition values; each is replaced in one step. Call it after a window, for instance in a task
+    behind the operator's.
+
+    :param path: the table's path, as given to :class:`.FilesSink`.
+    :param conn_id: the Airflow connection, as that of the sink; None (default) for the credentials of the environment.
+    :param pipelines: names of the pipelines whose windows are wanted; default all.
+    :return: the number of data files.
+    :raises ValueError: the path names no table.
+    :raises SinkUnavailable: the store did not answer.
+    """
+    table = ManifestTable(open_objects(TablePlace.parse(path, OBJECT_STORES), conn_id), "")
+    store, by_partition, count = table.store, defaultdict[str, list[str]](list), 0
+    for record in table.visible_records(pipelines):
+        for file in record.files:
+            directories = file["path"].removeprefix(f"{DATA}/").split("/")[1:-1]
+            by_partition["/".join([SYMLINKS, *directories])].append(f"{store.place.location}/{file['path']}\n")
+            count += 1
+    try:
+        there = [name for name in store.files_below(SYMLINKS) if name.endswith("/manifest")]
+        for name in {*there, *(f"{directory}/manifest" for directory in by_partition)}:
+            store.make(name.rpartition("/")[0])
+            store.put(name, "".join(by_partition.get(name.rpartition("/")[0], ())))
+    except OSError as error:
+        raise SinkUnavailable(store.place.uri, "writing the symlink manifest", str(error)) from error
+    return count
+
+
 def window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str] = ()) -> list[str]:
     """Return the data files of all complete windows of a table that is published by manifests.
 
@@ -488,7 +594,7 @@ def window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str]
     for the partition columns, the common directory is ``<path>/_data`` (``basePath`` of Spark).
 
     :param path: the table's path, as given to :class:`.FilesSink`.
-    :param conn_id: the Airflow connection of type ``aws``; None (default) for the credentials of the environment.
+    :param conn_id: the Airflow connection, as that of the sink; None (default) for the credentials of the environment.
     :param pipelines: names of the pipelines whose windows are wanted; default all.
     :return: URIs, or paths on a file system, in the order of pipelines and windows.
     :raises ValueError: the path names no table.

@@ -27,7 +27,7 @@ class FilesSinkOptions:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     window_column: str = "window"
     auto_evolve: bool = False
-    visibility: Literal["rename", "manifest"] | None = None
+    visibility: Literal["rename", "manifest", "listing"] | None = None
     conn_id: str | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class FilesSinkOptions:
 
     @property
     def renames(self) -> bool:
-        """True if a window is published by renaming its directory, False if by writing its manifest.
+        """True if a window is published by renaming its directory, False if by an entry in a log.
 
         :raises ValueError: ``path`` names no table.
         """

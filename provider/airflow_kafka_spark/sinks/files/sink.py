@@ -53,7 +53,9 @@ class FilesSink(FilesSinkOptions, Sink):
 
     In an object store nothing can be renamed. There, a window's files are hidden below ``path/_data``, and one conditional write
     commits it (``If-None-Match`` in S3 and Azure, ``x-goog-if-generation-match`` in GCS). Readers get the files of complete
-    windows from :func:`.window_files`, not from a listing.
+    windows from :func:`.window_files`, not from a listing. With ``visibility="listing"`` the guarantee is exactly-once, file by
+    file: tasks begin uploads, and the driver completes them behind the conditional write. If it dies, the next attempt completes
+    the others.
 
     :param path: the table: an absolute path, a ``file://`` URI, ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
         ``abfss://container@account.dfs.core.windows.net/prefix``. Created if it does not exist. Templated.
@@ -69,8 +71,9 @@ class FilesSink(FilesSinkOptions, Sink):
     :param window_column: the partition column that holds the window's name; default ``window``.
     :param auto_evolve: True: rows may have columns that earlier windows of the pipeline lack. Default False: such rows are
         refused before Spark starts. A column never changes its type.
-    :param visibility: how readers find complete windows: ``rename`` (default on a file system) or ``manifest`` (default in an
-        object store; possible on a file system, too, for instance on NFS with replays).
+    :param visibility: how readers find complete windows: ``rename`` (default on a file system), ``manifest`` (default in an
+        object store; possible on a file system, too, for instance on NFS with replays), or in S3 ``listing``: readers list the
+        table, and see the files of a window appear one by one. Needs ``boto3`` on the worker and on Spark's executors.
     :param conn_id: the Airflow connection: of type ``aws`` for S3, ``google_cloud_platform`` for GCS, ``wasb`` for Azure; default
         None, the credentials of the environment, for instance of a role. It needs the rights to get, put, list and delete objects
         below ``path``. Spark's executors get its credentials.
@@ -80,8 +83,8 @@ class FilesSink(FilesSinkOptions, Sink):
 
     @property
     def guarantee(self) -> Guarantee:
-        """Exactly-once."""
-        return Guarantee.EXACTLY_ONCE
+        """Exactly-once, file by file with ``visibility="listing"``."""
+        return Guarantee.EXACTLY_ONCE_PER_FILE if self.visibility == "listing" else Guarantee.EXACTLY_ONCE
 
     @property
     def asset_uri(self) -> str:
@@ -94,7 +97,9 @@ class FilesSink(FilesSinkOptions, Sink):
         if self.renames:
             return Endpoint({"path": self.uri}, facts)
         server = open_manifests(self).store.server
-        return Endpoint({"path": self.uri, **({SERVER: server} if server else {})}, {**facts, "visibility": "manifest"})
+        return Endpoint(
+            {"path": self.uri, **({SERVER: server} if server else {})}, {**facts, "visibility": self.visibility or "manifest"}
+        )
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, directory and rights. Writes nothing: rights are looked up, not tried."""
@@ -126,8 +131,11 @@ class FilesSink(FilesSinkOptions, Sink):
         return record.applied if record and record.applied.replay >= window.replay else None
 
     def replay_problems(self) -> list[Problem]:
-        """Return a problem if windows are published by renaming, and the file system cannot exchange two directories in one step.
-        This is tried beside the table, where nothing is left."""
+        """Return a problem if windows are published by renaming, and the file system cannot exchange two directories in one step
+        (this is tried beside the table, where nothing is left), or if readers list them in S3."""
+        if self.visibility == "listing":
+            found = f"readers list {self.uri}, where the files of a window cannot be replaced in one step"
+            return [Problem("on_rerun", found, 'Leave `on_rerun` at "skip", or use `visibility="manifest"`')]
         try:
             if not self.renames:
                 return []

@@ -14,7 +14,7 @@ from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import column_types, escape
-from airflow_kafka_spark.sinks.files.manifest import open_manifests, records_of
+from airflow_kafka_spark.sinks.files.manifest import DATA, open_manifests, records_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,8 +53,8 @@ def _place(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
 def _table_place(sink: FilesSinkOptions) -> Iterator[Problem]:
     """Yield what is wrong with the place of the table, its connection and the way in which windows are published."""
     visibility: object = sink.visibility
-    if visibility not in (None, "rename", "manifest"):
-        what = f"it is {visibility!r}; expected `rename` or `manifest`"
+    if visibility not in (None, "rename", "manifest", "listing"):
+        what = f"it is {visibility!r}; expected `rename`, `manifest` or `listing`"
         yield Problem("sink.visibility", what, "Leave it out: the default fits the path")
         return
     try:
@@ -66,6 +66,10 @@ def _table_place(sink: FilesSinkOptions) -> Iterator[Problem]:
             "gs://bucket/prefix, or abfss://container@account.dfs.core.windows.net/prefix",
             "HDFS and other stores are not supported",
         )
+        return
+    if sink.visibility == "listing" and place.scheme != "s3":
+        what = f"it is `listing`, and {place.uri} is not in S3, where tasks can begin files and the driver complete them"
+        yield Problem("sink.visibility", what, "Leave it out: the default fits the path")
         return
     if not place.is_local:
         yield from _object_store(sink, place)
@@ -83,6 +87,10 @@ def _object_store(sink: FilesSinkOptions, place: TablePlace) -> Iterator[Problem
     if importlib.util.find_spec("obstore") is None:
         action = 'Install "airflow-provider-kafka-spark[object-stores]" on the Airflow worker and on Spark\'s executors'
         yield Problem("sink.path", "the package `obstore`, which writes to object stores, is not installed", action)
+        return
+    if sink.visibility == "listing" and importlib.util.find_spec("boto3") is None:
+        action = "Install boto3 on the Airflow worker and on Spark's executors"
+        yield Problem("sink.visibility", "the package `boto3`, which completes uploads, is not installed", action)
         return
     if place.scheme == "s3" and sink.conn_id and importlib.util.find_spec("airflow.providers.amazon") is None:
         action = "Install apache-airflow-providers-amazon on the Airflow worker"
@@ -140,6 +148,13 @@ def _neighbours(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
         what = f"{directory} holds {other[0]}, so its windows are published by `{there}`, and those of this sink by `{here}`"
         yield Problem("sink.visibility", what, f'Set `visibility="{there}"`, or name another directory')
         return
+    if latest and latest.files and not sink.renames:
+        there = "manifest" if str(latest.files[0]["path"]).startswith(f"{DATA}/") else "listing"
+        here = sink.visibility or "manifest"
+        if there != here:
+            what = f"the windows of {sink.uri} are published by `{there}`, and those of this sink by `{here}`"
+            yield Problem("sink.visibility", what, f'Set `visibility="{there}"`, or name another prefix')
+            return
     columns = {name.split("=", 1)[0] for name in names if "=" in name and name[0] not in "_."}
     if others := sorted(columns - {escape(sink.window_column)}):
         yield Problem(

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ from airflow_kafka_spark.sinks.storage.tasks.buffered_files import (
 )
 from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 from airflow_kafka_spark.sinks.storage.tasks.write import StoreFile, StoreSplitWriter, StoreTarget
+from airflow_kafka_spark.sinks.storage.uploads import UploadStore
 from airflow_kafka_spark.windows.model import Split
 
 
@@ -174,7 +175,10 @@ class ObjectsTarget(StoreTarget):
         return self.directories
 
 
-class ObjectsSplitWriter(StoreSplitWriter[StoreFile]):
+ObjectT = TypeVar("ObjectT", bound=StoreFile)
+
+
+class HiddenFilesWriter(StoreSplitWriter[ObjectT]):
     """Writes one split into data files whose names hold the attempt and the task attempt."""
 
     target: ObjectsTarget
@@ -183,16 +187,13 @@ class ObjectsSplitWriter(StoreSplitWriter[StoreFile]):
         """Return rows with a value that the format cannot hold, or that is too long for the name of a directory."""
         return unfit_rows(self.target.spec, self.target.file_schema, self.target.directories, rows)
 
-    def open_file(self, key: PartitionKey, part: int) -> StoreFile:
+    def open_file(self, key: PartitionKey, part: int) -> ObjectT:
         name = f"{file_stem(self.split.range, part)}-{self.target.attempt_id}-{self.token[:12]}{self.target.spec.suffix}"
         directory = "/".join([self.target.attempt, *key])
         self.target.store.make(directory)
         return self.new_file(f"{directory}/{name}")
 
-    def new_file(self, path: str) -> StoreFile:
-        return StoreFile(self.target, path)
-
-    def describe(self, file: StoreFile, key: PartitionKey) -> Mapping[str, Any]:
+    def describe(self, file: ObjectT, key: PartitionKey) -> Mapping[str, Any]:
         """Return nothing more: the directories of a file hold its partition values."""
         return {}
 
@@ -202,6 +203,56 @@ class ObjectsSplitWriter(StoreSplitWriter[StoreFile]):
 
     def misplaced(self, key: PartitionKey) -> str:
         return misplaced_reason(key)
+
+
+class ObjectsSplitWriter(HiddenFilesWriter[StoreFile]):
+    """Writes one split into files that readers do not list."""
+
+    def new_file(self, path: str) -> StoreFile:
+        return StoreFile(self.target, path)
+
+
+class UploadFile(StoreFile):
+    """A file whose parts are sent, and which is there when the driver completes its upload.
+
+    :param target: where and how to write.
+    :param path: its path, below the table.
+    :param uploads: the uploads below the table.
+    """
+
+    def __init__(self, target: StoreTarget, path: str, uploads: UploadStore) -> None:
+        self.store, self.path = target.store, path
+        self.upload = uploads.open(path)
+        BufferedFile.__init__(self, self.upload.stream(), target.spec, target.file_schema)
+
+    def finish(self) -> None:
+        BufferedFile.finish(self)
+
+    def drop(self) -> None:
+        BufferedFile.drop(self)
+        self.upload.abort()
+
+
+class UploadsSplitWriter(HiddenFilesWriter[UploadFile]):
+    """Writes one split into uploads that are not completed."""
+
+    def open(self, split: Split) -> None:
+        super().open(split)
+        self.uploads = UploadStore(self.target.store)
+
+    def new_file(self, path: str) -> UploadFile:
+        return UploadFile(self.target, path, self.uploads)
+
+    def finish_file(self, file: UploadFile, key: PartitionKey) -> Mapping[str, Any]:
+        file.finish()
+        upload = file.upload
+        return {"path": file.path, "rows": file.rows, "bytes": upload.size, "upload": upload.id, "parts": upload.parts}
+
+    def abort(self) -> None:
+        if self.token:
+            self.drop_all()
+            self.uploads.abort({file["upload"]: file["path"] for file in self.finished})
+            self.token = ""
 
 
 def directory_names(column: str, values: pa.Array) -> tuple[list[str], np.ndarray]:
