@@ -221,7 +221,7 @@ MISFITS: list[tuple[dict[str, Any], str, str]] = [
     ({"transforms": [InsertField(offset_field="at")]}, "transforms[0] InsertField.offset_field", "no offset"),
     ({"transforms": [TimestampRouter()]}, "transforms[0] TimestampRouter", "`timestamp` column"),
     ({"transforms": Cast("id:int32")}, "transforms", "in a list"),
-    ({"transforms": [Cast("id:int32")], "read_with": "task"}, "read_with", "Spark reads"),
+    ({"transforms": [Cast("id:int32")], "read_with": "task"}, "read_with", "the JVM reads the source"),
     ({"transforms": [ExtractField("customer")], "value": avro(SMALL)}, "sink.value", "field `day`"),
     ({"transforms": [Cast("id:int32")], "value": Raw()}, "sink.value", "holds one column"),
     ({"transforms": [lambda frame: frame.where("false"), Sql({"x": "no_such"})]}, "transforms[1] Sql", "no_such"),

@@ -64,12 +64,14 @@ def executors(leader: int) -> set[int]:
 
 
 def listening(pid: int) -> set[int]:
-    """Return the TCP ports on which a process listens."""
-    sockets = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            sockets.add(os.readlink(entry))
-    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
+    """Return the TCP ports on which a process listens; none for one that has just ended."""
+    sockets, lines = set(), list[list[str]]()
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                sockets.add(os.readlink(entry))
+        for name in ("tcp", "tcp6"):
+            lines += map(str.split, Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:])
     return {int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
 
 

@@ -15,14 +15,14 @@ REPLACED = "its rows in the files that it was written to, or in a `window_column
 """What a replay needs, for messages."""
 
 
-class Recorded(Protocol):
+class TableRecord(Protocol):
     """The record of a window in a table."""
 
     @property
     def applied(self) -> Applied: ...
 
 
-RecordT = TypeVar("RecordT", bound=Recorded)
+RecordT = TypeVar("RecordT", bound=TableRecord)
 FileT = TypeVar("FileT")
 
 
