@@ -94,6 +94,9 @@ def read(
     command = [sys.executable, "-m", "tests.sinks.spark_reader", str(scratch / "requests"), str(scratch / "answers")]
     path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     env = {**os.environ, "PYTHONPATH": path, "TZ": zone, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    if "spark.jars" in (settings or {}):
+        # Its jars would replace these.
+        env.pop("PYSPARK_SUBMIT_ARGS", None)
     done = subprocess.run(command, cwd=scratch, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return pickle.loads((scratch / "answers").read_bytes())
