@@ -10,7 +10,9 @@ from confluent_kafka import Producer
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, PartitionsChanged, SqlFailed, ValidationError
 from airflow_kafka_spark.formats import Json, String
+from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.transforms import Sql
+from airflow_kafka_spark.windows.model import Marker
 from tests.support.pipelines import SCHEMA
 from tests.support.relay import decoded, make, relay
 from tests.support.timings import check_move
@@ -181,6 +183,23 @@ def test_a_target_with_more_partitions_than_planned_is_refused(orders, monkeypat
     assert orders.read(orders.output) == []
     orders.run("run1", allow_new_partitions=True)
     assert orders.check() == 300
+
+
+def test_splits_that_are_published_after_the_ledger_was_read_are_no_lost_ledger(orders, monkeypatch):
+    orders.send(300)
+    monkeypatch.setenv(faults.FAULT, "job.done:raise")
+    with pytest.raises(RuntimeError, match="job.done"):
+        orders.run("run1")
+    monkeypatch.delenv(faults.FAULT)
+    now, looks = Ledger.published, []
+
+    def published(ledger: Ledger) -> dict[int, Marker]:
+        looks.append(now(ledger))
+        return looks[-1] if len(looks) > 1 else {}
+
+    monkeypatch.setattr(Ledger, "published", published)
+    assert orders.run("run1")["records_written"] == 300
+    assert orders.check() == 300 and len(looks) > 1
 
 
 def test_max_records_bounds_a_window_windows_tile_and_the_order_of_each_key_is_kept(orders):

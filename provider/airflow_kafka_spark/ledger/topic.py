@@ -351,6 +351,11 @@ class LedgerTopic:
                 raise error.at(self.hook.conn_id) from None
         return [*read.removed.values(), *read.records.values()]
 
+    def forget_reads(self) -> None:
+        """Let the next read begin anew, not behind the records that were read before."""
+        self._read_before.clear()
+        self._archives.clear()
+
     def abort(self, transaction: OpenTransaction) -> str:
         """Abort a transaction. See :func:`~airflow_kafka_spark.ledger.open_transactions.abort_transaction`."""
         return abort_transaction(self.hook.producer_config(), self.name, transaction)

@@ -402,6 +402,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         if not published:
             return
         # The ledger was read before the group's offsets. Its records of the same transaction are there by now.
+        ledger.topic.forget_reads()
         there = ledger.published()
         for index, tp in published.items():
             if index not in there:
