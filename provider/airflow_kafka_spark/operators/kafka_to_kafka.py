@@ -367,8 +367,9 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         splits = {split.index: split for split in self.splits(window)}
 
         def publish(left: tuple[int, ...]) -> None:
-            self._refuse_unmarked(window, ledger, {index: splits[index].range for index in left})
-            self._publish_splits(window, ledger, tuple(splits[index] for index in left))
+            unpublished = self._unpublished(window, ledger, {index: splits[index].range for index in left})
+            if unpublished:
+                self._publish_splits(window, ledger, tuple(splits[index] for index in unpublished))
 
         markers = publish_splits(ledger, window, list(splits), publish)
         self.check(window)
@@ -382,12 +383,14 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         self.check_followed(window, report.records_read)
         return report
 
-    def _refuse_unmarked(self, window: Window, ledger: Ledger, left: Mapping[int, OffsetRange]) -> None:
-        """Make sure that partitions without a marker in the ledger are not published: marker and group offset are written in one
-        transaction.
+    def _unpublished(self, window: Window, ledger: Ledger, left: Mapping[int, OffsetRange]) -> tuple[int, ...]:
+        """Return the splits that the group's offsets do not show as published: marker and offset are written in one transaction.
+
+        A task does not look for markers from before the attempt's claim. A split that is missing in the ledger by mistake would
+        be published twice.
 
         :param left: the ranges of the splits without a marker, by index.
-        :raises LedgerBehind: the group's offset says that one is published.
+        :raises LedgerBehind: the group's offset says that a split is published, and the ledger has no marker of it.
         """
         from airflow_kafka_spark.ledger.group import windows_of
 
@@ -399,16 +402,16 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             return bool(there and there.offset >= r.end and named.get(r.topic_partition, 0) >= window.number)
 
         published = {index: r.topic_partition for index, r in left.items() if is_published(r)}
-        if not published:
-            return
-        # The ledger was read before the group's offsets. Its records of the same transaction are there by now.
-        ledger.topic.forget_reads()
-        there = ledger.published()
-        for index, tp in published.items():
-            if index not in there:
-                to, known = f"committed:{self.group_id}", ledger.memory.last_number
-                raise LedgerBehind(ledger.pipeline, self.group_id, named[tp], known, self.ledger_topic, to)
-            log.info("Split %d of window %s was published in between", index, window)
+        if published:
+            # The ledger was read before the group's offsets. Its records of the same transaction are there by now.
+            ledger.topic.forget_reads()
+            markers = ledger.published()
+            for index, tp in published.items():
+                if index not in markers:
+                    to, known = f"committed:{self.group_id}", ledger.memory.last_number
+                    raise LedgerBehind(ledger.pipeline, self.group_id, named[tp], known, self.ledger_topic, to)
+                log.info("Split %d of window %s was published in between", index, window)
+        return tuple(index for index in left if index not in published)
 
     def _publish_splits(self, window: Window, ledger: Ledger, left: tuple[Split, ...]) -> None:
         from airflow_kafka_spark.road.publish import TopicJob
