@@ -40,7 +40,7 @@ class TaskStateStore(Protocol):
     """Airflow's store of the state of a task instance."""
 
     def get(self, key: str) -> Any:
-        """Return the JSON value of a key; None if there is none."""
+        """Return the JSON value of a key; None if the key does not exist."""
 
     def delete(self, key: str) -> None:
         """Remove a key."""

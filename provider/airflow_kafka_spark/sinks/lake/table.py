@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
 
 REPLACED = "its rows in the files that it was written to, or in a `window_column`, which a replay replaces"
-"""What a replay needs, for messages."""
+"""Text for messages: the files or the column that a replay needs."""
 
 
 class TableRecord(Protocol):

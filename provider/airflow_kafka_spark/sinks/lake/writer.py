@@ -45,7 +45,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
     """
 
     suspect: ClassVar[str]
-    """What may have removed files of a running attempt, for messages."""
+    """Text for messages: the possible causes of missing files of a running attempt."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the sources of database logs share: events as rows, and windows that another object reads."""
+"""Shared code of the sources of database logs: events as rows, and windows that another object reads."""
 
 from __future__ import annotations
 

@@ -356,7 +356,7 @@ def whole_ratio(kind: pa.DataType, value: Value, by: Value) -> Value:
 def whole_remainder(kind: pa.DataType, value: Value, by: Value) -> Value:
     """Return the remainder of a division that rounds towards 0. It has the sign of the dividend."""
     by = _divisor(value, by)
-    # By -1 there is none, and the quotient of the smallest number does not fit.
+    # Divided by -1 there is no remainder, and the quotient of the smallest number does not fit.
     by = pc.if_else(pc.equal(by, pa.scalar(-1, kind)), pa.scalar(1, kind), by)
     return pc.subtract(value, pc.multiply(pc.divide(value, by), by))
 
