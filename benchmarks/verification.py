@@ -1,4 +1,4 @@
-"""Measure the cost of a verification: CPU seconds of the databases and of the task per million rows, for 1 and 10 million rows."""
+"""Measure the cost of a verification: CPU seconds of databases and task per million rows, for 1 and 10 million rows."""
 
 from __future__ import annotations
 
