@@ -403,9 +403,9 @@ _OF_SNAPSHOTS = (
     ),
     Mutant(
         name="snapshot-chunks-before-the-log-has-caught-up",
-        path="sources/mysql_cdc/windows.py",
-        old="return state.caught_up() if not state.behind or end.order >= Place.parse(state.behind).order else state",
-        new="return state.caught_up()",
+        path="sources/cdc/snapshot.py",
+        old="if self.behind and end < order(self.behind):",
+        new="if False:",
         breaks="Chunks are forgotten only when the log is read up to a place behind them.",
         tests=(_OF_ROWS_AND_LOG,),
     ),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting, TopicRules
     from airflow_kafka_spark.road.tasks.read import Reading, ReadTask
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+    from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.transforms import Transform
     from airflow_kafka_spark.transforms.chain import TransformLike
@@ -281,7 +282,7 @@ class TopicChain:
 
         with spark.session() as session, sql_settings(session, SETTINGS):
             empty = session.createDataFrame([], from_arrow_schema(self.chain.schema_read()))
-            _ = self._records(empty)[0].schema
+            _ = self.records(empty, in_tasks=False)[0].schema
 
     def read_task(self, splits: tuple[Split, ...], reading: Reading) -> ReadTask:
         """Return the task that reads splits."""
@@ -291,26 +292,19 @@ class TopicChain:
         """Return a task of :meth:`read_task` that fills only some columns. The others are null."""
         return self.chain.reading_only(read, columns)
 
-    def records(self, rows: DataFrame, reading: Reading, *, in_tasks: bool) -> tuple[DataFrame, Sorting]:
-        """Return the frame of the records, and how tasks sort and encode them. See
-        :meth:`~airflow_kafka_spark.road.publish.SqlProjection.records`.
-
-        :raises ValidationError: a transform does not fit.
-        """
+    def sorting(self, encoder: KeyValueEncoder, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
+        """Return how tasks sort and encode the records of :meth:`records`."""
         from airflow_kafka_spark.road.tasks.publish import Sorting
-        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
-        from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
-        records, changed = self._records(rows, in_tasks=in_tasks)
-        topics = self.topics if "topic" in changed else None
-        encoder = KeyValueEncoder(struct_encoders(records, changed.get("value"), changed.get("key")))
-        return records, Sorting(encoder, reading.tolerance, self.chain.null_values, topics, self.pipeline)
+        topics = self.topics if "topic" in formats else None
+        return Sorting(encoder, reading.tolerance, self.chain.null_values, topics, self.pipeline)
 
-    def _records(self, frame: DataFrame, *, in_tasks: bool = False) -> tuple[DataFrame, Mapping[str, Format | None]]:
+    def records(self, frame: DataFrame, *, in_tasks: bool) -> tuple[DataFrame, Mapping[str, Format | None]]:
         """Return the frame of the records that are published, with the columns that tell good records from bad ones, and the
         parts that the transforms may have changed, with their formats if they have one.
 
         :param in_tasks: True: a key or value that has changed stays a struct, which tasks encode.
+        :raises ValidationError: a transform does not fit.
         """
         from pyspark.sql import functions as F
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
     from airflow_kafka_spark.road.tasks.read import Reading, ReadTask
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+    from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.sources.base import RowSource
 
@@ -177,16 +178,29 @@ class TopicJob(PublishJob):
         read = self.change.read_task(self.left, reading)
         rows = from_arrow_schema(read.schema)
         try:
-            changed, sorting = self.change.records(session.createDataFrame([], rows), reading, in_tasks=True)
+            changed, formats = self.change.records(session.createDataFrame([], rows), in_tasks=True)
             program = program_of(changed, read.schema)
+            sorting = self._sorting(changed, formats, reading)
         except (Unknown, EncodedBySpark) as reason:
             log.info("Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there", self.window, reason)
             # One row a task: which split it shall read.
             numbers = session.range(0, self.split_count, 1, self.split_count)
-            changed, sorting = self.change.records(numbers.mapInArrow(cast(Any, read), rows), reading, in_tasks=False)
-            return changed.mapInArrow(cast(Any, PublishTask(publisher, read.splits, sorting)), "result string")
+            changed, formats = self.change.records(numbers.mapInArrow(cast(Any, read), rows), in_tasks=False)
+            task = PublishTask(publisher, read.splits, self._sorting(changed, formats, reading))
+            return changed.mapInArrow(cast(Any, task), "result string")
         source = KafkaSplits(self.change.reading_only(read, program.columns), program)
         return each_split(session, PublishTask(publisher, read.splits, sorting, source), self.split_count)
+
+    def _sorting(self, records: DataFrame, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
+        """Return how tasks sort and encode records. A schema registry is asked.
+
+        :raises EncodedBySpark: the tasks cannot encode a column.
+        """
+        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
+
+        encoder = KeyValueEncoder(struct_encoders(records, formats.get("value"), formats.get("key")))
+        return self.change.sorting(encoder, formats, reading)
 
     def _reading(self, publisher: Publisher | None) -> Reading:
         if self.reading.tolerance is not None and publisher is None:
@@ -249,28 +263,18 @@ class SqlProjection:
         """Return the task itself, because the columns of a value are decoded together."""
         return read
 
-    def records(self, rows: DataFrame, reading: Reading, *, in_tasks: bool) -> tuple[DataFrame, Sorting]:
-        """Return the frame of the records, and how tasks sort and encode them.
+    def sorting(self, encoder: KeyValueEncoder, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
+        """Return how tasks sort and encode the records of :meth:`records`."""
+        from airflow_kafka_spark.road.tasks.publish import Sorting
+
+        return Sorting(encoder, reading.tolerance)
+
+    def records(self, rows: DataFrame, *, in_tasks: bool) -> tuple[DataFrame, Mapping[str, Format | None]]:
+        """Return a split's rows as records, and the formats of the parts that change. The last row stays as it is.
 
         :param rows: the rows that tasks read.
-        :param reading: the options of reading.
         :param in_tasks: True: keys and values that change are structs, which the tasks encode; False: Spark encodes them if it
             can.
-        :raises ValidationError: the filter or an expression is wrong.
-        :raises EncodedBySpark: ``in_tasks``, and the tasks cannot encode a column.
-        """
-        from airflow_kafka_spark.road.tasks.publish import Sorting
-        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
-        from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
-
-        records = self._apply(rows, in_tasks)
-        written = self.value if self.columns is not None else None
-        encoder = KeyValueEncoder(struct_encoders(records, written, self.key_format if self.key else None))
-        return records, Sorting(encoder, reading.tolerance)
-
-    def _apply(self, rows: DataFrame, in_tasks: bool) -> DataFrame:
-        """Return a split's rows as records. The last row stays as it is.
-
         :raises ValidationError: the filter or an expression is wrong; the message has Spark's reason.
         """
         from pyspark.sql import functions as F
@@ -296,7 +300,8 @@ class SqlProjection:
             records.append(F.col(HEADERS).alias("headers"))
         if PARTITION in carried:
             records.append(F.col(PARTITION).alias("partition"))
-        return rows.select(*records, *originals, F.col(END))
+        formats = {"value": self.value if self.columns is not None else None, "key": self.key_format if self.key else None}
+        return rows.select(*records, *originals, F.col(END)), formats
 
     def _computed(self, rows: DataFrame, carried: Sequence[str]) -> DataFrame:
         """Return the rows that the filter lets pass, with the new columns.

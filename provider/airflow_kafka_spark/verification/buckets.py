@@ -28,7 +28,7 @@ READ_ROWS = 10_000
 ROUND_ROWS = 200_000
 """Rows of each side that are read at a time, unless a single bucket has more."""
 ROUNDS = 20
-"""How often both tables are read for the rows that differ."""
+"""Number of times that both tables are read for the rows that differ."""
 
 BucketSums = dict[int, Sums]
 """The sums of buckets by their numbers; a bucket without rows may be missing."""
@@ -83,7 +83,7 @@ class BucketSide(Protocol):
 
 @dataclass(frozen=True)
 class BucketResult:
-    """What the comparison of all buckets has found.
+    """The result of the comparison of all buckets.
 
     :param source_rows: the source's rows.
     :param sink_rows: the sink's rows.

@@ -191,7 +191,7 @@ class MysqlCanonicalSql(CanonicalSql):
             if form == "instant":
                 distance = f"TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'2000-01-01 00:00:00', {c})"
             digits = 8 if form == "date" else 16
-            # A date that is none (0000-00-00) has no distance from another.
+            # The zero date (0000-00-00) has no distance from another date.
             return f"COALESCE(LOWER(RIGHT(LPAD(HEX({distance}), 16, '0'), {digits})), CAST({c} AS CHAR))"
         text = f"CONVERT({c} USING utf8mb4)"
         expressions: dict[Form, str] = {

@@ -20,7 +20,7 @@ Family = Literal[
     "integer", "boolean", "decimal", "single", "double", "text", "padded", "uuid", "binary", "zoned", "local", "date", "time",
     "json", "array", "nested", "other",
 ]  # fmt: skip
-"""What the values of a column are. ``padded`` is ``char(n)``; ``other`` has a text of the database's own; ``nested`` are Arrow's
+"""Kinds of the values of a column. ``padded`` is ``char(n)``; ``other`` has a text of the database's own; ``nested`` are Arrow's
 lists, structs and maps."""
 
 Form = Literal[

@@ -41,8 +41,14 @@ class SnapshotState:
         """True if no chunk waits for the log."""
         return not any(table.read for table in self.tables)
 
-    def caught_up(self) -> SnapshotState:
-        """Return the state once the log is read up to ``behind``."""
+    def after_log(self, end: Any, order: Callable[[str], Any]) -> SnapshotState:
+        """Return the state behind a window of the log.
+
+        :param end: the end of the window, as ``order`` returns it.
+        :param order: returns a place of the log as a value that is compared.
+        """
+        if self.behind and end < order(self.behind):
+            return self
         return replace(self, tables=caught_up(self.tables), behind="")
 
     @property

@@ -1,4 +1,4 @@
-"""Where MariaDB's tables are cut into the chunks of a snapshot."""
+"""Cut MariaDB's tables into the chunks of a snapshot."""
 
 from __future__ import annotations
 

@@ -54,19 +54,18 @@ def _order(place: Place) -> tuple[int, int]:
     return place.order
 
 
-def _after_log(state: SnapshotState, end: Place) -> SnapshotState:
-    """Return the state of a snapshot behind a window of the log."""
-    return state.caught_up() if not state.behind or end.order >= Place.parse(state.behind).order else state
+def _order_of_text(place: str) -> tuple[int, int]:
+    return Place.parse(place).order
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """Where a window begins.
+    """The beginning of a window, and the log at that time.
 
     :param now: the end of the log.
     :param files: of the log.
     :param identity: of the server.
-    :param gtid: the last GTID that was read; "" if there is none.
+    :param gtid: the last GTID that was read; "" without GTIDs.
     """
 
     start: Place
@@ -102,7 +101,7 @@ class MySqlLogWindows:
                 start, _ = self._look(known, start, form)
             now = max(now, start, key=_order)  # the log has grown while it was looked through
             at = _Cut(start, now, files, identity, str((position or {}).get("gtid", "")))
-            state = _after_log(state, start)
+            state = state.after_log(start.order, _order_of_text)
             if state.tables and state.is_caught_up:
                 return self._chunks(connection, at, state, form)
             if self._is_finished(state):
@@ -113,7 +112,7 @@ class MySqlLogWindows:
             if 0 < distance(files, start, end) <= LOOKED_THROUGH_BYTES:
                 end, has_changes = self._look(start, end, form)
                 is_exact = True
-            after = _after_log(state, end)
+            after = state.after_log(end.order, _order_of_text)
             if not has_changes and is_exact and after.tables and after.is_caught_up:
                 return self._chunks(connection, replace(at, start=end, now=max(now, end, key=_order)), after, form)
         created = self.server.created(start.file)
@@ -251,7 +250,7 @@ class MySqlLogWindows:
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
         """Return the position behind a window: where its last transaction ends. See :meth:`RowSource.position_after`."""
-        found = dict(snapshot_after(position, splits, tokens, lambda place: Place.parse(place).order))
+        found = dict(snapshot_after(position, splits, tokens, _order_of_text))
         if not tokens or "end" not in tokens[0]:
             return found
         token = tokens[0]

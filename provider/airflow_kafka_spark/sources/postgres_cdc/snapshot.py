@@ -1,4 +1,4 @@
-"""Where PostgreSQL's tables are cut into the chunks of a snapshot."""
+"""Cut PostgreSQL's tables into the chunks of a snapshot."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class PostgresLogWindows:
                 return self._chunks(connection, start, flushed, identity, snapshot)
             first = self._first_commit(connection, flushed)
             if first is None and snapshot.tables:
-                start, snapshot = flushed, _after_log(snapshot, flushed)
+                start, snapshot = flushed, snapshot.after_log(flushed, parse_lsn)
                 if snapshot.tables and snapshot.is_caught_up:
                     return self._chunks(connection, start, flushed, identity, snapshot)
         return self._log_window(start, flushed, first, identity, snapshot)
@@ -128,7 +128,7 @@ class PostgresLogWindows:
             bounds["snapshot"] = snapshot.filter
         if behind := flushed - end:
             log.info("%s bytes of the log lie behind this window", f"{behind:,}")
-        after = _after_log(snapshot, end)
+        after = snapshot.after_log(end, parse_lsn)
         remaining = behind > 0 or bool(after.tables)
         return FrozenWindow(
             (bounds,) if first is not None else (), self._position(end, flushed, identity, after), remaining=remaining
@@ -237,11 +237,6 @@ class PostgresLogWindows:
             times=given.time_precision_mode,
         )
         return CdcReader(tuple(splits), needed_columns(needed), self.slot, given.publication, form)
-
-
-def _after_log(snapshot: SnapshotState, end: int) -> SnapshotState:
-    """Return the state of a snapshot behind a window of the log."""
-    return snapshot.caught_up() if not snapshot.behind or end >= parse_lsn(snapshot.behind) else snapshot
 
 
 def _flushed(connection: psycopg.Connection[Any]) -> int:

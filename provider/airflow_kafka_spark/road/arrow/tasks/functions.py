@@ -95,11 +95,6 @@ def concat(kind: pa.DataType, *values: Value) -> Value:
     return pc.binary_join_element_wise(*values, pa.scalar("", kind), null_handling="emit_null")
 
 
-def beginning(_: pa.DataType, text: Value, count: pa.Scalar) -> Value:
-    """Return the first characters of a text."""
-    return pc.utf8_slice_codeunits(text, 0, count.as_py())
-
-
 # --- texts ----------------------------------------------------------------------------------------------------------------
 
 
@@ -180,12 +175,22 @@ def number_of(kind: pa.DataType, moment: Value) -> Value:
 _MICROS = pa.scalar(1000, pa.int64())
 
 
+def _rounded_down(moment: Value, micros: int) -> Value:
+    """Return the number of units of time since 1970, rounded down, before 1970 as well.
+
+    :param micros: the number of microseconds of a unit.
+    """
+    unit, passed = pa.scalar(micros, pa.int64()), pc.cast(moment, pa.int64())
+    cut = pc.divide(passed, unit)
+    return pc.if_else(pc.less(passed, pc.multiply(cut, unit)), pc.subtract(cut, pa.scalar(1, pa.int64())), cut)
+
+
 def milliseconds_of(_: pa.DataType, moment: Value) -> Value:
-    """Return milliseconds since 1970, rounded down, before 1970 as well."""
-    micros = pc.cast(moment, pa.int64())
-    cut = pc.divide(micros, _MICROS)
-    below = pc.less(micros, pc.multiply(cut, _MICROS))
-    return pc.if_else(below, pc.subtract(cut, pa.scalar(1, pa.int64())), cut)
+    return _rounded_down(moment, 1000)
+
+
+def seconds_of(_: pa.DataType, moment: Value) -> Value:
+    return _rounded_down(moment, 1_000_000)
 
 
 def moment_of(kind: pa.DataType, micros: Value) -> Value:
@@ -403,9 +408,7 @@ def fitting_decimal(kind: pa.DataType, value: Value) -> Value:
 
 def whole_part(kind: pa.DataType, value: Value) -> Value:
     """Return ``try_cast`` of decimals to whole numbers, rounded towards 0: null if a value does not fit."""
-    cut = pc.cast(pc.trunc(value), pa.decimal128(38, 0), safe=False) if value.type.scale else value
-    limit = 2 ** _LIMITS[kind]
-    wide = pc.cast(cut, pa.decimal128(38, 0))
+    limit, wide = 2 ** _LIMITS[kind], pc.cast(pc.trunc(value), pa.decimal128(38, 0), safe=False)
     low, high = pa.scalar(Decimal(-limit), wide.type), pa.scalar(Decimal(limit - 1), wide.type)
     fits = pc.and_(pc.greater_equal(wide, low), pc.less_equal(wide, high))
     return pc.cast(pc.if_else(fits, wide, pa.scalar(None, wide.type)), kind)
@@ -614,14 +617,6 @@ def day_of(kind: pa.DataType, moment: Value) -> Value:
     return pc.cast(pc.floor_temporal(_without_zone(moment), unit="day"), kind)
 
 
-def seconds_of(_: pa.DataType, moment: Value) -> Value:
-    """Return seconds since 1970, rounded down, before 1970 as well."""
-    million = pa.scalar(1_000_000, pa.int64())
-    micros = pc.cast(moment, pa.int64())
-    cut = pc.divide(micros, million)
-    return pc.if_else(pc.less(micros, pc.multiply(cut, million)), pc.subtract(cut, pa.scalar(1, pa.int64())), cut)
-
-
 def later_day(kind: pa.DataType, day: Value, days: Value) -> Value:
     return pc.cast(pc.add(pc.cast(day, pa.int32()), pc.cast(days, pa.int32())), kind)
 
@@ -732,7 +727,7 @@ def decimal_text(_: pa.DataType, value: Value) -> Value:
 FUNCTIONS: Mapping[str, Any] = {
     function.__name__: function
     for function in (
-        is_null, both, either, negated, equal_or_both_null, one_of, concat, beginning,
+        is_null, both, either, negated, equal_or_both_null, one_of, concat,
         is_true_text, is_like, matches, contains, starts_with, ends_with,
         is_nan, magnitude, divided, remainder, multiplied, number_of, milliseconds_of, moment_of,
         moment_of_milliseconds, midnight_of, cut_off, widened, as_text, as_bytes, narrowed, whole_number,

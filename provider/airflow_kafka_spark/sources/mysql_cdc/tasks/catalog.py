@@ -111,7 +111,7 @@ def table_shape(server: LogServer, connection: Any, name: TableName, form: Value
 
 
 def _cut_by(relation: Relation, columns: dict[str, LogColumn], form: ValueForm) -> tuple[str, ...]:
-    """Return the columns of the first unique key whose values can be compared; empty if there is none."""
+    """Return the columns of the first unique key whose values can be compared; empty without such a key."""
     for key in relation.keys:
         try:
             if all(read_column(columns[name], form).key is not None for name in key):

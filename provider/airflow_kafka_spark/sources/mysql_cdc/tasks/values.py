@@ -67,7 +67,7 @@ class ColumnRefused(ValueError):
 
 @dataclass(frozen=True)
 class ReadColumn:
-    """How a column's values are read, and the Connect schema of what comes out.
+    """The reading of a column's values, and the Connect schema of the result.
 
     :param read: reads a value of the log.
     :param schema: the Connect schema of its JSON.
@@ -471,7 +471,7 @@ def _timestamp(precision: int, form: ValueForm) -> ReadColumn:
     fraction, unit = _FRACTIONS[precision]
 
     def instant(raw: bytes) -> str:
-        """Return a time as text, in UTC; "" for the one that is none."""
+        """Return a time as text, in UTC; "" for the zero date."""
         seconds = int.from_bytes(raw[:4], "big")
         part = int.from_bytes(raw[4:], "big") * unit
         return _instant(seconds, part, precision) if seconds or part else ""
