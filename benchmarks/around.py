@@ -12,7 +12,7 @@ from benchmarks.bench import SCHEMA, Stand
 
 def run(stand: Stand) -> None:
     from airflow_kafka_spark.formats import Json
-    from airflow_kafka_spark.hooks import jars
+    from airflow_kafka_spark.hooks.spark import jars
     from airflow_kafka_spark.operators import KafkaToSinkOperator
     from airflow_kafka_spark.sinks import FilesSink
     from tests.support.runs import context

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from airflow_kafka_spark.hooks import jars
+from airflow_kafka_spark.hooks.spark import jars
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from benchmarks import events
 
@@ -170,7 +170,7 @@ def stand(
     """
     from pyspark.sql import SparkSession
 
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
     spark_jars = [
         *jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True),

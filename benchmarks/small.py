@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from airflow_kafka_spark.hooks.jars import cache_directory
+from airflow_kafka_spark.hooks.spark.jars import cache_directory
 from airflow_kafka_spark.testing import EmbeddedKafka
 from benchmarks import events
 from benchmarks.bench import SCHEMA
@@ -35,7 +35,7 @@ def run(directory: Path, rounds: int) -> None:
     """Measure in turns, after one turn that makes the class archive, begins the pipelines and starts the warm process."""
     print(f"\n## A window of {RECORDS:,} records, in a new process\n", flush=True)
     results: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
-    subprocess.run([sys.executable, "-m", "airflow_kafka_spark.hooks.class_archive"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "airflow_kafka_spark.hooks.spark.class_archive"], check=True, stdout=subprocess.DEVNULL)
     with EmbeddedKafka() as kafka:
         kafka.create_topic(events.TOPIC, 4)
         for turn in range(rounds + 1):

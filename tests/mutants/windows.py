@@ -43,7 +43,7 @@ _OF_LEDGER = (
     ),
     Mutant(
         name="ledger-window-given-up-without-a-claim",
-        path="control/position_change.py",
+        path="control/position.py",
         old="    ledger.take_over(published)\n",
         new="",
         breaks="No task publishes a split of a window once a command has given it up.",
@@ -79,7 +79,7 @@ _OF_LEDGER = (
     ),
     Mutant(
         name="ledger-command-moves-the-group-of-another-pipeline",
-        path="control/position_change.py",
+        path="control/position.py",
         old="        raise GroupOwned(memory.pipeline, group, owner)\n",
         new="        pass\n",
         breaks="A command moves no group that another pipeline uses.",
@@ -108,7 +108,7 @@ _OF_LEDGER = (
     ),
     Mutant(
         name="ledger-forgets-intervals-that-are-not-fenced",
-        path="control/forget.py",
+        path="control/lifecycle.py",
         old="            if planned <= fenced and not _came_later(memory, keys):\n",
         new="            if planned <= fenced:\n",
         breaks="An interval that is planned while its pipeline is forgotten is fenced, or stays in the ledger whole.",

@@ -70,7 +70,7 @@ class _Group:
 
 
 class EnvelopeDecoder(Decoder):
-    """The decoder of :class:`~airflow_kafka_spark.formats.json.envelope.JsonEnvelope`.
+    """The decoder of :class:`~airflow_kafka_spark.formats.json.format.JsonEnvelope`.
 
     :param columns: the columns of the payloads.
     :param few: see :class:`.JsonDecoder`.

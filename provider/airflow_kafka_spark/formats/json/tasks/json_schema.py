@@ -34,7 +34,7 @@ _NONE: Mapping[int, Sequence[Column]] = {}
 
 
 class RegisteredJsonDecoder(Decoder):
-    """The decoder of :class:`~airflow_kafka_spark.formats.json.json_schema.JsonSchema`.
+    """The decoder of :class:`~airflow_kafka_spark.formats.json.format.JsonSchema`.
 
     :param wire_columns: the columns with their logical types.
     :param known: the schemas that records may have, by id; for values without a header that of id 0.
@@ -163,7 +163,7 @@ _Write = Callable[[Any], str]
 
 
 class JsonSchemaEncoder(RowEncoder):
-    """The encoder of :class:`~airflow_kafka_spark.formats.json.json_schema.JsonSchema`.
+    """The encoder of :class:`~airflow_kafka_spark.formats.json.format.JsonSchema`.
 
     :param fields: the properties of the schema.
     :param columns: the names of the rows' columns, all of them properties.
