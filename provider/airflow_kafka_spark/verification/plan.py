@@ -13,8 +13,7 @@ from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.jdbc.windows import find_relation
-from airflow_kafka_spark.verification.canonical_sql import CanonicalSql, MysqlCanonicalSql, PostgresCanonicalSql
-from airflow_kafka_spark.verification.database_side import DatabaseSide
+from airflow_kafka_spark.verification.database_side import CanonicalSql, DatabaseSide, MysqlCanonicalSql, PostgresCanonicalSql
 from airflow_kafka_spark.verification.forms import RANGE_FORMS, Comparable, Form, form_of
 from airflow_kafka_spark.verification.lake import LakeSide, LakeTable
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
 
     from airflow_kafka_spark.formats.json.schema import Property
-    from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder
+    from airflow_kafka_spark.formats.tasks.base import RowEncoder
 
 
 @dataclass(frozen=True)

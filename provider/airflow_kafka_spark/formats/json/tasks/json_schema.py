@@ -19,7 +19,7 @@ from airflow_kafka_spark.formats.json.connect_schema import LogicalType, sql_col
 from airflow_kafka_spark.formats.json.schema import Property
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 from airflow_kafka_spark.formats.registry import HEADER_BYTES, INTEGER_BITS, schema_id_of, unknown_schema_id, wire_header
-from airflow_kafka_spark.formats.tasks.row_encoder import (
+from airflow_kafka_spark.formats.tasks.base import (
     RowEncoder,
     ValueDoesNotFit,
     map_items,
