@@ -42,6 +42,14 @@ _OF_LEDGER = (
         tests=(f"{_LEDGER}::test_what_an_older_attempt_writes_until_it_is_fenced_is_seen",),
     ),
     Mutant(
+        name="ledger-hint-behind-the-markers",
+        path="ledger/attempt.py",
+        old="            return read_from\n        return Hint(topic_id, partition, 0)\n",
+        new="            return read_from\n        return Hint(topic_id, partition, self.memory.oldest_offset)\n",
+        breaks="A later attempt at a first window sees the splits that earlier ones have published, and the position before it.",
+        tests=("tests/control/test_hint.py",),
+    ),
+    Mutant(
         name="ledger-window-given-up-without-a-claim",
         path="control/position.py",
         old="    ledger.take_over(published)\n",

@@ -231,7 +231,10 @@ class Memory:
 
     @property
     def oldest_offset(self) -> int:
-        """The offset of the ledger partition from which a reader sees every stored window and every control request in force."""
+        """The offset of the ledger partition from which a reader sees every stored window and every control request in force.
+
+        It includes the position only once a window is complete: both are written together. It does not include markers.
+        """
         offsets = [*(e.offset for e in self.entries.values()), *(d.offset for d in self.dead.values())]
         asked = [c for e in self.entries.values() if e.state is State.COMPLETE and (c := self.replay_asked(e.window))]
         offsets += [c.offset for c in (self.pause, self.rebound_after(self.binding), *asked, *self.counted_resends) if c]
