@@ -47,7 +47,7 @@ _OF_LEDGER = (
         old="            return read_from\n        return Hint(topic_id, partition, 0)\n",
         new="            return read_from\n        return Hint(topic_id, partition, self.memory.oldest_offset)\n",
         breaks="A later attempt at a first window sees the splits that earlier ones have published, and the position before it.",
-        tests=("tests/control/test_hint.py",),
+        tests=("tests/control/test_hint.py::test_later_attempts_at_a_first_window_see_what_the_first_attempt_saw_and_published",),
     ),
     Mutant(
         name="ledger-window-given-up-without-a-claim",
