@@ -25,11 +25,11 @@ from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
     accounts_of,
     check_target,
+    describe_target,
     publish_splits,
     publisher,
     refuse_too_many,
     sink_problems,
-    target,
     topic_uris,
     with_connection,
     with_dead_letters,
@@ -301,7 +301,7 @@ class SourceToKafkaOperator(WindowOperator):
         from airflow_kafka_spark.ledger.attempt import utc_now
 
         self.sink.ensure_topic(self.kafka)
-        targets = [target(self.kafka, self.sink)] if self.sink.topic else []
+        targets = [describe_target(self.kafka, self.sink)] if self.sink.topic else []
         self._refuse_lost(ledger, targets)
         ledger.refuse_taken()
         frozen = self.source.freeze(self._source_position(ledger))

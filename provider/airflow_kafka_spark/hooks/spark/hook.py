@@ -382,14 +382,14 @@ class SparkHook(BaseHook):
         The session runs in a process of its own, so that no JVM is left in Airflow's. An address at which nothing answers is
         reported within seconds; the whole test takes at most 90 seconds.
         """
-        from airflow_kafka_spark.hooks.spark.health import probe, unreachable
+        from airflow_kafka_spark.hooks.spark.health import probe, unreachable_reason
         from airflow_kafka_spark.hooks.spark.jars import find_java
 
         try:
             _ = self.keep_alive
             if not self.is_connect:
                 find_java()
-            if reason := unreachable(self.master):
+            if reason := unreachable_reason(self.master):
                 return False, reason
             settings = self.settings()
             if self.is_connect:
