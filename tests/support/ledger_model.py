@@ -26,7 +26,7 @@ from unittest.mock import patch
 from airflow.providers.common.compat.sdk import AirflowSkipException
 
 from airflow_kafka_spark.control import base as control_base
-from airflow_kafka_spark.control import forget, pause, position_change, rebind, rename, replay
+from airflow_kafka_spark.control import lifecycle, position, replay
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, WindowConflict
 from airflow_kafka_spark.formats import String
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
@@ -42,11 +42,11 @@ from airflow_kafka_spark.sinks.base import Guarantee, Sink
 from airflow_kafka_spark.sinks.kafka.tasks.publish import ClaimedWindow, Publisher
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
-from airflow_kafka_spark.windows.instants import instant_of
 from airflow_kafka_spark.windows.interval_boundaries import Boundary
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, fold_records, marker_record, window_key
 from airflow_kafka_spark.windows.model import Applied, Landed, Marker, OffsetRange, TargetTopic, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report
+from airflow_kafka_spark.windows.times import instant_of
 
 PIPELINE, GROUP, TOPIC, LEDGER = "p", "g", "t", "airflow-windows"
 TP = TopicPartition(TOPIC, 0)
@@ -238,7 +238,7 @@ def _sink_look(world: World, rules: Rules, pipeline: str) -> tuple[World, Answer
 def _sink_commit(
     world: World, rules: Rules, pipeline: str, number: int, ranges: tuple[OffsetRange, ...], replay: int, moved: int
 ) -> tuple[World, Answer]:
-    """Compare and set, as sinks/postgres/windows_table.py and files.py have it; one transaction."""
+    """Compare and set, as sinks/postgres/attempt.py and files.py have it; one transaction."""
     window = Window(pipeline, number, ranges, "", "", replay=replay, moved=moved)
     there = {t.number: t for t in world.taken if t.pipeline == pipeline}
     mine = there.pop(number, None)
@@ -643,11 +643,11 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(ledger_topic, "fold_records", _fold_records),
         patch.object(boundaries_hook, "Boundaries", FixedBoundaries),
         # Records of one partition stand for partitions.
-        patch.object(position_change, "split_count", lambda window: window.span),
+        patch.object(position, "split_count", lambda window: window.span),
         patch.object(base, "emit", lambda report: None),
         patch.object(base.Stopwatch, "stop", lambda watch: {}),
         patch.object(binding, "deployment", lambda: ""),
-        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, forget, position_change, pause, rebind, rename, replay)),
+        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, lifecycle, position, replay)),
         # Who loses against somebody else tries again; twice shows what happens then.
         # Nobody is at work meanwhile.
         *(patch.object(m, "wait_for_others", lambda again: None) for m in (ledger, interval_ledger, control_base)),

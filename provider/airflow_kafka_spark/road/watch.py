@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobFailed
 from airflow_kafka_spark.errors.base import RETRY
-from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED, is_session_ended
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED, is_session_ended
 from airflow_kafka_spark.hooks.kafka.client_errors import right_missing_in_java
-from airflow_kafka_spark.hooks.spark_health import context_of
-from airflow_kafka_spark.hooks.tasks.executor_check import explain
+from airflow_kafka_spark.hooks.spark.health import context_of
+from airflow_kafka_spark.hooks.spark.tasks.executor_check import explain
 from airflow_kafka_spark.windows.model import Split, Window
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from airflow_kafka_spark.road.tasks.read import Task
 
 log = logging.getLogger(__name__)
