@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -101,6 +102,12 @@ class Watch:
                 yield
             if follower:
                 follower.on_success()
+        except Exception:
+            raise
+        except BaseException:
+            # Airflow's `execution_timeout` raises here, and calls `on_kill` only when this context is left.
+            self.cancel()
+            raise
         finally:
             self._spark = None
 
@@ -213,7 +220,7 @@ def collect(results: RDD[str] | DataFrame, window: Window) -> list[str]:
     :raises RightMissing: Spark's Kafka source may not read a topic.
     """
     try:
-        return [row if isinstance(row, str) else row["result"] for row in results.collect()]
+        return [row if isinstance(row, str) else row["result"] for row in _collect_interruptibly(results)]
     except KafkaSparkError:
         raise
     except Exception as error:
@@ -222,6 +229,28 @@ def collect(results: RDD[str] | DataFrame, window: Window) -> list[str]:
         if unfit := explain(str(error)):
             raise ExecutorUnfit(str(window), unfit) from error
         raise SparkJobFailed(str(window), reason_of(error), retryable=is_retryable(error)) from error
+
+
+def _collect_interruptibly(results: RDD[str] | DataFrame) -> list[Any]:
+    """Return the rows of a job. An exception that a signal raises in this thread leaves the job at once.
+
+    The job has a thread of its own. pyspark's own cleanup calls the JVM, and Py4J would let that call wait until the job of the
+    same thread has ended. So an attempt that Airflow's ``execution_timeout`` interrupts would wait for a job that hangs.
+    """
+    if context_of(results.sparkSession if hasattr(results, "sparkSession") else results.context) is None:
+        return results.collect()
+    from pyspark import InheritableThread
+
+    outcome: Future[list[Any]] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(results.collect())
+        except BaseException as error:  # raised again by result()
+            outcome.set_exception(error)
+
+    InheritableThread(target=run, name="airflow-kafka-spark-job", daemon=True).start()
+    return outcome.result()
 
 
 def _is_session_ended(error: Exception) -> bool:
