@@ -1,4 +1,4 @@
-"""What a verification has found: counts, and the keys of rows that differ."""
+"""The result of a verification: counts, and the keys of rows that differ."""
 
 from __future__ import annotations
 

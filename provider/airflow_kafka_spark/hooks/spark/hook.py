@@ -271,7 +271,7 @@ class SparkHook(BaseHook):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise one clear error instead of those of a context that has ended, or whose JVM has, which name objects of the JVM."""
+        """Raise :class:`SparkUnavailable` if the context or its JVM has ended, instead of errors that name objects of the JVM."""
         try:
             yield
         except Exception as error:
