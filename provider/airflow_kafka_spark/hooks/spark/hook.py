@@ -430,11 +430,6 @@ class EarlyStart:
         self._thread = threading.Thread(target=self._run, name="spark start", daemon=True)
         self._thread.start()
 
-    @property
-    def has_begun(self) -> bool:
-        """True once the session is being started."""
-        return self._has_begun
-
     def give_up(self) -> None:
         """Cancel the start of the session, unless it has begun already."""
         with self._deciding:
