@@ -139,3 +139,15 @@ def test_an_error_of_a_task_is_the_reason_of_its_job_with_its_samples_and_withou
     assert (
         reason_of(RuntimeError(SPARK_SAID.format(error="ValueError: of a user's function"))) == "ValueError: of a user's function"
     )
+
+
+def test_the_reason_of_a_cast_that_fails_is_not_the_line_of_code_that_spark_quotes() -> None:
+    said = """Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times:
+org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'x' of the type "STRING" cannot be cast to "INT".
+== DataFrame ==
+"cast" was called from
+jdk.internal.reflect.GeneratedMethodAccessor84.invoke(Unknown Source)
+
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.invalidInputInCastToNumberError(QueryExecutionErrors.scala:147)
+"""
+    assert "[CAST_INVALID_INPUT] The value 'x'" in reason_of(RuntimeError(said))

@@ -38,6 +38,7 @@ from airflow_kafka_spark.errors import (
     Problem,
     RightMissing,
     SparkJobFailed,
+    TopicMissing,
     Unchecked,
     ValidationError,
 )
@@ -511,6 +512,9 @@ class WindowOperator(VisibleOperator):
                 raise fenced from error
             except KafkaSparkError as unknown:
                 self.log.warning("Whether a newer attempt has taken over is not known: %s", unknown)
+            if isinstance(error, TopicMissing) and not error.conn_id:
+                # A task does not know the name of its connection.
+                raise TopicMissing(self.kafka_conn_id, error.topics) from error
             if isinstance(error, SparkJobFailed) and self.sink.guarantee.by_split:
                 raise SparkJobFailed(error.window, error.detail, True, retryable=error.retryable) from error
             raise
@@ -710,7 +714,7 @@ def analysis_problems(
             # It must not hide the other problems.
             found = [problem_from("spark_conn_id", error)] if isinstance(error, KafkaSparkError) else []
             cause = first_cause((*found, *others))
-    return [*found, *instead(), Unchecked(where, cause)]
+    return [*found, *instead(), *([Unchecked(where, cause)] if where != cause else [])]
 
 
 def first_cause(problems: Iterable[Problem]) -> str:

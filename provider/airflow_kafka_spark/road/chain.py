@@ -137,12 +137,6 @@ class SinkChain:
 
         return ReadTask(PackedSplits.of(splits), self._layout(bool(self.routes) or reading.keeps), reading)
 
-    def schema_read(self) -> pa.Schema:
-        """Return the schema of the rows that tasks read."""
-        from airflow_kafka_spark.road.tasks.read import Reading
-
-        return self.read_task((), Reading()).schema
-
     def reading_only(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
         """Return a task of :meth:`read_task` that fills only some columns. The others are null."""
         from airflow_kafka_spark.road.tasks.layout import RecordLayout
@@ -285,17 +279,6 @@ class TopicChain:
     headers: bool = True
     partitions: bool = False
     pipeline: str = ""
-
-    def check(self, spark: SparkHook) -> None:
-        """Ask Spark, which reads nothing for it.
-
-        :raises ValidationError: a transform does not fit what comes to it, or what comes out cannot be written.
-        """
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        with spark.session() as session, sql_settings(session, SETTINGS):
-            empty = session.createDataFrame([], from_arrow_schema(self.chain.schema_read()))
-            _ = self.records(empty, in_tasks=False)[0].schema
 
     def read_task(self, splits: tuple[Split, ...], reading: Reading) -> ReadTask:
         """Return the task that reads splits."""

@@ -42,6 +42,7 @@ from airflow_kafka_spark.windows.model import Marker, PackedSplits, Split, Split
 if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from airflow_kafka_spark.road.chain import SourceChain, TopicChain
@@ -210,6 +211,36 @@ class TopicJob(PublishJob):
         return self.reading
 
 
+def check_change(change: SqlProjection | TopicChain, spark: SparkHook) -> None:
+    """Let Spark analyze SQL or transforms. No record is read, and no schema is registered.
+
+    :raises ValidationError: an expression or a transform is wrong, or its result cannot be written.
+    """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from airflow_kafka_spark.road.tasks.read import Reading
+
+    rows = from_arrow_schema(change.read_task((), Reading()).schema)
+    with spark.session() as session, sql_settings(session, SETTINGS):
+        empty = session.createDataFrame([], rows)
+        columns = change.records(empty, in_tasks=True)[0].schema
+        if problems := [p for part in ("value", "key") for p in _type_problems(part, columns[part].dataType)]:
+            raise ValidationError(problems)
+        try:
+            _ = change.records(empty, in_tasks=False)[0].schema
+        except AnalysisException as error:
+            found = f"the columns cannot be written in its format. {sql_refusal(error)}"
+            raise ValidationError([Problem("sink", found, "Choose another format, or cast the columns")]) from None
+
+
+def _type_problems(part: str, found: DataType) -> list[Problem]:
+    """Return the columns of a new key or value that have no type."""
+    nulls = [f.name for f in getattr(found, "fields", ()) if f.dataType.typeName() == "void"]
+    what, action = "it is NULL for each record, so it has no type", "Give it one, as `cast(NULL AS string)`"
+    return [Problem(f"columns.{name}" if part == "value" else f"sink.key `{name}`", what, action) for name in nulls]
+
+
 @dataclass(frozen=True)
 class SqlProjection:
     """A filter and expressions of Spark's SQL over records.
@@ -315,9 +346,10 @@ class SqlProjection:
 
         is_record = F.col(END).isNull()
         problems: list[Problem] = []
-        if (text := self.filter) is not None:
-            kept = _understood("filter", lambda: rows.where(~is_record | F.col(TOMBSTONE) | F.expr(text)), problems)
-            rows = kept if kept is not None else rows
+        # A filter is checked by itself, so that Spark's reason names nothing that the user has not written.
+        text = self.filter or ""
+        if text and _understood("filter", lambda: rows.where(F.expr(text)), problems) is not None:
+            rows = rows.where(~is_record | F.col(TOMBSTONE) | F.expr(text))
         if (columns := self.columns) is not None:
             # Not computed for the row that ends a split, because its columns are empty.
             def computed(names: Iterable[str]) -> DataFrame:

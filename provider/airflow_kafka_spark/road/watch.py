@@ -258,9 +258,12 @@ def _is_session_ended(error: Exception) -> bool:
 
 
 def is_retryable(error: Exception) -> bool:
-    """Return False if one of our own tasks has raised an error that a retry does not end, True in all other cases."""
+    """Return False if one of our own tasks has raised an error that a retry does not end, or SQL has (``raise_error``); True in
+    all other cases."""
     if WORKER_EXITED in str(error) or _is_session_ended(error):
         return True  # the cause that `reason_of` names, whatever else the trace holds
+    if "[USER_RAISED_EXCEPTION]" in str(error):
+        return False
     found = _OUR_ERROR.search(str(error))
     return found is None or bool(getattr(getattr(errors, found[1], None), "retryable", True))
 
@@ -275,7 +278,7 @@ def reason_of(error: Exception) -> str:
     if ours := _OUR_ERROR.search(str(error)):
         # What to do follows in the error of the job.
         return ours[2].strip().removesuffix(f" {RETRY}.")[:500]
-    text = re.sub(r"\n== SQL\b.*?\n\s*\^+", "", str(error), flags=re.DOTALL)
+    text = re.sub(r"\n== SQL\b.*?\n\s*\^+|\n== DataFrame ==\n.*?was called from\n[^\n]*", "", str(error), flags=re.DOTALL)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.endswith("(most recent call last):")]
     causes = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", "...", "^"))]
     python = [line for line in causes if ".Error" in line or "Error:" in line or "Exception:" in line]

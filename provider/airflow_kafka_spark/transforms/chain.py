@@ -91,9 +91,10 @@ def apply_chain(
 
 
 def sql_refusal(error: Exception) -> str:
-    """Return why Spark's analyzer or parser refuses SQL: its first line, without our own columns among its suggestions."""
+    """Return why Spark's analyzer or parser refuses SQL: its first line, without our own columns and conditions."""
     reason = re.sub(r"(?:, )?`__kafka_\w+`", "", str(error).strip().partition("\n")[0])
-    reason = re.sub(r"; line \d+ pos \d+;?$", "", reason.rstrip()).replace("[, ", "[")
+    reason = re.sub(r"CASE WHEN \(\([^()]*__kafka_\w+[^()]*\) AND \([^()]*__kafka_\w+[^()]*\)\) THEN (.*) END", r"\1", reason)
+    reason = re.sub(r"; line \d+ pos \d+;?$", "", reason.rstrip()).rstrip("; ").replace("[, ", "[")
     return f"Spark's SQL does not understand it: {reason.replace(' Did you mean one of the following? [].', '')}"
 
 

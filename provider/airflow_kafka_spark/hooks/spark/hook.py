@@ -298,6 +298,7 @@ class SparkHook(BaseHook):
 
         :raises SparkUnavailable: it cannot be started.
         """
+        _silence_clients()
         # Without it, workers run whatever `python3` is found, with other packages than this process. Warm processes inherit it.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings = self.settings()
@@ -310,8 +311,6 @@ class SparkHook(BaseHook):
                 return kept.sparkContext
             # Before the user's options: of equal names, the last one takes effect.
             settings[_JAVA] = " ".join([*self._quick_start(settings[_JAVA]), settings[_JAVA]])
-        # py4j logs a line for each connection that it closes, which is of no use in a task's log.
-        logging.getLogger("py4j").setLevel(logging.WARNING)
         log.info("Starting Spark on %s", self.master)
         try:
             python = "" if self.is_local or self.is_connect else settings.get(_PYTHON, "")
@@ -462,6 +461,18 @@ class EarlyStart:
             self._context = self._start()
         except BaseException as error:
             self._error = error
+
+
+def _silence_clients() -> None:
+    """Keep lines out of a task's log that are of no use there: each connection that py4j closes, and the Java stack trace of an
+    error in SQL, which Spark logs before it raises the error."""
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    try:
+        from pyspark.logger import PySparkLogger
+    except ImportError:  # Spark 3.5 logs no such error
+        return
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _session_in(context: SparkContext) -> SparkSession:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.errors import KafkaSparkError, RowsCutOff
 from airflow_kafka_spark.formats.base import LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE, NullValues
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
@@ -170,7 +170,8 @@ class WriteTask(CheckedOnExecutors):
                 good, routed = sorter.sort(batch)
                 account.add_routed(routed.num_rows, routed)
                 own.write(good)
-            assert incoming.result is not None
+            if incoming.result is None:
+                raise RowsCutOff
             account.add_read(incoming.result)
             written = [encode_result(other.close(account)) for other in others.values()]
             result = own.close(account)
