@@ -586,7 +586,7 @@ class WindowOperator(VisibleOperator):
     def spark_problems(self) -> list[Problem]:
         """Return the problems that prevent Spark from starting: no Java, or no answer at the address of the master or Connect
         server."""
-        from airflow_kafka_spark.hooks.spark.health import unreachable
+        from airflow_kafka_spark.hooks.spark.health import unreachable_reason
         from airflow_kafka_spark.hooks.spark.jars import find_java
 
         try:
@@ -596,7 +596,7 @@ class WindowOperator(VisibleOperator):
             elif find_spec("grpc_status") is None:
                 action = "Install `airflow-provider-kafka-spark[spark-connect]`"
                 return [Problem("spark_conn_id", "Spark Connect needs grpcio-status, which is not installed", action)]
-            if reason := unreachable(self.spark.master):
+            if reason := unreachable_reason(self.spark.master):
                 found = f"{reason} (connection `{self.spark.spark_conn_id}`, master `{self.spark.master}`)"
                 return [Problem("spark_conn_id", found, "Start it, or correct the connection")]
             return []
@@ -648,10 +648,10 @@ class WindowOperator(VisibleOperator):
 
     def render(self, spec: T, context: Context, env: Environment) -> T:
         """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
-        return rendered(self, spec, context, env)
+        return render_templates(self, spec, context, env)
 
 
-def rendered(operator: BaseOperator, spec: T, context: Context, env: Environment) -> T:
+def render_templates(operator: BaseOperator, spec: T, context: Context, env: Environment) -> T:
     """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
     templated = getattr(spec, "template_fields", ())
     if not (is_dataclass(spec) and not isinstance(spec, type) and templated):

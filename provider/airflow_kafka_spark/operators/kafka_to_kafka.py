@@ -27,11 +27,11 @@ from airflow_kafka_spark.operators.options import (
 )
 from airflow_kafka_spark.operators.publishing import (
     check_target,
+    describe_target,
     publish_splits,
     publisher,
     refuse_too_many,
     sink_problems,
-    target,
     topic_uris,
     with_connection,
     with_dead_letters,
@@ -369,7 +369,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         if not is_checked and (problems := self._fitting_problems()):
             raise ValidationError(problems)
         self.sink.ensure_topic(self.kafka)
-        return replace(window, target=target(self.kafka, self.sink))
+        return replace(window, target=describe_target(self.kafka, self.sink))
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
         """Return None: a topic has no record of windows. The group's committed offsets show them, since they moved with the

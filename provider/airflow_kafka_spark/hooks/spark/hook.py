@@ -271,7 +271,7 @@ class SparkHook(BaseHook):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise one clear error instead of those of a context that has ended, or whose JVM has, which name objects of the JVM."""
+        """Raise :class:`SparkUnavailable` if the context or its JVM has ended, instead of errors that name objects of the JVM."""
         try:
             yield
         except Exception as error:
@@ -381,14 +381,14 @@ class SparkHook(BaseHook):
         The session runs in a process of its own, so that no JVM is left in Airflow's. An address at which nothing answers is
         reported within seconds; the whole test takes at most 90 seconds.
         """
-        from airflow_kafka_spark.hooks.spark.health import probe, unreachable
+        from airflow_kafka_spark.hooks.spark.health import probe, unreachable_reason
         from airflow_kafka_spark.hooks.spark.jars import find_java
 
         try:
             _ = self.keep_alive
             if not self.is_connect:
                 find_java()
-            if reason := unreachable(self.master):
+            if reason := unreachable_reason(self.master):
                 return False, reason
             settings = self.settings()
             if self.is_connect:
@@ -428,11 +428,6 @@ class EarlyStart:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="spark start", daemon=True)
         self._thread.start()
-
-    @property
-    def has_begun(self) -> bool:
-        """True once the session is being started."""
-        return self._has_begun
 
     def give_up(self) -> None:
         """Cancel the start of the session, unless it has begun already."""

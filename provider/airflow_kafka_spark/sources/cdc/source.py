@@ -62,7 +62,7 @@ class LogSource(RowSource):
 
         :raises SourceRejected: they are of a snapshot: only the task that publishes a chunk can note what it has seen.
         """
-        from airflow_kafka_spark.sources.cdc.tasks.frame import ReadSplits
+        from airflow_kafka_spark.sources.cdc.tasks.reader import ReadSplits
 
         if any(is_chunk(split) or "snapshot" in split for split in splits):
             found = "a window of a snapshot can only be read by tasks"

@@ -1,4 +1,4 @@
-"""Reading splits of a log inside a Spark task: events become Arrow batches of a few megabytes."""
+"""Read splits of a log, in a Spark task or as partitions of a DataFrame: events become Arrow batches of a few megabytes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 
@@ -41,13 +42,22 @@ class EventReader(SplitReader):
         return tuple((name, kind) for name, kind in COLUMNS if name in self.needed)
 
     @abstractmethod
+    def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield the events of a window of the log. Sets the split's token in ``_tokens`` if the source needs one."""
+
+    @abstractmethod
+    def _rows(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield the events of a chunk of a table. Sets the split's token in ``_tokens``."""
+
     def events(self, split: int) -> Iterator[Event]:
-        """Yield the events of a split. Sets the split's token in ``_tokens`` if the source has to know of what was read."""
+        """Yield the events of a split, in the order of the log. See :meth:`read`."""
+        bounds = self.splits[split]
+        return self._rows(split, bounds) if "table" in bounds else self._changes(split, bounds)
 
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
         """Yield the events of a split, in the order of the log.
 
-        :raises SourceUnavailable: the server does not answer.
+        :raises SourceUnavailable: the server does not answer, does not send the whole window, or its slot is in use.
         :raises SourceRejected: the server no longer has the window, or a value cannot be written.
         """
         names = [name for name, _ in self.columns]
@@ -78,3 +88,18 @@ def _batches(events: Iterable[Event]) -> Iterator[list[Event]]:
 def needed_columns(needed: Sequence[str] | None) -> tuple[str, ...]:
     """Return the columns that are needed, in their order."""
     return tuple(name for name, _ in COLUMNS if needed is None or name in needed)
+
+
+@dataclass(frozen=True)
+class ReadSplits(CheckedOnExecutors):
+    """The function that Spark maps over the numbers of splits (``mapInArrow``).
+
+    :param reader: reads a split.
+    """
+
+    reader: SplitReader
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self.reader.read(number)
