@@ -141,18 +141,6 @@ def check_table(table, report, *, attempts=1):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("table", ["postgres-split"], indirect=True)
-def test_an_executor_killed_in_the_middle_of_a_split_into_a_table_costs_nothing(table, local_cluster, tmp_path):
-    once = tmp_path / "fired"
-    local_cluster.start(pipelines.make, table.arguments, "run1", ("split.mid:stop", once))
-    worker = wait_stopped(once, os.getpid())
-    os.kill(executor_of(worker), signal.SIGKILL)
-    report = local_cluster.result()
-    wake(worker)
-    check_table(table, report)
-
-
-@pytest.mark.faults
 def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_two_ports(orders, driver, master, tmp_path):
     """Speculation, and a firewall before the driver: executors and master connect to two ports that are known beforehand."""
     once = tmp_path / "fired"
