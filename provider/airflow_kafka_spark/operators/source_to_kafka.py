@@ -174,13 +174,15 @@ class SourceToKafkaOperator(WindowOperator):
         problems = [*self.pipeline_problems(run), *of_source, *wrong_sink]
         problems += choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
         problems += self._reading_problems()
+        problems += () if wrong_sink else self._schema_problems()
         of_spark, changes = self.spark_problems(), self._transform_problems()
         if wrong_sink:
             return [*problems, *changes, *self._error_problems(), *of_spark]
         columns = self._known_columns(of_source)
         if of_source and columns is None:
             problems.append(Unchecked("sink columns", first_cause(of_source)))
-        of_options = self.sink.problems(columns, transformed=bool(self.transforms))
+        connect = () if columns is None else self.source.connect_columns
+        of_options = self.sink.problems(columns, connect=connect, transformed=bool(self.transforms))
         problems += [
             *of_options,
             *changes,
@@ -211,6 +213,23 @@ class SourceToKafkaOperator(WindowOperator):
             yield Problem("transforms", found, action)
         if self.read_with == "spark":
             yield Problem("read_with", found, 'Use "auto"')
+
+    def _schema_problems(self) -> Iterator[Problem]:
+        """Yield the options with which events cannot be written with the schemas of their tables."""
+        from airflow_kafka_spark.sources.cdc.source import WITH_SCHEMA, LogSource
+
+        if not isinstance(self.source, LogSource) or not self.sink.keeps_schemas(WITH_SCHEMA):
+            return
+        if not self.source.schemas_enable:
+            found = "the sink writes each event with the schema of its table, and the source leaves schemas out"
+            yield Problem("source.schemas_enable", found, "Set `schemas_enable=True`")
+        found = "only Spark's tasks write events with the schemas of their tables"
+        if self.transforms:
+            yield Problem("transforms", found, "Let a KafkaToKafkaOperator transform the topics' records")
+        if self.read_with == "spark":
+            yield Problem("read_with", found, 'Use "auto"')
+        if self.errors.tolerates:
+            yield Problem("errors_tolerance", f"{found}, and these tolerate no bad row", "Leave it out")
 
     def _known_columns(self, of_source: Sequence[Problem]) -> tuple[str, ...] | None:
         """Return the columns of the source; None if only Spark can find them, or if the source has problems.

@@ -141,6 +141,11 @@ class RowSource(ABC):
         """
 
     @property
+    def connect_columns(self) -> tuple[str, ...]:
+        """The columns whose values carry their schema, as Connect's JSON converter writes them; default none."""
+        return ()
+
+    @property
     def needs_tasks(self) -> bool:
         """True if some windows can only be read by tasks (:meth:`reader`), not by Spark; default False."""
         return False

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 COLUMNS = ("topic", "key", "value", "timestamp")
 """The columns of an event."""
 
+WITH_SCHEMA = ("key", "value")
+"""Those that carry their schema with ``schemas_enable``."""
+
 SPARK_SCHEMA = "topic string, key binary, value binary, timestamp bigint"
 
 
@@ -45,6 +48,13 @@ class LogSource(RowSource):
     def columns(self) -> tuple[str, ...]:
         """Return ``topic``, ``key``, ``value`` and ``timestamp``."""
         return COLUMNS
+
+    schemas_enable: bool
+
+    @property
+    def connect_columns(self) -> tuple[str, ...]:
+        """``key`` and ``value`` with ``schemas_enable``."""
+        return WITH_SCHEMA if self.schemas_enable else ()
 
     def position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]

@@ -38,7 +38,13 @@ class EventReader(SplitReader):
     @property
     def columns(self) -> tuple[tuple[str, Kind], ...]:  # type: ignore[override]
         """The columns that are needed, and their kinds."""
-        return tuple((name, kind) for name, kind in COLUMNS if name in self.needed)
+        kinds: Mapping[str, Kind] = {"key": "connect", "value": "connect"} if self.has_schemas else {}
+        return tuple((name, kinds.get(name, kind)) for name, kind in COLUMNS if name in self.needed)
+
+    @property
+    @abstractmethod
+    def has_schemas(self) -> bool:
+        """True if keys and values carry their schema."""
 
     @abstractmethod
     def events(self, split: int) -> Iterator[Event]:

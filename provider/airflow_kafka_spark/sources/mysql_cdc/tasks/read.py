@@ -32,6 +32,11 @@ class BinlogReader(EventReader):
     server: LogServer
     form: MysqlEventForm
 
+    @property
+    def has_schemas(self) -> bool:
+        """True if keys and values carry their schema."""
+        return self.form.schemas
+
     def events(self, split: int) -> Iterator[Event]:
         """Yield the events of a split, in the order of the log.
 

@@ -40,6 +40,11 @@ class CdcReader(EventReader):
     publication: str
     options: EventOptions
 
+    @property
+    def has_schemas(self) -> bool:
+        """True if keys and values carry their schema."""
+        return self.options.schemas
+
     def events(self, split: int) -> Iterator[Event]:
         """Yield the events of a split, in the order of the log.
 
