@@ -173,7 +173,6 @@ class SourceToKafkaOperator(WindowOperator):
         wrong_sink, of_source = sink_problems(self.sink, self.kafka_conn_id), self._source_problems()
         problems = [*self.pipeline_problems(run), *of_source, *wrong_sink]
         problems += choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
-        problems += self._reading_problems()
         problems += () if wrong_sink else self._schema_problems()
         of_spark, changes = self.spark_problems(), self._transform_problems()
         if wrong_sink:
@@ -202,17 +201,6 @@ class SourceToKafkaOperator(WindowOperator):
         if not isinstance(self.source, RowSource):
             return [Problem("source", f"`{self.source!r}` is no RowSource")]
         return self.source.validate()
-
-    def _reading_problems(self) -> Iterator[Problem]:
-        """Yield the options with which the JVM would have to read a source that only tasks can read."""
-        if not isinstance(self.source, RowSource) or not self.source.needs_tasks:
-            return
-        found = "only Spark's tasks can read this source, because they record the position up to which they have read"
-        if self.transforms:
-            action = "Transform the topics' records in a KafkaToKafkaOperator, or do without a snapshot"
-            yield Problem("transforms", found, action)
-        if self.read_with == "spark":
-            yield Problem("read_with", found, 'Use "auto"')
 
     def _schema_problems(self) -> Iterator[Problem]:
         """Yield the options with which events cannot be written with the schemas of their tables."""

@@ -11,12 +11,8 @@ import psycopg
 import pytest
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.formats import Raw
-from airflow_kafka_spark.operators import SourceToKafkaOperator
-from airflow_kafka_spark.sinks import KafkaSink
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import VisibleTransactions, _behind, _fields
-from airflow_kafka_spark.transforms import RegexRouter
 from tests.sources.postgres_cdc.kit import Copy, Log, Windows, changes, log_of
 from tests.support.waiting import eventually
 
@@ -338,15 +334,3 @@ def test_a_transaction_that_waits_for_a_standby_is_neither_lost_nor_doubled(orde
     assert windows.read(window) == []
     windows.close(window)
     assert sorted(r["key"]["id"] for r in windows.drain()) == [4, 5, 6, 7, 8, 9, 100]
-
-
-def test_spark_does_not_read_a_snapshot(orders):
-    source = orders.source(snapshot="initial")
-    window = source.freeze(None)
-    with pytest.raises(SourceRejected, match="can only be read by tasks"):
-        source.frame(None, window.splits)  # type: ignore[arg-type]
-    sink = KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())
-    options: dict[str, Any] = {"task_id": "t", "sink": sink, "transforms": [RegexRouter("a", "b")], "read_with": "spark"}
-    found = SourceToKafkaOperator(source=source, **options)._reading_problems()
-    assert [problem.where for problem in found] == ["transforms", "read_with"]
-    assert not list(SourceToKafkaOperator(source=orders.source(), **options)._reading_problems())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.formats.base import Encoder, Format, Kind, StructEncoder, kind_of, spark_column
+from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.formats.types import Column as TypedColumn
 from airflow_kafka_spark.formats.types import columns_of
 from airflow_kafka_spark.sinks.base import Guarantee
@@ -252,7 +253,7 @@ class KafkaSink:
         and ``headers``."""
         from pyspark.sql import functions as F
 
-        names = [*(self.value_columns or frame.columns)]
+        names = [*(self.value_columns or (name for name in frame.columns if name != END))]
         columns = [
             (self.key_writer.encode(self.key_columns) if self.key_columns else F.lit(None).cast("binary")).alias("key"),
             self.value_writer.encode(names).alias("value"),
@@ -265,6 +266,8 @@ class KafkaSink:
             columns.append(self.milliseconds_of_row(frame).alias("timestamp"))
         if self.headers:
             columns.append(self.headers_of_row().alias("headers"))
+        if END in frame.columns:
+            columns.append(F.col(END))
         return frame.select(*columns)
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> RecordEncoder | str:

@@ -145,11 +145,6 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         """
         return self._windows().freeze(position)
 
-    @property
-    def needs_tasks(self) -> bool:
-        """True with a snapshot: the task that reads a chunk notes the place of its snapshot in the log."""
-        return self.snapshot != "never"
-
 
 def _address(server: MysqlServer) -> str:
     return f"mysql://{bracketed(server.host)}:{server.port}"

@@ -157,11 +157,6 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         """
         return self._windows().freeze(position)
 
-    @property
-    def needs_tasks(self) -> bool:
-        """True with a snapshot: the task that reads a chunk notes which transactions it has seen."""
-        return self.snapshot != "never"
-
     def completed(self, position: Mapping[str, Any]) -> None:
         """Advance the slot. See :meth:`RowSource.completed`."""
         self._windows().completed(position)

@@ -7,20 +7,39 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.formats.internal_columns import END
 from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.sources.base import SplitReader
+from airflow_kafka_spark.windows.codec import encode_error, encode_result
+from airflow_kafka_spark.windows.model import SplitResult
 
 
 @dataclass(frozen=True)
 class ReadSplits(CheckedOnExecutors):
     """The function that Spark maps over the numbers of splits (``mapInArrow``).
 
+    The last row of a split is no event: it has the token of the split, or the error that ended the reading, in the column
+    :data:`~airflow_kafka_spark.formats.internal_columns.END`. So the task that publishes the rows records the token of exactly
+    these rows, whatever Spark does with them in between.
+
     :param reader: reads a split.
+    :param schema: the columns, :data:`END` last.
     """
 
     reader: SplitReader
+    schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self.reader.read(number)
+                yield from self._split(number)
+
+    def _split(self, number: int) -> Iterator[pa.RecordBatch]:
+        try:
+            for rows in self.reader.read(number):
+                yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, pa.string())], schema=self.schema)
+            end = encode_result(SplitResult(number, token=self.reader.token(number)))
+        except KafkaSparkError as error:
+            end = encode_error(error)
+        yield pa.RecordBatch.from_pylist([{END: end}], schema=self.schema)
