@@ -399,7 +399,7 @@ def read_frame(
         order = _common_order(relation, splits)
         select = select_statement(session, relation, columns, order)
         conditions = split_conditions(session, relation, order, splits)
-    reader = database.spark_reader(options.fetchsize, options.max_sessions)
+    reader = database.spark_reader(options.fetchsize, options.limits)
     properties = {
         **reader.options,
         "driver": reader.driver,
@@ -434,7 +434,7 @@ def make_split_reader(
         conditions = split_conditions(session, relation, order, splits)
     values = ", ".join(f"c{n}" for n in range(len(columns)))
     statements = [f"SELECT {values} FROM {select} WHERE {c}" for c in conditions]
-    return database.split_reader(relation.name, columns, statements, options.max_sessions)
+    return database.split_reader(relation.name, columns, statements, options.limits)
 
 
 def _common_order(relation: Relation, splits: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

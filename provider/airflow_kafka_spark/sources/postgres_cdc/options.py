@@ -36,6 +36,7 @@ class PostgresCdcOptions:
     snapshot: Snapshot = "never"
     snapshot_chunk_rows: int = 100_000
     snapshot_chunks_per_window: int = 16
+    max_replica_lag: float | None = None
     max_wal_bytes: int = 256 << 20
     message_key_columns: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
     tombstones_on_delete: bool = True
@@ -66,6 +67,9 @@ class PostgresCdcOptions:
         yield from operation_problems(self.skipped_operations)
         yield from size_problems({"max_wal_bytes": (self.max_wal_bytes, MIN_WAL_BYTES)})
         yield from snapshot_problems(self.snapshot_chunk_rows, self.snapshot_chunks_per_window)
+        lag: object = self.max_replica_lag
+        if lag is not None and (isinstance(lag, bool) or not isinstance(lag, (int, float)) or not 0 <= lag < 1e9):
+            yield Problem("source.max_replica_lag", f"it is {lag!r}; expected seconds, at least 0")
         yield from table_problems(self.tables, self.message_key_columns, "public")
 
     @property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.hooks.database_sessions import action_for
-from airflow_kafka_spark.hooks.postgres import PostgresServer
+from airflow_kafka_spark.hooks.postgres import SEES_LAG, PostgresServer
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, foreign_use, session_name
 
@@ -78,6 +78,10 @@ class CdcServerValidation:
             user = connection.info.user
             found = f"role `{user}` may not use replication slots"
             yield Problem("source.conn_id", found, f"ALTER ROLE {user} REPLICATION")
+
+        if self.options.max_replica_lag is not None and not _one(connection, SEES_LAG):
+            user, found = connection.info.user, "the role may not see the lag of replicas"
+            yield Problem("source.max_replica_lag", found, f"GRANT pg_read_all_stats TO {user}")
 
     # --- slot ---
 

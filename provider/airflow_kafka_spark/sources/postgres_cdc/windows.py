@@ -236,7 +236,8 @@ class PostgresLogWindows:
             decimals=given.decimal_handling_mode,
             times=given.time_precision_mode,
         )
-        return CdcReader(tuple(splits), needed_columns(needed), self.slot, given.publication, form)
+        lag = given.max_replica_lag
+        return CdcReader(tuple(splits), needed_columns(needed), self.slot, given.publication, form, lag)
 
 
 def _flushed(connection: psycopg.Connection[Any]) -> int:
