@@ -50,6 +50,7 @@ from airflow_kafka_spark.windows.model import (
     Window,
     first_bad_records,
 )
+from airflow_kafka_spark.windows.pass_progress import progress_text
 from airflow_kafka_spark.windows.report import Report, sum_up_published
 
 if TYPE_CHECKING:
@@ -523,7 +524,10 @@ class SourceToKafkaOperator(WindowOperator):
         claim = ledger.ledger_claim
         landed = [*(ledger.memory.published or ()), *(part.topic_partition for part in report.published)]
         offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._places_in_targets(landed)}
-        ledger.close(report.to_dict(), offsets)
+        told = report.to_dict()
+        ledger.close(told, offsets)
+        if progress := told.get("source_progress"):
+            self.log.info("All tables: %s", progress_text(progress))
         closed = ledger.claimed.window.source
         assert closed is not None
         self.source.completed(closed.position)

@@ -117,11 +117,13 @@ def test_a_changed_table_has_another_version_and_an_incompatible_one_is_refused(
     with log_of(place, "t") as log:
         written = Written(log, format, prefix)
         place.execute("INSERT INTO t VALUES (1, 'a', 1)")
+        pairs = written.next()
+        subject = f"{pairs[0][0]['topic']}-value"
+        hook.client.set_compatibility(subject, "BACKWARD")
         place.execute("ALTER TABLE t ADD COLUMN more text; INSERT INTO t VALUES (2, 'b', 2, 'x')")
         place.execute("ALTER TABLE t DROP COLUMN note; INSERT INTO t VALUES (3, 3, 'y')")
         place.execute("ALTER TABLE t ADD COLUMN last text; INSERT INTO t VALUES (4, 4, 'z', 'l')")
-        pairs = written.next()
-        subject = f"{pairs[0][0]['topic']}-value"
+        pairs += written.next()
         versions = hook.versions(subject)
         assert [schema_id_of(record["value"]) for _, record in pairs] == [version.id for version in versions]
         assert len(versions) == 4

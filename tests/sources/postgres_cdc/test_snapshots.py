@@ -13,6 +13,7 @@ import pytest
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import VisibleTransactions, _behind, _fields
+from airflow_kafka_spark.windows.pass_progress import position_progress
 from tests.sources.postgres_cdc.kit import Copy, Log, Windows, changes, log_of
 from tests.support.waiting import eventually
 
@@ -215,6 +216,20 @@ def test_rows_that_are_there_are_read_with_the_values_that_the_log_has(orders):
         assert (record["value"]["op"], record["value"]["source"]["snapshot"]) == ("r", "incremental")
         assert record["topic"] == again[id]["topic"] and record["value"]["source"]["txId"] is None
     assert set(found) == {1, 2}
+
+
+def test_the_position_says_how_many_chunks_are_done_until_the_snapshot_is_complete(orders):
+    orders.place.execute("INSERT INTO orders SELECT n, 'x' FROM generate_series(1, 50) n")
+    orders.place.execute("ANALYZE orders")
+    windows = Windows(orders.source(snapshot="initial", snapshot_chunk_rows=10, snapshot_chunks_per_window=3))
+    found = []
+    for _ in range(5):
+        windows.next()
+        progress = position_progress(windows.position)
+        found.append(progress and (progress.chunks, progress.all_chunks, progress.all_rows))
+        orders.place.execute("UPDATE orders SET note = 'y'")
+    # Three chunks, the log, the rest: the last chunk of a table is known to be the last one when it is empty.
+    assert found == [(3, 5, 50), (3, 5, 50), (6, 7, 61), None, None]
 
 
 def test_with_only_the_slot_is_dropped_behind_the_snapshot_and_nothing_follows(orders):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,19 +11,30 @@ from airflow_kafka_spark.sources.cdc.snapshot import Chunks, SnapshotState
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, table_shape
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer, rows
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer, rows, sql_text
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import SESSION, chunk_token, literals, take_snapshot, typed
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
+from airflow_kafka_spark.windows.pass_progress import PassProgress
 
 
-def begin_snapshot(server: LogServer, connection: Any, form: ValueForm, names: Iterable[TableName]) -> SnapshotState:
+def begin_snapshot(
+    server: LogServer, connection: Any, form: ValueForm, names: Iterable[TableName], chunk_rows: int
+) -> SnapshotState:
     """Return the state of a snapshot of which nothing is read.
 
     :param names: the tables; those that do not exist are left out.
+    :param chunk_rows: how many rows a chunk has.
     """
     found = ((name, table_shape(server, connection, name, form)) for name in sorted(names))
     tables = tuple(TableSnapshot(name, shape.key, types=shape.types) for name, shape in found if shape is not None)
-    return SnapshotState(tables)
+    estimates = {table.table: _estimated_rows(connection, table.table) for table in tables}
+    return SnapshotState(tables, progress=PassProgress.begin(time.time(), estimates, chunk_rows))
+
+
+def _estimated_rows(connection: Any, name: TableName) -> int:
+    schema, table = map(sql_text, name)
+    query = f"SELECT table_rows FROM information_schema.tables WHERE table_schema = {schema} AND table_name = {table}"
+    return int(rows(connection, query)[0][0] or 0)
 
 
 @dataclass(kw_only=True)
@@ -38,6 +50,12 @@ class MysqlChunks(Chunks):
     server: LogServer
     connection: Any
     rows: int
+
+    @property
+    def chunk_rows(self) -> int:
+        """How many rows a chunk has at most."""
+        return self.rows
+
     form: ValueForm
 
     def __post_init__(self) -> None:

@@ -173,7 +173,7 @@ class MySqlLogWindows:
         if names is None:
             query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
             names = frozenset((form.database, str(row[0])) for row in rows(connection, query + sql_text(form.database)))
-        return begin_snapshot(self.server, connection, form.values, names)
+        return begin_snapshot(self.server, connection, form.values, names, self.options.snapshot_chunk_rows)
 
     def _chunks(self, connection: Any, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:
         """Return a window of the next chunks of the snapshot. The log stays where it is."""
