@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
@@ -19,13 +19,26 @@ from airflow_kafka_spark.formats.json.connect_schema import columns_as_written, 
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 from airflow_kafka_spark.formats.json.tasks.envelope import split_envelope
 from airflow_kafka_spark.formats.text_values import BadValue
+from airflow_kafka_spark.formats.types import Column
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.formats.registry import RegistryFormat
     from airflow_kafka_spark.hooks.tasks.registry_client import RegistryClient
 
 _SCHEMAS = 1_000
 """The number of schemas that a task keeps."""
+
+
+class ConnectFormat(Protocol):
+    """A format that writes values with the schemas that they have."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topic of all values, if they have one."""
+
+    def written_from_connect(
+        self, schema: Mapping[str, Any], topic: str, registry: RegistryClient
+    ) -> tuple[tuple[Column, ...], StructEncoder]:
+        """Return the columns of values of a Connect schema, and their encoder. The schema is registered if it is not yet."""
 
 
 @dataclass
@@ -70,7 +83,7 @@ class ConnectEncoder(Encoder):
     :param registry: registers the schemas.
     """
 
-    def __init__(self, format: RegistryFormat, column: str, topic: str | None, registry: RegistryClient) -> None:
+    def __init__(self, format: ConnectFormat, column: str, topic: str | None, registry: RegistryClient) -> None:
         self._format, self._column, self._topic, self._registry = format, column, topic, registry
         self._latest: dict[str, _SchemaWriter] = {}
         self._known: dict[tuple[str, str], _SchemaWriter] = {}
