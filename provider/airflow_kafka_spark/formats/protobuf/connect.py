@@ -14,7 +14,7 @@ from airflow_kafka_spark.formats.protobuf.schema import NAME, ScalarFields
 from airflow_kafka_spark.formats.types import Array, Column, Map, Struct
 
 Numbers = Mapping[str, int]
-"""The numbers of a message's fields, by name."""
+"""The numbers of a message's fields, by name. A reserved name has the number 0; a reserved number is its own name."""
 
 
 def message_name(schema: Mapping[str, Any]) -> str:
@@ -26,8 +26,9 @@ def field_numbers(message: Descriptor) -> dict[str, Numbers]:
     """Return the numbers of the fields of a message and of those in it, by the messages' names; with those that are reserved."""
     described = DescriptorProto()
     message.CopyToProto(described)
-    reserved = {f"reserved {at}": at for span in described.reserved_range for at in range(span.start, span.end)}
-    found: dict[str, Numbers] = {message.name: {field.name: field.number for field in message.fields} | reserved}
+    numbers: dict[str, int] = dict.fromkeys(described.reserved_name, 0)
+    numbers |= {str(at): at for span in described.reserved_range for at in range(span.start, span.end)}
+    found: dict[str, Numbers] = {message.name: numbers | {field.name: field.number for field in message.fields}}
     for inner in message.nested_types:
         found |= field_numbers(inner)
     return found
@@ -74,11 +75,13 @@ class _ConnectMessages:
                 found = f"column `{column.name}` has a name that Protobuf does not take"
                 raise SchemaUnusable(f"message {name}", found, "Rename it, or leave the table out")
             number = known.get(column.name)
-            if number is None:
+            if not number:
                 number = following = following + 1
             lines.append(f"  {self._field(column, of_fields[column.name])} = {number}{self._options(column)};")
-        gone = sorted(number for field, number in known.items() if field not in of_fields)
-        return [*([f"  reserved {', '.join(map(str, gone))};"] if gone else []), *lines]
+        gone = {field: number for field, number in known.items() if field not in of_fields}
+        names = sorted(f'"{field}"' for field in gone if not field.isdigit())
+        reserved = [", ".join(map(str, sorted(filter(None, gone.values())))), ", ".join(names)]
+        return [*(f"  reserved {those};" for those in reserved if those), *lines]
 
     def _field(self, column: Column, schema: Mapping[str, Any]) -> str:
         if isinstance(column.type, Array):

@@ -81,10 +81,12 @@ class MySqlLogWindows:
 
     :param options: the source's options.
     :param server: its address and login.
+    :param replicas: the replicas whose lag is looked at.
     """
 
     options: MySqlCdcOptions
     server: LogServer
+    replicas: tuple[LogServer, ...] = ()
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Return the window behind ``position``; see :meth:`RowSource.freeze`."""
@@ -277,10 +279,12 @@ class MySqlLogWindows:
         """Return how tasks read these splits."""
         from airflow_kafka_spark.sources.cdc.tasks.reader import needed_columns
         from airflow_kafka_spark.sources.mysql_cdc.tasks.read import BinlogReader
+        from airflow_kafka_spark.sources.mysql_cdc.tasks.session import ReplicaLag
 
         with self.server.session("reading the catalog") as connection:
             form = self._form(connection)
-        return BinlogReader(tuple(splits), needed_columns(needed), self.server, form)
+        limit = ReplicaLag(self.replicas, self.options.max_replica_lag or 0)
+        return BinlogReader(tuple(splits), needed_columns(needed), self.server, form, limit)
 
     def _form(self, connection: Any) -> MysqlEventForm:
         """Return the form of events, with what the catalog knows and the log does not."""

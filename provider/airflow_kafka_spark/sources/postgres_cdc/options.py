@@ -14,6 +14,7 @@ from airflow_kafka_spark.sources.cdc.options import (
     Snapshot,
     TimePrecision,
     choice_problems,
+    lag_problems,
     operation_problems,
     prefix_problems,
     size_problems,
@@ -67,9 +68,7 @@ class PostgresCdcOptions:
         yield from operation_problems(self.skipped_operations)
         yield from size_problems({"max_wal_bytes": (self.max_wal_bytes, MIN_WAL_BYTES)})
         yield from snapshot_problems(self.snapshot_chunk_rows, self.snapshot_chunks_per_window)
-        lag: object = self.max_replica_lag
-        if lag is not None and (isinstance(lag, bool) or not isinstance(lag, (int, float)) or not 0 <= lag < 1e9):
-            yield Problem("source.max_replica_lag", f"it is {lag!r}; expected seconds, at least 0")
+        yield from lag_problems(self.max_replica_lag)
         yield from table_problems(self.tables, self.message_key_columns, "public")
 
     @property
