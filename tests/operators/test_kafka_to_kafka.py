@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import BadRecords, PartitionsChanged, SqlFailed, ValidationError
-from airflow_kafka_spark.formats import Json, String
+from airflow_kafka_spark.errors import BadRecords, PartitionsChanged, SparkJobFailed, SqlFailed, ValidationError
+from airflow_kafka_spark.formats import Json, Raw, String
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.transforms import Sql
 from airflow_kafka_spark.windows.model import Marker
 from tests.support.pipelines import SCHEMA
@@ -171,6 +174,40 @@ def test_all_problems_come_at_once_those_of_sql_too_and_nothing_is_touched(order
     assert (report["window"], report["records_written"]) == ("0000000001", 10)
 
 
+OF_SQL: dict[str, tuple[dict[str, object], str]] = {
+    "an empty filter": ({"filter": " "}, "expected a condition"),
+    "a filter that is no condition": ({"filter": "amount"}, "amount"),
+    "an aggregate": ({"filter": "count(1) > 1"}, "count(1) > 1"),
+    "a window function": ({"columns": {"x": "row_number() OVER (ORDER BY id)"}}, "window function"),
+    "rows of an array": ({"columns": {"x": "explode(array(1, 2))"}}, '"explode(array(1, 2))"'),
+    "a column without a type": ({"columns": {"x": "NULL"}}, "no type"),
+    "two names that differ in case": ({"columns": {"x": "id", "X": "id"}}, "ignores case"),
+    "a number as raw bytes": ({"columns": {"x": "id"}, "output_value": Raw()}, "cannot be written"),
+}
+
+
+def test_sql_that_spark_refuses_is_named_before_a_window_is_planned(orders, unique):
+    orders.send(10)
+    target = unique("target")
+    for options, expected in OF_SQL.values():
+        with pytest.raises(ValidationError) as found:
+            orders.run(value=ORDERS, topic=target, auto_create=True, **options)
+        assert expected in str(found.value) and "__kafka" not in str(found.value), options
+    with KafkaHook() as kafka:
+        ledger = Ledger(kafka, orders.name, "another", group_id=orders.name, topic=orders.arguments["ledger_topic"])
+        ledger.peek()
+        assert ledger.memory.open_entry is None
+        assert target not in kafka.list_topics()
+    # Spark's own log of such errors is a Java stack trace.
+    assert not logging.getLogger("SQLQueryContextLogger").isEnabledFor(logging.ERROR)
+
+
+def test_a_text_with_the_word_over_is_no_window_function(orders):
+    orders.send(10)
+    report = orders.run(value=ORDERS, columns={"id": "id", "over": "'paid over (cash)'"}, filter='customer <> "over ("')
+    assert report["records_written"] == 10
+
+
 def test_a_target_with_more_partitions_than_planned_is_refused(orders, monkeypatch):
     orders.send(300)
     monkeypatch.setenv(faults.FAULT, "planned:raise")
@@ -200,6 +237,21 @@ def test_splits_that_are_published_after_the_ledger_was_read_are_no_lost_ledger(
     monkeypatch.setattr(Ledger, "published", published)
     assert orders.run("run1")["records_written"] == 300
     assert orders.check() == 300 and len(looks) > 1
+
+
+def test_the_third_attempt_at_a_first_window_sees_the_splits_of_the_first_one(orders, monkeypatch):
+    """The second attempt commits its splits with a hint at the ledger, from which the third one reads."""
+    orders.send(300)
+    with monkeypatch.context() as some:
+        some.setattr(KafkaToKafkaOperator, "_unpublished", lambda self, window, ledger, left: (1, 2))
+        with pytest.raises(SparkJobFailed, match="split 0"):
+            orders.run("run1")
+    monkeypatch.setenv(faults.FAULT, "job.done:raise")
+    with pytest.raises(RuntimeError, match="job.done"):
+        orders.run("run1")
+    monkeypatch.delenv(faults.FAULT)
+    assert orders.run("run1")["records_written"] == 300
+    assert orders.check() == 300
 
 
 def test_max_records_bounds_a_window_windows_tile_and_the_order_of_each_key_is_kept(orders):

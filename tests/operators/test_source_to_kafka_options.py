@@ -90,6 +90,15 @@ def test_keys_headers_times_and_columns_are_those_asked_for_and_a_topic_is_creat
         assert hook.topic_config([topic])[topic]["retention.ms"] == "123456789"
 
 
+def test_columns_of_partition_and_time_that_hold_neither_are_named_before_a_window_is_planned(orders):
+    orders.sell(3)
+    with pytest.raises(ValidationError) as found:
+        orders.run(partition="placed_at", timestamp="customer")
+    assert [(p.where, "expected" in p.what) for p in found.value.problems] == [("sink.partition", True), ("sink.timestamp", True)]
+    # Nothing was planned, so the position is that of a new pipeline.
+    assert orders.run(partition=None, timestamp="placed_at")["window"] == "0000000001"
+
+
 def test_a_topic_with_more_partitions_than_planned_is_refused_unless_that_is_allowed_and_one_that_was_created_anew(
     orders, monkeypatch
 ):

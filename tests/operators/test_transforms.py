@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.errors import BadRecords, ValidationError
+from airflow_kafka_spark.errors import BadRecords, SparkJobFailed, ValidationError
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.transforms import (
     Cast,
@@ -175,6 +175,18 @@ def test_what_does_not_fit_is_told_before_the_window_is_planned_all_of_it_at_onc
     with pytest.raises(ValidationError, match=r"transforms: there is a column `__kafka_error`, as what is carried"):
         files.run("run1", transforms=[ReplaceField(renames="id:__kafka_error")])
     assert set(files.committed().values()) == {-1001}
+
+
+def test_a_function_that_leaves_rows_out_or_moves_them_to_other_splits_fails_the_window_and_nothing_is_committed(files: Pipeline):
+    files.produce(9)
+    for function in (lambda frame: frame.where("false"), lambda frame: frame.orderBy("value.id")):
+        with pytest.raises(SparkJobFailed, match=r"left out(, added)? or moved records.*Filter") as raised:
+            files.run("run1", transforms=[function])
+        assert not raised.value.retryable
+    assert set(files.committed().values()) == {-1001}
+    # The window is still open, and loses nothing.
+    files.run("run1")
+    assert files.check() == 9
 
 
 def test_a_retry_after_a_crash_transforms_the_same_records_and_sends_no_letter_again(files: Pipeline, monkeypatch):

@@ -207,9 +207,13 @@ def test_eight_mistakes_between_two_topics_are_named_at_once_and_what_they_hide_
         found, unchecked = complaints(flow, **{**orders, "value": Json(schema="id bigintt")})
         assert {"sink.topic", "sink.transaction_timeout"} < set(found)
         assert unchecked["transforms"].startswith("value")
-        # Only Spark knows SQL, and it is not asked before the rest is right.
-        found, unchecked = complaints(flow, **OF_READING, value=Json(schema=SCHEMA), filter="x and", columns={"a": "b +"})
-        assert set(found) == set(OF_READING) and set(unchecked) == {"filter", "columns"}
+        sql = {"filter": "amuont > 1", "columns": {"a": "id +", "b": "row_number() over (order by id)"}}
+        found, unchecked = complaints(flow, **OF_READING, value=Json(schema=SCHEMA), **sql)
+        assert set(found) == {*OF_READING, "columns.b"} and unchecked == {"filter and columns": "columns.b"}
+        del sql["columns"]["b"]
+        found, unchecked = complaints(flow, **OF_READING, value=Json(schema=SCHEMA), **sql, output_key="nothing")
+        assert set(found) == {*OF_READING, "filter", "columns.a", "sink.key"} and not unchecked
+        assert "amuont" in found["filter"]
 
 
 def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_and_what_they_hide_is_told(kafka, postgres, unique, tmp_path):

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_kafka_spark.errors import SinkRejected, SinkUnavailable, SparkJobFailed
-from airflow_kafka_spark.formats.internal_columns import CAPTURED, END, ERROR, LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE
-from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
+from airflow_kafka_spark.formats.base import CAPTURED, END, ERROR, LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 from airflow_kafka_spark.road.tasks.account import Tolerance
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin
 from airflow_kafka_spark.road.tasks.write import OTHERS, REFUSED, TAKEN, CapturingWriter, OtherSink, WriteTask
@@ -19,8 +19,8 @@ from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.windows.codec import decode_result, encode_result
+from airflow_kafka_spark.windows.dead_letters import OffsetSet
 from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult
-from airflow_kafka_spark.windows.offset_set import OffsetSet
 
 COLUMN = f"{CAPTURED}0"
 COLUMNS = pa.schema([("id", pa.int64())])
@@ -139,3 +139,15 @@ def test_an_error_of_a_task_is_the_reason_of_its_job_with_its_samples_and_withou
     assert (
         reason_of(RuntimeError(SPARK_SAID.format(error="ValueError: of a user's function"))) == "ValueError: of a user's function"
     )
+
+
+def test_the_reason_of_a_cast_that_fails_is_not_the_line_of_code_that_spark_quotes() -> None:
+    said = """Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times:
+org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'x' of the type "STRING" cannot be cast to "INT".
+== DataFrame ==
+"cast" was called from
+jdk.internal.reflect.GeneratedMethodAccessor84.invoke(Unknown Source)
+
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.invalidInputInCastToNumberError(QueryExecutionErrors.scala:147)
+"""
+    assert "[CAST_INVALID_INPUT] The value 'x'" in reason_of(RuntimeError(said))

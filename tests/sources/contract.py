@@ -23,7 +23,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.formats.base import END
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow, RowSource
 
 ROWS = 400

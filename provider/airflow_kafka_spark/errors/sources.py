@@ -142,7 +142,8 @@ class RowsCutOff(KafkaSparkError):
             if known
             else "It cannot be determined whether Spark gave a task all of its rows"
         )
-        action = "See Spark's own error" if known else "Use a release of pyspark that this package is tested with"
+        own = "See Spark's own error. A function among the transforms must not leave rows out: Filter and Sql may"
+        action = own if known else "Use a release of pyspark that this package is tested with"
         super().__init__(found, expected="all rows of the split", action=action)
 
 

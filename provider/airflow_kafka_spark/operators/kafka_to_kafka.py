@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import ErrorOptions, target_problems
-from airflow_kafka_spark.errors import LedgerBehind, Problem, Unchecked
+from airflow_kafka_spark.errors import LedgerBehind, Problem, ValidationError
 from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.formats import Raw
-from airflow_kafka_spark.formats.base import Format, NullValues
-from airflow_kafka_spark.formats.internal_columns import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE
+from airflow_kafka_spark.formats.base import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE, Format, NullValues
 from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.operators.base import analysis_problems, first_cause
 from airflow_kafka_spark.operators.binding import Run
@@ -39,12 +39,12 @@ from airflow_kafka_spark.operators.publishing import (
     writer_classes,
 )
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
-from airflow_kafka_spark.windows.instants import now_ms
-from airflow_kafka_spark.windows.latency import UpstreamCounts
+from airflow_kafka_spark.transforms.options import sql_problems
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, check_readable, whole_splits
 from airflow_kafka_spark.windows.report import Report, sum_up_kafka_to_kafka
+from airflow_kafka_spark.windows.times import UpstreamCounts, now_ms
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
@@ -252,23 +252,43 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         wrong = [*self.record_options.type_problems(), *sink_problems(self.sink, self.kafka_conn_id)]
         decoding = self.decoding_problems(wrong)
         changes = self.transform_problems() if wrong else [*self._column_sink_problems(), *self._change_problems()]
-        own = [*decoding, *changes]
-        problems = [*self.reading_problems(run), *own, *self.server_problems(run), *self.error_problems()]
+        problems = [*self.reading_problems(run), *decoding, *changes, *self.server_problems(run), *self.error_problems()]
         problems += [] if wrong else self._target_problems()
-        if not self.transforms:
-            # Spark checks SQL when the window's job begins, so that a run without records starts none.
-            cause, sql = first_cause(problems), {"filter": self.filter, "columns": self.columns}
-            return [*problems, *(Unchecked(name, cause) for name, text in sql.items() if cause and text)]
         of_spark = [problem for problem in problems if problem.where == "spark_conn_id"]
-        flow = [*decoding, *self.transform_problems()]
-        return problems + analysis_problems("transforms", self._fitting_problems, first_cause([*flow, *of_spark]), problems)
+        if self.transforms:
+            cause = first_cause([*decoding, *self.transform_problems(), *of_spark])
+            return problems + analysis_problems("transforms", self._fitting_problems, cause, problems)
+        if not problems or not self._sql:
+            # Without a problem, SQL is checked when the window is planned, so that a run without records starts no Spark.
+            return problems
+        of_sql = [problem for problem in changes if problem.where.partition(".")[0] in ("filter", "columns")]
+        cause = first_cause([*decoding, *wrong, *of_sql, *of_spark])
+        check = partial(self._fitting_problems, sql_alone=bool(changes))
+        return problems + analysis_problems(" and ".join(self._sql), check, cause, problems)
 
-    def _fitting_problems(self) -> list[Problem]:
-        """Return an empty list.
+    @property
+    def _sql(self) -> tuple[str, ...]:
+        """Return the arguments with SQL, which only Spark can check."""
+        return tuple(name for name, text in (("filter", self.filter), ("columns", self.columns)) if text is not None)
 
+    def _fitting_problems(self, *, sql_alone: bool = False) -> list[Problem]:
+        """Return what Spark's analyzer finds.
+
+        :param sql_alone: True leaves out the sink's key and formats, because they have problems of their own.
         :raises ValidationError: a transform does not fit its input, or its result cannot be written.
         """
-        self._chain.check(self.spark)
+        from airflow_kafka_spark.road.publish import SqlProjection, check_change
+
+        change: SqlProjection | TopicChain = self._chain if self.transforms else self._projection
+        if isinstance(change, SqlProjection) and sql_alone:
+            change = replace(change, value=None, key=(), key_format=None)
+        try:
+            check_change(change, self.spark)
+        except ValidationError as error:
+            if self.transforms:
+                # The transforms behind the first wrong one are not checked.
+                raise
+            return list(error.problems)
         return []
 
     def _column_sink_problems(self) -> list[Problem]:
@@ -288,8 +308,17 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         if self.transforms:
             return [*self.transform_problems(), *self._beside_transforms(), *self.sink.problems(None)]
         problems = []
+        if self.filter is not None:
+            problems += sql_problems("filter", self.filter, "a condition, for instance `amount > 10`")
         if self.columns is not None and not self.columns:
             problems.append(Problem("columns", "they are empty", "Name a column and its expression, or leave them out"))
+        for name, text in (self.columns or {}).items():
+            problems += sql_problems(f"columns.{name}", text, "an expression")
+        by_case: dict[str, str] = {}
+        for name in self.columns or ():
+            if (other := by_case.setdefault(name.lower(), name)) != name:
+                found = f"`{other}` and `{name}` are one name to Spark's SQL, which ignores case"
+                problems.append(Problem("columns", found, "Rename one of them"))
         if self.columns is None and self.sink.value is not None and isinstance(self.value, Raw):
             found = "values are read as bytes, which cannot be written in another format"
             problems.append(Problem("sink.value", found, "Give the operator's `value` their format, or leave it out"))
@@ -334,8 +363,13 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     # --- 3. plan ---
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
+        window = super().plan(ledger, run)
+        is_checked = not self._sql or self.transforms or (window.is_empty and window.number > 1)
+        # No retry could finish a window whose SQL Spark refuses.
+        if not is_checked and (problems := self._fitting_problems()):
+            raise ValidationError(problems)
         self.sink.ensure_topic(self.kafka)
-        return replace(super().plan(ledger, run), target=target(self.kafka, self.sink))
+        return replace(window, target=target(self.kafka, self.sink))
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
         """Return None: a topic has no record of windows. The group's committed offsets show them, since they moved with the

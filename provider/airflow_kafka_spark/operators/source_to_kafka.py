@@ -17,6 +17,7 @@ from airflow_kafka_spark.errors import (
     SourceOwned,
     SourceRejected,
     Unchecked,
+    ValidationError,
 )
 from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.operators.base import WindowOperator, analysis_problems, asset_uris, first_cause
@@ -67,6 +68,12 @@ RECORD_OPTIONS = frozenset(
     f"sink.{name}" for name in ("key", "value_columns", "headers", "topic_column", "partition", "timestamp")
 )
 """Options of the sink that name the columns of which a record is made, before transforms get it."""
+KIND_NAMES = {
+    "text": "texts", "binary": "bytes", "boolean": "booleans", "date": "dates", "zoned": "timestamps", "local": "timestamps",
+}  # fmt: skip
+"""Words for the kinds of columns that are refused."""
+UNFIT = frozenset({"text", "binary", "boolean", "date"})
+"""Kinds of columns that hold neither numbers nor times."""
 
 
 class SourceToKafkaOperator(WindowOperator):
@@ -316,6 +323,7 @@ class SourceToKafkaOperator(WindowOperator):
         if len(frozen.splits) > MAX_SPLITS:
             found = f"the window has {len(frozen.splits)} splits, more than {MAX_SPLITS}"
             raise SourceRejected(self.source.uri, found, "Make splits larger, or windows smaller")
+        self._check_kinds(frozen.splits[:1])
         self._check_transforms(frozen.splits[:1])
         ledger.plan_offsets = self._places_in_targets(ledger.memory.published or ())
         if targets and not ledger.plan_offsets and ledger.memory.is_blank:
@@ -425,6 +433,30 @@ class SourceToKafkaOperator(WindowOperator):
         known = self.kafka.describe_topics(topics, missing="omit")
         places = [TopicPartition(topic, 0) for topic in known if self.kafka.may_read(topic)]
         return {place: found.lso for place, found in self.kafka.offsets(places).items()} if places else {}
+
+    def _check_kinds(self, bounds: Sequence[Mapping[str, Any]]) -> None:
+        """Make sure that the columns of partition and timestamp are numbers and times, if that is known without Spark.
+
+        :param bounds: the bounds of some splits.
+        :raises ValidationError: they are of other kinds, so that no window could be published.
+        """
+        columns = {"sink.partition": self.sink.partition, "sink.timestamp": self.sink.timestamp}
+        if not bounds or not any(columns.values()):
+            return
+        reader = self.source.reader(bounds, self.sink.columns)
+        kinds = {} if isinstance(reader, str) else dict(reader.columns)
+        expected = {
+            "sink.partition": ("an integer", UNFIT | {"zoned", "local"}),
+            "sink.timestamp": ("a timestamp, or milliseconds as a bigint", UNFIT),
+        }
+        problems = []
+        for where, name in columns.items():
+            wanted, unfit = expected[where]
+            if name is not None and (kind := kinds.get(name)) in unfit:
+                found = f"column `{name}` holds {KIND_NAMES[kind]}; expected {wanted}"
+                problems.append(Problem(where, found, "Name another column, or leave it out"))
+        if problems:
+            raise ValidationError(problems)
 
     def _check_transforms(self, bounds: Sequence[Mapping[str, Any]]) -> None:
         """Make sure that the transforms fit the rows, before the window is written to the ledger. Reads no rows.

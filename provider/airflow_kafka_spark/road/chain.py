@@ -15,8 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
-from airflow_kafka_spark.formats.base import Format, NullValues, Part, as_struct, spark_column
-from airflow_kafka_spark.formats.internal_columns import CAPTURED, END, ERROR, GIVEN, LEFT_OUT, ORIGINAL, ROUTE, TOMBSTONE
+from airflow_kafka_spark.formats.base import (
+    CAPTURED,
+    END,
+    ERROR,
+    GIVEN,
+    LEFT_OUT,
+    ORIGINAL,
+    ROUTE,
+    TOMBSTONE,
+    Format,
+    NullValues,
+    Part,
+    as_struct,
+    spark_column,
+)
 from airflow_kafka_spark.windows.model import PackedSplits, Split
 
 if TYPE_CHECKING:
@@ -24,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from airflow_kafka_spark.road.arrow.tasks.program import Program
     from airflow_kafka_spark.road.tasks.account import Tolerance
     from airflow_kafka_spark.road.tasks.layout import RecordLayout
@@ -124,12 +137,6 @@ class SinkChain:
 
         return ReadTask(PackedSplits.of(splits), self._layout(bool(self.routes) or reading.keeps), reading)
 
-    def schema_read(self) -> pa.Schema:
-        """Return the schema of the rows that tasks read."""
-        from airflow_kafka_spark.road.tasks.read import Reading
-
-        return self.read_task((), Reading()).schema
-
     def reading_only(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
         """Return a task of :meth:`read_task` that fills only some columns. The others are null."""
         from airflow_kafka_spark.road.tasks.layout import RecordLayout
@@ -196,7 +203,7 @@ class SinkChain:
         from pyspark.sql import functions as F
         from pyspark.sql.types import StructType
 
-        from airflow_kafka_spark.transforms.record import PARTS
+        from airflow_kafka_spark.transforms.base import PARTS
 
         types = {f.name: f.dataType for f in frame.schema}
         value = types["value"]
@@ -272,17 +279,6 @@ class TopicChain:
     headers: bool = True
     partitions: bool = False
     pipeline: str = ""
-
-    def check(self, spark: SparkHook) -> None:
-        """Ask Spark, which reads nothing for it.
-
-        :raises ValidationError: a transform does not fit what comes to it, or what comes out cannot be written.
-        """
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        with spark.session() as session, sql_settings(session, SETTINGS):
-            empty = session.createDataFrame([], from_arrow_schema(self.chain.schema_read()))
-            _ = self.records(empty, in_tasks=False)[0].schema
 
     def read_task(self, splits: tuple[Split, ...], reading: Reading) -> ReadTask:
         """Return the task that reads splits."""
@@ -469,7 +465,7 @@ class SourceChain:
     def _headers(self) -> Column:
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.transforms.record import FIXED
+        from airflow_kafka_spark.transforms.base import FIXED
 
         return (self.sink.headers_of_row() if self.sink.headers else F.array()).cast(FIXED["headers"])
 

@@ -17,8 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
-from airflow_kafka_spark.formats.base import Format, as_struct, spark_column
-from airflow_kafka_spark.formats.internal_columns import (
+from airflow_kafka_spark.formats.base import (
     END,
     HEADERS,
     KEY,
@@ -28,6 +27,9 @@ from airflow_kafka_spark.formats.internal_columns import (
     TIMESTAMP,
     TOMBSTONE,
     VALUE,
+    Format,
+    as_struct,
+    spark_column,
 )
 from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect, each_split
@@ -40,8 +42,9 @@ from airflow_kafka_spark.windows.model import Marker, PackedSplits, Split, Split
 if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from airflow_kafka_spark.road.chain import SourceChain, TopicChain
     from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
@@ -208,11 +211,41 @@ class TopicJob(PublishJob):
         return self.reading
 
 
+def check_change(change: SqlProjection | TopicChain, spark: SparkHook) -> None:
+    """Let Spark analyze SQL or transforms. No record is read, and no schema is registered.
+
+    :raises ValidationError: an expression or a transform is wrong, or its result cannot be written.
+    """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from airflow_kafka_spark.road.tasks.read import Reading
+
+    rows = from_arrow_schema(change.read_task((), Reading()).schema)
+    with spark.session() as session, sql_settings(session, SETTINGS):
+        empty = session.createDataFrame([], rows)
+        columns = change.records(empty, in_tasks=True)[0].schema
+        if problems := [p for part in ("value", "key") for p in _type_problems(part, columns[part].dataType)]:
+            raise ValidationError(problems)
+        try:
+            _ = change.records(empty, in_tasks=False)[0].schema
+        except AnalysisException as error:
+            found = f"the columns cannot be written in its format. {sql_refusal(error)}"
+            raise ValidationError([Problem("sink", found, "Choose another format, or cast the columns")]) from None
+
+
+def _type_problems(part: str, found: DataType) -> list[Problem]:
+    """Return the columns of a new key or value that have no type."""
+    nulls = [f.name for f in getattr(found, "fields", ()) if f.dataType.typeName() == "void"]
+    what, action = "it is NULL for each record, so it has no type", "Give it one, as `cast(NULL AS string)`"
+    return [Problem(f"columns.{name}" if part == "value" else f"sink.key `{name}`", what, action) for name in nulls]
+
+
 @dataclass(frozen=True)
 class SqlProjection:
     """A filter and expressions of Spark's SQL over records.
 
-    :param layout: makes rows of records, with the columns that carry a record past the SQL (``formats/internal_columns.py``).
+    :param layout: makes rows of records, with the columns that carry a record past the SQL (``formats/base.py``).
     :param filter: a condition of Spark's SQL over a record's columns; records for which it is not true are left out. Records
         without a value always pass, because readers of the topic need them as deletes.
     :param columns: column of the new value -> expression of Spark's SQL; None leaves the value's bytes.
@@ -313,9 +346,10 @@ class SqlProjection:
 
         is_record = F.col(END).isNull()
         problems: list[Problem] = []
-        if (text := self.filter) is not None:
-            kept = _understood("filter", lambda: rows.where(~is_record | F.col(TOMBSTONE) | F.expr(text)), problems)
-            rows = kept if kept is not None else rows
+        # A filter is checked by itself, so that Spark's reason names nothing that the user has not written.
+        text = self.filter or ""
+        if text and _understood("filter", lambda: rows.where(F.expr(text)), problems) is not None:
+            rows = rows.where(~is_record | F.col(TOMBSTONE) | F.expr(text))
         if (columns := self.columns) is not None:
             # Not computed for the row that ends a split, because its columns are empty.
             def computed(names: Iterable[str]) -> DataFrame:
@@ -437,7 +471,7 @@ def reading(spark: SparkHook, source: RowSource) -> Iterator[SparkSession]:
 
 
 def _jars(spark: SparkHook, source: RowSource) -> tuple[str, ...]:
-    from airflow_kafka_spark.hooks import jars
+    from airflow_kafka_spark.hooks.spark import jars
 
     if spark.is_connect or not source.packages:  # a remote server has jars and a Java of its own
         return ()

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobFailed
 from airflow_kafka_spark.errors.base import RETRY
-from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED, is_session_ended
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED, is_session_ended
 from airflow_kafka_spark.hooks.kafka.client_errors import right_missing_in_java
-from airflow_kafka_spark.hooks.spark_health import context_of
-from airflow_kafka_spark.hooks.tasks.executor_check import explain
+from airflow_kafka_spark.hooks.spark.health import context_of
+from airflow_kafka_spark.hooks.spark.tasks.executor_check import explain
 from airflow_kafka_spark.windows.model import Split, Window
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from airflow_kafka_spark.road.tasks.read import Task
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,12 @@ class Watch:
                 yield
             if follower:
                 follower.on_success()
+        except Exception:
+            raise
+        except BaseException:
+            # Airflow's `execution_timeout` raises here, and calls `on_kill` only when this context is left.
+            self.cancel()
+            raise
         finally:
             self._spark = None
 
@@ -213,7 +220,7 @@ def collect(results: RDD[str] | DataFrame, window: Window) -> list[str]:
     :raises RightMissing: Spark's Kafka source may not read a topic.
     """
     try:
-        return [row if isinstance(row, str) else row["result"] for row in results.collect()]
+        return [row if isinstance(row, str) else row["result"] for row in _collect_interruptibly(results)]
     except KafkaSparkError:
         raise
     except Exception as error:
@@ -224,14 +231,39 @@ def collect(results: RDD[str] | DataFrame, window: Window) -> list[str]:
         raise SparkJobFailed(str(window), reason_of(error), retryable=is_retryable(error)) from error
 
 
+def _collect_interruptibly(results: RDD[str] | DataFrame) -> list[Any]:
+    """Return the rows of a job. An exception that a signal raises in this thread leaves the job at once.
+
+    The job has a thread of its own. pyspark's own cleanup calls the JVM, and Py4J would let that call wait until the job of the
+    same thread has ended. So an attempt that Airflow's ``execution_timeout`` interrupts would wait for a job that hangs.
+    """
+    if context_of(results.sparkSession if hasattr(results, "sparkSession") else results.context) is None:
+        return results.collect()
+    from pyspark import InheritableThread
+
+    outcome: Future[list[Any]] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(results.collect())
+        except BaseException as error:  # raised again by result()
+            outcome.set_exception(error)
+
+    InheritableThread(target=run, name="airflow-kafka-spark-job", daemon=True).start()
+    return outcome.result()
+
+
 def _is_session_ended(error: Exception) -> bool:
     return _JDBC_ERROR.search(str(error)) is not None and is_session_ended(str(error))
 
 
 def is_retryable(error: Exception) -> bool:
-    """Return False if one of our own tasks has raised an error that a retry does not end, True in all other cases."""
+    """Return False if one of our own tasks has raised an error that a retry does not end, or SQL has (``raise_error``); True in
+    all other cases."""
     if WORKER_EXITED in str(error) or _is_session_ended(error):
         return True  # the cause that `reason_of` names, whatever else the trace holds
+    if "[USER_RAISED_EXCEPTION]" in str(error):
+        return False
     found = _OUR_ERROR.search(str(error))
     return found is None or bool(getattr(getattr(errors, found[1], None), "retryable", True))
 
@@ -246,7 +278,7 @@ def reason_of(error: Exception) -> str:
     if ours := _OUR_ERROR.search(str(error)):
         # What to do follows in the error of the job.
         return ours[2].strip().removesuffix(f" {RETRY}.")[:500]
-    text = re.sub(r"\n== SQL\b.*?\n\s*\^+", "", str(error), flags=re.DOTALL)
+    text = re.sub(r"\n== SQL\b.*?\n\s*\^+|\n== DataFrame ==\n.*?was called from\n[^\n]*", "", str(error), flags=re.DOTALL)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.endswith("(most recent call last):")]
     causes = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", "...", "^"))]
     python = [line for line in causes if ".Error" in line or "Error:" in line or "Exception:" in line]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from airflow_kafka_spark.errors import SparkJobFailed
 from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect, each_split, progress_line
 from airflow_kafka_spark.windows.codec import decode_result
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from airflow_kafka_spark.road.chain import SinkChain
     from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.road.tasks.read import Reading
@@ -115,7 +116,7 @@ class RowJob(SinkJob):
         return self._complete([decode_result(row) for row in rows], task)
 
     def _jars(self) -> tuple[str, ...]:
-        from airflow_kafka_spark.hooks import jars
+        from airflow_kafka_spark.hooks.spark import jars
 
         return tuple(map(str, jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True)))
 
@@ -167,7 +168,12 @@ class ChainJob(SinkJob):
     def run(self, writer: SplitWriter) -> list[SplitResult]:
         with self.spark.session() as session, sql_settings(session, SETTINGS), self._watch.over(session):
             results = collect(self._results(session, writer), self.window)
-        return sorted((decode_result(text) for text in results), key=lambda result: result.index)
+        found = sorted((decode_result(text) for text in results), key=lambda result: result.index)
+        if [result.index for result in found] != [split.index for split in self.splits]:
+            returned = f"{len(found)} of {len(self.splits)} splits have returned a result"
+            cause = "a function among the transforms left out or moved records. Leave records out with Filter or Sql"
+            raise SparkJobFailed(str(self.window), f"{returned}: {cause}", retryable=False)
+        return found
 
     def _results(self, session: SparkSession, writer: SplitWriter) -> RDD[str] | DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema

@@ -204,7 +204,7 @@ class RowSource(ABC):
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the rows of these splits, in exactly ``len(splits)`` partitions, in the given order. Nothing is read yet.
 
-        If the frame has the column :data:`~airflow_kafka_spark.formats.internal_columns.END`, the last row of each partition is
+        If the frame has the column :data:`~airflow_kafka_spark.formats.base.END`, the last row of each partition is
         no row of the source: it has the split's result with its token (``windows/codec.py``), or an error.
 
         :raises SourceRejected: the splits can no longer be read as they were frozen (a file has changed or is gone).

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.formats.base import spark_column
-from airflow_kafka_spark.formats.internal_columns import ERROR, ROUTE
-from airflow_kafka_spark.transforms.base import ColumnTransform, Transform
+from airflow_kafka_spark.formats.base import ERROR, ROUTE, spark_column
+from airflow_kafka_spark.transforms.base import CARRIED, FIXED, PARTS, ColumnTransform, RecordSchema, Transform, carried_columns
 from airflow_kafka_spark.transforms.custom import Python
-from airflow_kafka_spark.transforms.record import CARRIED, FIXED, PARTS, RecordSchema, carried_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -93,9 +91,10 @@ def apply_chain(
 
 
 def sql_refusal(error: Exception) -> str:
-    """Return why Spark's analyzer or parser refuses SQL: its first line, without our own columns among its suggestions."""
+    """Return why Spark's analyzer or parser refuses SQL: its first line, without our own columns and conditions."""
     reason = re.sub(r"(?:, )?`__kafka_\w+`", "", str(error).strip().partition("\n")[0])
-    reason = re.sub(r"; line \d+ pos \d+;?$", "", reason.rstrip()).replace("[, ", "[")
+    reason = re.sub(r"CASE WHEN \(\([^()]*__kafka_\w+[^()]*\) AND \([^()]*__kafka_\w+[^()]*\)\) THEN (.*) END", r"\1", reason)
+    reason = re.sub(r"; line \d+ pos \d+;?$", "", reason.rstrip()).rstrip("; ").replace("[, ", "[")
     return f"Spark's SQL does not understand it: {reason.replace(' Did you mean one of the following? [].', '')}"
 
 

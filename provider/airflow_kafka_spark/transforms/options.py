@@ -41,6 +41,22 @@ def name_problems(where: str, name: object, expected: str = "a name") -> list[Pr
     return [Problem(where, f"found {name!r}; expected {expected}", "Correct it")]
 
 
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL)
+_WINDOW_FUNCTION = re.compile(r"\bover\s*\(", re.IGNORECASE)
+
+
+def sql_problems(where: str, text: object, expected: str) -> list[Problem]:
+    """Return the problems of an expression in Spark's SQL that are found without Spark.
+
+    A window function is one of them: Spark would move the records out of their splits, whose counts would be wrong.
+    """
+    problems = name_problems(where, text, expected)
+    if not problems and _WINDOW_FUNCTION.search(_QUOTED.sub("''", str(text))):
+        found = "found a window function (`OVER`); expected an expression that each record gives by itself"
+        return [Problem(where, found, "Leave it out: records are processed one by one")]
+    return problems
+
+
 def names_problems(where: str, names: object, *, twice: bool = False, what: str = "fields") -> list[Problem]:
     """Return the problems of a list of names that must not be empty.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.transforms.options import java_regex_problems, match_whole, name_problems, regex_problems
+from airflow_kafka_spark.transforms.options import java_regex_problems, match_whole, name_problems, regex_problems, sql_problems
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -92,7 +92,7 @@ class Condition(Predicate):
     over_fields: ClassVar[bool] = True
 
     def validate(self, where: str) -> list[Problem]:
-        return name_problems(f"{where}.sql", self.sql, "a condition, for instance `amount > 10`")
+        return sql_problems(f"{where}.sql", self.sql, "a condition, for instance `amount > 10`")
 
     def test(self) -> Column:
         from pyspark.sql import functions as F

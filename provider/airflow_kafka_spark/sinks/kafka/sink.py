@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
-from airflow_kafka_spark.formats.base import Encoder, Format, Kind, StructEncoder, kind_of, spark_column
-from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.formats.base import END, Encoder, Format, Kind, StructEncoder, kind_of, spark_column
 from airflow_kafka_spark.formats.types import Column as TypedColumn
 from airflow_kafka_spark.formats.types import columns_of
 from airflow_kafka_spark.sinks.base import Guarantee

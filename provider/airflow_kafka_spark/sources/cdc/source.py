@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.formats.base import END
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.formats.internal_columns import END
-from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
+from airflow_kafka_spark.formats.base import END
+from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import SplitResult
@@ -20,7 +20,7 @@ class ReadSplits(CheckedOnExecutors):
     """The function that Spark maps over the numbers of splits (``mapInArrow``).
 
     The last row of a split is no event: it has the token of the split, or the error that ended the reading, in the column
-    :data:`~airflow_kafka_spark.formats.internal_columns.END`. So the task that publishes the rows records the token of exactly
+    :data:`~airflow_kafka_spark.formats.base.END`. So the task that publishes the rows records the token of exactly
     these rows, whatever Spark does with them in between.
 
     :param reader: reads a split.
