@@ -1,5 +1,5 @@
 """``python -m benchmarks [files] [postgres] [kafka] [between_topics] [records] [shapes] [fan_out] [around] [splits] [memory]
-[ui] [ledger] [small] [scale] [verification] [capture] [lakes] [--records N] [--rounds N]
+[ui] [ledger] [small] [scale] [verification] [capture] [lakes] [bulk] [--records N] [--rounds N]
 [--windows N] [--files N]``"""
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def main() -> None:
             "verification",
             "capture",
             "lakes",
+            "bulk",
             [],
         ],
         help="default: all",
@@ -48,6 +49,7 @@ def main() -> None:
         from benchmarks import (
             around,
             between_topics,
+            bulk,
             capture,
             fan_out,
             lakes,
@@ -86,6 +88,7 @@ def main() -> None:
             "scale": lambda: scale.run(Path(temporary)),
             "verification": verification.run,
             "capture": lambda: capture.run(Path(temporary), min(options.records, 1_000_000), options.rounds),
+            "bulk": bulk.run,
             "lakes": lambda: lakes.run(Path(temporary), options.records, options.rounds, options.windows, options.files),
         }
         chosen = options.which or [*alone, *known]

@@ -73,10 +73,11 @@ def metadata_type(name: str) -> pa.DataType:
     }[name]
 
 
-Kind = Literal["integer", "boolean", "text", "binary", "decimal", "fine decimal", "zoned", "local", "date", "other"]
-"""Kinds of columns that tasks read without Spark: integers; booleans; texts; bytes; decimals, as texts in plain notation with
-all digits of their scale ("fine decimal" if the scale is more than 6); timestamps in microseconds, with a zone (UTC) or local;
-dates; floats and nested values, which only JSON holds.
+Kind = Literal["integer", "boolean", "text", "binary", "connect", "decimal", "fine decimal", "zoned", "local", "date", "other"]
+"""Kinds of columns that tasks read without Spark: integers; booleans; texts; bytes; bytes that are a value with its schema, as
+Connect's JSON converter writes them ("connect"); decimals, as texts in plain notation with all digits of their scale ("fine
+decimal" if the scale is more than 6); timestamps in microseconds, with a zone (UTC) or local; dates; floats and nested values,
+which only JSON holds.
 """
 
 _KINDS: Mapping[str, Kind] = {
@@ -236,6 +237,28 @@ class Format(ABC):
         :param columns: names and kinds of the columns to write, in order.
         """
         return None
+
+    # --- writing values that have a schema ---
+
+    @property
+    def takes_connect_schemas(self) -> bool:
+        """True if :meth:`connect_encoder` writes values with the schemas that they have."""
+        return False
+
+    def connect_problems(self, where: str) -> list[Problem]:
+        """Return why values with a Connect schema cannot be written, if :attr:`takes_connect_schemas`.
+
+        :param where: the operator's argument (``value``, ``key``).
+        """
+        return []
+
+    def connect_encoder(self, column: str, topic: str | None) -> Encoder | None:
+        """Return the encoder of a column of the kind "connect"; by default its bytes are written as those of any column.
+
+        :param column: the name of the column.
+        :param topic: the column with the topic of each row; None if all rows have the topic of this format.
+        """
+        return self.encoder([(column, "binary")])
 
 
 class DeclaredFormat(Format):

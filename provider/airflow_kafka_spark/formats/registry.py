@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, RegistryRefused, SchemaInvalid, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.base import Format, Part, StructEncoder, as_struct, duplicate_problems
+from airflow_kafka_spark.formats.base import Encoder, Format, Part, StructEncoder, as_struct, duplicate_problems
 from airflow_kafka_spark.formats.text_values import BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Struct, Text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
 
-    from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema, SchemaRegistryHook
+    from airflow_kafka_spark.hooks.registry_client import RegisteredSchema, RegistryRequests
+    from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
 
 _Self = TypeVar("_Self", bound="RegistryFormat")
 log = logging.getLogger(__name__)
@@ -539,3 +540,60 @@ class RegistryFormat(Format):
                 raise ValidationError([Problem(f"{self.part}.schema", e.found, e.action)]) from None
             log.info("Registered the schema of %s for subject `%s`: id %d", document.name, subject, number)
         return number
+
+    # --- values that have a schema -----------------------------------------------------------------------------------
+
+    schema_options: ClassVar[tuple[str, ...]] = ()
+    """The options that determine a schema or its name; empty if values with a schema cannot be written."""
+
+    @property
+    def takes_connect_schemas(self) -> bool:
+        """True if values are written with the schemas that they have."""
+        return bool(self.schema_options)
+
+    def connect_problems(self, where: str) -> list[Problem]:
+        """Return the problems of writing values that have a schema. Asks the registry if it answers."""
+        found = "each value has the schema of its table"
+        given = [name for name in self.schema_options if getattr(self, name)]
+        problems = [Problem(f"{where}.{name}", found, "Leave it out") for name in given]
+        problems += self._strategy_problems(where)
+        if not self.registry:
+            unread = "without a registry no reader has the schemas of tables"
+            problems.append(Problem(f"{where}.registry", unread, "Give `registry`"))
+        if not problems:
+            try:
+                self._hook.knows(self.subject or next(iter(self.topics), "") or "airflow-kafka-spark")
+            except KafkaSparkError as error:
+                problems.append(Problem(f"{where}.registry", error.found, error.action))
+        return problems
+
+    def connect_encoder(self, column: str, topic: str | None) -> Encoder | None:
+        """Return the encoder of values that have a schema. Tasks ask the registry, and register the schemas."""
+        from airflow_kafka_spark.formats.tasks.connect_encoder import ConnectEncoder
+
+        return ConnectEncoder(self, column, topic, self._hook.for_tasks())
+
+    def written_from_connect(
+        self: _Self, schema: Mapping[str, Any], topic: str, registry: RegistryRequests
+    ) -> tuple[tuple[Column, ...], StructEncoder]:
+        """Return the columns of values of a Connect schema, and their encoder. The schema is registered if it is not yet.
+
+        Called in tasks.
+
+        :param schema: of a struct.
+        :param topic: the topic to which the values are written.
+        :param registry: the registry.
+        :raises BadValue: the schema has no fields.
+        :raises SchemaUnusable: the format has no counterpart of it.
+        :raises ValidationError: the registry does not accept it.
+        """
+        made = self.of_topics((topic,), self.part)
+        made.__dict__["_hook"] = registry
+        return made._from_connect(schema, f"`{topic}`")
+
+    def _from_connect(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[Column, ...], StructEncoder]:
+        """Return the columns of values of a Connect schema, and their encoder; see :meth:`written_from_connect`.
+
+        :param what: the topic, in words.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not write values that have a schema")

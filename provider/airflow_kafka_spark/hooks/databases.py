@@ -215,6 +215,32 @@ def find_tables_ignoring_case(connection: psycopg.Connection, name: Name) -> lis
     return [Name(*row) for row in found]
 
 
+# --- replicas -------------------------------------------------------------------------------------------------------------
+
+LAG_SECONDS = 1
+"""Seconds between two looks at the lag of replicas."""
+SEES_LAG = "SELECT pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') OR pg_catalog.pg_is_in_recovery()"
+"""Asks if the role sees the lag of replicas: a primary shows it to this role only, a replica shows its own to all."""
+
+
+def wait_for_replicas(seconds: float) -> str:
+    """Return the statement that waits while a replica is more than some seconds behind.
+
+    On a primary it looks at all replicas that stream from it, on a replica at that one.
+    """
+    limit = f"interval '{seconds} seconds'"
+    # Each statement of the block has a snapshot of its own: a session that waits holds no old rows back.
+    return (
+        "DO $lag$ BEGIN LOOP PERFORM pg_catalog.pg_stat_clear_snapshot(); IF pg_catalog.pg_is_in_recovery() THEN "
+        "IF pg_catalog.pg_last_wal_receive_lsn() IS NOT DISTINCT FROM pg_catalog.pg_last_wal_replay_lsn() OR "
+        f"clock_timestamp() - pg_catalog.pg_last_xact_replay_timestamp() <= {limit} THEN RETURN; END IF; "
+        f"ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_stat_replication WHERE replay_lag > {limit}) THEN RETURN; END IF; "
+        f"PERFORM pg_catalog.pg_sleep({LAG_SECONDS}); END LOOP; END $lag$"
+    )
+
+
+# --- sessions that end ----------------------------------------------------------------------------------------------------
+
 SESSION_ENDED = "the database server ended the session, as an administrator, a shutdown or a newer attempt at this window does"
 
 _ENDED = re.compile(

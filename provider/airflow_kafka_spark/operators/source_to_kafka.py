@@ -51,6 +51,7 @@ from airflow_kafka_spark.windows.model import (
     Window,
     first_bad_records,
 )
+from airflow_kafka_spark.windows.pass_progress import progress_text
 from airflow_kafka_spark.windows.report import Report, sum_up_published
 
 if TYPE_CHECKING:
@@ -180,14 +181,15 @@ class SourceToKafkaOperator(WindowOperator):
         wrong_sink, of_source = sink_problems(self.sink, self.kafka_conn_id), self._source_problems()
         problems = [*self.pipeline_problems(run), *of_source, *wrong_sink]
         problems += choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
-        problems += self._reading_problems()
+        problems += () if wrong_sink else self._schema_problems()
         of_spark, changes = self.spark_problems(), self._transform_problems()
         if wrong_sink:
             return [*problems, *changes, *self._error_problems(), *of_spark]
         columns = self._known_columns(of_source)
         if of_source and columns is None:
             problems.append(Unchecked("sink columns", first_cause(of_source)))
-        of_options = self.sink.problems(columns, transformed=bool(self.transforms))
+        connect = () if columns is None else self.source.connect_columns
+        of_options = self.sink.problems(columns, connect=connect, transformed=bool(self.transforms))
         problems += [
             *of_options,
             *changes,
@@ -208,16 +210,22 @@ class SourceToKafkaOperator(WindowOperator):
             return [Problem("source", f"`{self.source!r}` is no RowSource")]
         return self.source.validate()
 
-    def _reading_problems(self) -> Iterator[Problem]:
-        """Yield the options with which the JVM would have to read a source that only tasks can read."""
-        if not isinstance(self.source, RowSource) or not self.source.needs_tasks:
+    def _schema_problems(self) -> Iterator[Problem]:
+        """Yield the options with which events cannot be written with the schemas of their tables."""
+        from airflow_kafka_spark.sources.cdc.source import WITH_SCHEMA, LogSource
+
+        if not isinstance(self.source, LogSource) or not self.sink.keeps_schemas(WITH_SCHEMA):
             return
-        found = "only Spark's tasks can read this source, because they record the position up to which they have read"
+        if not self.source.schemas_enable:
+            found = "the sink writes each event with the schema of its table, and the source leaves schemas out"
+            yield Problem("source.schemas_enable", found, "Set `schemas_enable=True`")
+        found = "only Spark's tasks write events with the schemas of their tables"
         if self.transforms:
-            action = "Transform the topics' records in a KafkaToKafkaOperator, or do without a snapshot"
-            yield Problem("transforms", found, action)
+            yield Problem("transforms", found, "Let a KafkaToKafkaOperator transform the topics' records")
         if self.read_with == "spark":
             yield Problem("read_with", found, 'Use "auto"')
+        if self.errors.tolerates:
+            yield Problem("errors_tolerance", f"{found}, and these tolerate no bad row", "Leave it out")
 
     def _known_columns(self, of_source: Sequence[Problem]) -> tuple[str, ...] | None:
         """Return the columns of the source; None if only Spark can find them, or if the source has problems.
@@ -548,7 +556,10 @@ class SourceToKafkaOperator(WindowOperator):
         claim = ledger.ledger_claim
         landed = [*(ledger.memory.published or ()), *(part.topic_partition for part in report.published)]
         offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._places_in_targets(landed)}
-        ledger.close(report.to_dict(), offsets)
+        told = report.to_dict()
+        ledger.close(told, offsets)
+        if progress := told.get("source_progress"):
+            self.log.info("All tables: %s", progress_text(progress))
         closed = ledger.claimed.window.source
         assert closed is not None
         self.source.completed(closed.position)

@@ -377,9 +377,12 @@ class SourceChain:
 
         routed = bool(chain_routes(self.transforms))
         given = {GIVEN[name]: column for name, column in self._given(rows).items()} if keep or routed else {}
-        made, changed = transform_frame(self._record_frame(rows, given), self.transforms)
+        ends = {END: F.col(END)} if END in rows.columns else {}
+        made, changed = transform_frame(self._record_frame(rows, {**given, **ends}), self.transforms)
         aside = F.col(ERROR).isNotNull() | F.col(ROUTE).isNotNull() if routed else F.col(ERROR).isNotNull()
         fine = ~aside & ~F.col(LEFT_OUT)
+        if ends:
+            fine = fine & F.col(END).isNull()
         parts: list[tuple[Part, str, Format | None]] = [
             ("value", "sink.value", self.sink.value_writer),
             ("key", "sink.key_format", self._key_writer(changed)),
@@ -397,6 +400,7 @@ class SourceChain:
             F.col(ERROR),
             F.col(LEFT_OUT),
             *([F.col(ROUTE)] if routed else []),
+            *map(F.col, ends),
             *(F.col(BYTES + part).alias(part) for part in ("key", "value")),
         ]
         if self.sink.topic_column or "topic" in changed:
@@ -466,7 +470,7 @@ class SourceChain:
         return (self.sink.headers_of_row() if self.sink.headers else F.array()).cast(FIXED["headers"])
 
     def _value_columns(self, rows: DataFrame) -> Sequence[str]:
-        return tuple(self.sink.value_columns or rows.columns)
+        return tuple(self.sink.value_columns or (name for name in rows.columns if name != END))
 
     def _key_writer(self, changed: frozenset[str]) -> Format | None:
         """Return the format of keys; None if a transform makes the keys and no format is given, so that their type decides."""

@@ -141,9 +141,9 @@ class RowSource(ABC):
         """
 
     @property
-    def needs_tasks(self) -> bool:
-        """True if some windows can only be read by tasks (:meth:`reader`), not by Spark; default False."""
-        return False
+    def connect_columns(self) -> tuple[str, ...]:
+        """The columns whose values carry their schema, as Connect's JSON converter writes them; default none."""
+        return ()
 
     def position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
@@ -203,6 +203,9 @@ class RowSource(ABC):
     @abstractmethod
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the rows of these splits, in exactly ``len(splits)`` partitions, in the given order. Nothing is read yet.
+
+        If the frame has the column :data:`~airflow_kafka_spark.formats.base.END`, the last row of each partition is
+        no row of the source: it has the split's result with its token (``windows/codec.py``), or an error.
 
         :raises SourceRejected: the splits can no longer be read as they were frozen (a file has changed or is gone).
         """

@@ -145,6 +145,7 @@ def pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now:
         "lag_seconds": measured.seconds if measured and lag else None,
         "lag_age": round(now - measured.at, 1) if measured else None,
         "log_bytes_behind": report("source_bytes_behind"),
+        "source_progress": report("source_progress"),
         "rate": report("rate"),
         "last_window": _last_window(summary.last) if summary and summary.last else None,
         "running": _running(item, airflow, now) if activity in ("running", "conflict") else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters
@@ -19,6 +19,7 @@ from airflow_kafka_spark.windows.model import (
     Window,
     merge_landed,
 )
+from airflow_kafka_spark.windows.pass_progress import position_progress
 from airflow_kafka_spark.windows.times import (
     WORK,
     Consumption,
@@ -165,6 +166,7 @@ class Report:
             **({"follows": _follows(self.window.follows)} if self.window.follows else {}),
             **({"source": self.source} if self.window.source else {}),
             **self._bytes_behind,
+            **self._progress,
             **({"source_remaining": True} if self.window.source and self.window.source.remaining else {}),
             **({"dead_letters": [vars(part) for part in self.dead_letters]} if self.dead_letters else {}),
             **({"routed": [vars(part) for part in self.routed]} if self.routed else {}),
@@ -177,6 +179,14 @@ class Report:
         """Return the bytes of a database's log that lay behind the window when it was planned; nothing for other sources."""
         behind = self.window.source.position.get("bytes_behind") if self.window.source else None
         return {} if behind is None else {"source_bytes_behind": behind}
+
+    @property
+    def _progress(self) -> dict[str, Any]:
+        """Return how far the pass over whole tables has come; nothing for other windows."""
+        found = position_progress(self.window.source.position) if self.window.source else None
+        if found is None:
+            return {}
+        return {"source_progress": found.at(datetime.fromisoformat(self.completed_at or self.window.planned_at).timestamp())}
 
     def _out_of_interval(self) -> dict[str, Any]:
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -18,6 +19,7 @@ from airflow_kafka_spark.hooks.databases import SESSION_ENDED, quote
 from airflow_kafka_spark.sources.jdbc import windows as jdbc_windows
 from airflow_kafka_spark.sources.jdbc.postgres import PostgresSession
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
+from airflow_kafka_spark.windows.pass_progress import position_progress
 from tests.sinks.postgres.kit import Place
 from tests.sources.jdbc.kit import KeyedTable, every_row, keyed_tables, read, same, source_of, through_json, windows
 from tests.support.waiting import eventually
@@ -112,6 +114,21 @@ def test_cuts_are_the_same_with_and_without_an_index(place: Place, index: str) -
     order = sorted((n % 7, f"{n:03}") for n in range(100))
     last = [order[at - 1] for at in (9, 18, 27, 36, 45, 50)]
     assert [split["to"] for split in seen[0].splits] == [[str(a), b] for a, b in last]
+
+
+def test_a_pass_of_several_windows_says_how_far_it_is_and_the_next_pass_begins_anew(place: Place) -> None:
+    fill(place, "id int PRIMARY KEY", [(n,) for n in range(100)])
+    place.execute("ANALYZE t")
+    source = source_of(place, split_records=10, max_records=40)
+    position, found = None, []
+    for _ in range(4):
+        frozen = source.freeze(position)
+        position = json.loads(json.dumps(frozen.position))
+        progress = position_progress(position)
+        assert progress is not None
+        found.append((progress.chunks, progress.all_chunks, progress.rows, progress.all_rows))
+    assert found == [(4, 10, 40, 100), (8, 10, 80, 100), (10, 10, 100, 100), (4, 10, 40, 100)]
+    assert "progress" not in source_of(place, split_records=10).freeze(None).position
 
 
 def test_an_index_of_another_order_is_not_taken_for_one(place: Place) -> None:

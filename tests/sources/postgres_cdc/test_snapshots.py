@@ -11,12 +11,9 @@ import psycopg
 import pytest
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.formats import Raw
-from airflow_kafka_spark.operators import SourceToKafkaOperator
-from airflow_kafka_spark.sinks import KafkaSink
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import VisibleTransactions, _behind, _fields
-from airflow_kafka_spark.transforms import RegexRouter
+from airflow_kafka_spark.windows.pass_progress import position_progress
 from tests.sources.postgres_cdc.kit import Copy, Log, Windows, changes, log_of
 from tests.support.waiting import eventually
 
@@ -221,6 +218,20 @@ def test_rows_that_are_there_are_read_with_the_values_that_the_log_has(orders):
     assert set(found) == {1, 2}
 
 
+def test_the_position_says_how_many_chunks_are_done_until_the_snapshot_is_complete(orders):
+    orders.place.execute("INSERT INTO orders SELECT n, 'x' FROM generate_series(1, 50) n")
+    orders.place.execute("ANALYZE orders")
+    windows = Windows(orders.source(snapshot="initial", snapshot_chunk_rows=10, snapshot_chunks_per_window=3))
+    found = []
+    for _ in range(5):
+        windows.next()
+        progress = position_progress(windows.position)
+        found.append(progress and (progress.chunks, progress.all_chunks, progress.all_rows))
+        orders.place.execute("UPDATE orders SET note = 'y'")
+    # Three chunks, the log, the rest: the last chunk of a table is known to be the last one when it is empty.
+    assert found == [(3, 5, 50), (3, 5, 50), (6, 7, 61), None, None]
+
+
 def test_with_only_the_slot_is_dropped_behind_the_snapshot_and_nothing_follows(orders):
     place = orders.place
     place.execute("INSERT INTO orders SELECT n, 'first' FROM generate_series(1, 30) n")
@@ -338,15 +349,3 @@ def test_a_transaction_that_waits_for_a_standby_is_neither_lost_nor_doubled(orde
     assert windows.read(window) == []
     windows.close(window)
     assert sorted(r["key"]["id"] for r in windows.drain()) == [4, 5, 6, 7, 8, 9, 100]
-
-
-def test_spark_does_not_read_a_snapshot(orders):
-    source = orders.source(snapshot="initial")
-    window = source.freeze(None)
-    with pytest.raises(SourceRejected, match="can only be read by tasks"):
-        source.frame(None, window.splits)  # type: ignore[arg-type]
-    sink = KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())
-    options: dict[str, Any] = {"task_id": "t", "sink": sink, "transforms": [RegexRouter("a", "b")], "read_with": "spark"}
-    found = SourceToKafkaOperator(source=source, **options)._reading_problems()
-    assert [problem.where for problem in found] == ["transforms", "read_with"]
-    assert not list(SourceToKafkaOperator(source=orders.source(), **options)._reading_problems())

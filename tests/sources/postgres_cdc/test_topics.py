@@ -30,7 +30,9 @@ EVENT = (
 def test_events_are_routed_and_written_in_avro_and_a_copy_that_is_made_of_them_equals_the_table(
     kafka, postgres, place, registry, unique, monkeypatch
 ):
-    """From the log to a routed topic, on to one in Avro, tombstones included, and into a table by the format Debezium."""
+    """From a snapshot and the log to a routed topic, on to one in Avro, tombstones included, and into a table by the format
+    Debezium. The snapshot's last chunk is read behind changes of its rows.
+    """
     name = unique("cdc")
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK)
@@ -44,7 +46,9 @@ def test_events_are_routed_and_written_in_avro_and_a_copy_that_is_made_of_them_e
         ledger = {"ledger_topic": f"ledger-{name}"}
         captured = SourceToKafkaOperator(
             task_id="capture",
-            source=log.source(topic_prefix=name, schemas_enable=True),
+            source=log.source(
+                topic_prefix=name, schemas_enable=True, snapshot="initial", snapshot_chunk_rows=2, snapshot_chunks_per_window=2
+            ),
             sink=KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw()),
             transforms=[RegexRouter(r"(.*?)\..*\.(.*)", "$1-$2")],
             pipeline=name,
@@ -71,7 +75,13 @@ def test_events_are_routed_and_written_in_avro_and_a_copy_that_is_made_of_them_e
             pipeline=f"{name}-copy",
             **ledger,
         )
-        captured.execute(context("begin", task_id="capture"))
+        place.execute("INSERT INTO orders (id, note) SELECT n, 'first' FROM generate_series(-6, -1) n")
+        assert captured.execute(context("chunks", task_id="capture"))["records_written"] == 4
+        # Of the chunks that are read and of the one that is not: an update and a delete of each.
+        place.execute("UPDATE orders SET note = 'second' WHERE id IN (-6, -1)")
+        place.execute("DELETE FROM orders WHERE id IN (-5, -2)")
+        assert captured.execute(context("log", task_id="capture"))["records_written"] == 3
+        assert captured.execute(context("last chunk", task_id="capture"))["records_written"] == 1
         changes = (
             "INSERT INTO orders SELECT n, 'nö ' || n, n / 7.0, timestamptz '2026-01-01 00:00:00.000001+00' + n * interval '1 h', "
             "timestamp '0099-12-31 23:59:59.5', date '1900-01-01' + n, n % 2 = 0, n / 3.0, '\\x00ff', ARRAY['a', NULL] "
@@ -83,13 +93,13 @@ def test_events_are_routed_and_written_in_avro_and_a_copy_that_is_made_of_them_e
         )
         for change in changes:
             place.execute(change)
-        assert captured.execute(context("run", task_id="capture"))["records_written"] == 20 + 1 + 4 + 3 + 8
-        assert in_avro.execute(context("run", task_id="avro"))["records_written"] == 36
+        assert captured.execute(context("run", task_id="capture"))["records_written"] == 20 + 1 + 8 + 3 + 8
+        assert in_avro.execute(context("run", task_id="avro"))["records_written"] == 8 + 40
         copied.execute(context("run", task_id="copy"))
     sent = committed_records(kafka.connection_extra(), f"{name}-avro")
-    assert sum(value is None for *_, value in sent) == 5
+    assert sum(value is None for *_, value in sent) == 6
     assert {value[0] for *_, value in sent if value is not None} == {0}
-    assert {json.loads(key)["payload"]["id"] for _, _, key, _ in sent} == {*range(1, 22), 100}
+    assert {json.loads(key)["payload"]["id"] for _, _, key, _ in sent} == {*range(-6, 0), *range(1, 22), 100} - {-2}
     names = "id, note, amount, at, local, day, flag, ratio, raw, tags::text"
     rows, copy = (place.connection.execute(f"SELECT {names} FROM {table}".encode()).fetchall() for table in ("orders", "copy"))
-    assert same_multiset(rows, copy) == len(rows) == 17
+    assert same_multiset(rows, copy) == len(rows) == 4 + 17

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import (
     AvroSchemaInvalid,
@@ -34,13 +34,13 @@ from airflow_kafka_spark.formats.avro.schema import (
     type_from_column,
 )
 from airflow_kafka_spark.formats.base import Decoder, Part, column_name_problems
-from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, subject_of
+from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, subject_of, wire_header
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
-    from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema
+    from airflow_kafka_spark.hooks.registry_client import RegisteredSchema
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Avro(RegistryFormat):
 
     kind: ClassVar[str] = "AVRO"
     name_option: ClassVar[str] = "reader_schema"
+    schema_options: ClassVar[tuple[str, ...]] = ("schema", "use_latest_version", "record_name", "record_namespace")
 
     def _record_name(self) -> str:
         return _name_of(parse(str(self.reader_schema), "the option `reader_schema`")) if self._reader_given else ""
@@ -276,7 +277,7 @@ class Avro(RegistryFormat):
 
     def _explain(self, reasons: list[str], subject: str, document: SchemaDocument) -> list[str]:
         """Return the registry's reasons; if it gives none, the differences from the latest version."""
-        from airflow_kafka_spark.hooks.schema_registry import NOT_TOLD
+        from airflow_kafka_spark.hooks.registry_client import NOT_TOLD
 
         if reasons != [NOT_TOLD]:
             return reasons
@@ -291,6 +292,18 @@ class Avro(RegistryFormat):
         from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
 
         return AvroEncoder(self._schema_to_write(document), tuple(columns), header)
+
+    def _from_connect(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[types.Column, ...], AvroEncoder]:
+        from airflow_kafka_spark.formats.avro.connect import avro_from_connect, without_logical_types
+        from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
+        from airflow_kafka_spark.formats.json.connect_schema import columns_from_connect
+
+        columns = columns_from_connect(schema, is_typed=False)
+        if found := list(derivation_problems(columns)):
+            raise SchemaUnusable(what, *found[0])
+        text = avro_from_connect(schema)
+        header = wire_header(self._registered_id(SchemaDocument(text, (), what)))
+        return columns, AvroEncoder(parse(without_logical_types(text), what), columns, header)
 
 
 def _parsed(document: SchemaDocument) -> AvroSchema:

@@ -258,3 +258,44 @@ def _written_primitive(data_type: Primitive, precision: TimestampPrecision) -> d
         name = f"{_CONNECT}Timestamp" if precision == "millis" else f"{_DEBEZIUM}MicroTimestamp"
         return {"type": "int64", "name": name, "version": 1}
     return {"type": _WRITTEN[data_type.name]}
+
+
+# --- columns of a schema --------------------------------------------------------------------------------------------------
+
+
+_PRIMITIVES: Mapping[str, DataType] = {
+    **{kind: Primitive(name) for name, kind in _WRITTEN.items()},
+    "string": Text(),
+}
+
+
+def columns_from_connect(schema: Mapping[str, Any], *, is_typed: bool) -> tuple[Column, ...]:
+    """Return a column per field of a struct's schema.
+
+    :param is_typed: True: Connect's and Debezium's dates, timestamps and decimals are columns of these types, where a column has
+        the digits; False: they are the numbers and bytes that the schema says.
+    :raises BadValue: the schema is not that of a struct, or has no fields.
+    """
+    fields = named_fields(schema)
+    if not fields:
+        raise BadValue("its schema has no fields, expected those of a table")
+    return tuple(Column(name, _type_from_connect(field, is_typed), is_optional(field)) for name, field in fields.items())
+
+
+def _type_from_connect(schema: Mapping[str, Any], is_typed: bool) -> DataType:
+    kind, name = _kind(schema), str(schema.get("name"))
+    if kind == "struct":
+        return Struct(columns_from_connect(schema, is_typed=is_typed))
+    if kind == "array":
+        items = schema["items"]
+        return Array(_type_from_connect(items, is_typed), is_optional(items))
+    if kind == "map":
+        values = schema["values"]
+        return Map(Text(), _type_from_connect(values, is_typed), is_optional(values))
+    if is_typed and name == f"{_CONNECT}Decimal":
+        scale, precision = _scale(schema), int(schema["parameters"].get("connect.decimal.precision", 99))
+        if 0 <= scale <= precision <= 38:
+            return Decimal(precision, scale)
+    elif is_typed and name in _UNITS:
+        return Primitive("date" if _UNITS[name] == "days" else "timestamp")
+    return _PRIMITIVES[kind]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow_kafka_spark.errors import PackageMissing, Problem, SchemaUnusable
 from airflow_kafka_spark.formats.base import Decoder
-from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, mismatches, name_mismatches
+from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, mismatches, name_mismatches, wire_header
 from airflow_kafka_spark.formats.types import Column, SparkSchema, Struct, columns_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.formats.protobuf.schema import FieldLayout
     from airflow_kafka_spark.formats.tasks.base import RowEncoder
-    from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema
+    from airflow_kafka_spark.hooks.registry_client import RegisteredSchema
 
 _IS_PROTO = re.compile(r"\{|^\s*(?:syntax|edition)\s*=").search
 """Distinguishes the text of a ``.proto`` file from columns in DDL."""
@@ -54,6 +54,7 @@ class Protobuf(RegistryFormat):
 
     kind: ClassVar[str] = "PROTOBUF"
     name_option: ClassVar[str] = "message"
+    schema_options: ClassVar[tuple[str, ...]] = ("schema", "use_latest_version", "message")
 
     def _record_name(self) -> str:
         return self.message
@@ -195,6 +196,30 @@ class Protobuf(RegistryFormat):
             path = next(path for path, message in messages_of(files) if message.full_name == layout.full_name)
             header = message_header(header, path)
         return ProtobufEncoder(files, layout, [c.name for c in columns], header)
+
+    def connect_problems(self, where: str) -> list[Problem]:
+        """Return the problems of writing values that have a schema, and a package that is missing."""
+        try:
+            _check_packages()
+        except PackageMissing as e:
+            return [Problem(where, e.found, e.action)]
+        return super().connect_problems(where)
+
+    def _from_connect(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[Column, ...], RowEncoder]:
+        from airflow_kafka_spark.formats.json.connect_schema import columns_from_connect
+        from airflow_kafka_spark.formats.protobuf.connect import field_numbers, message_name, proto_from_connect
+        from airflow_kafka_spark.formats.protobuf.schema import message_in
+
+        columns, named = columns_from_connect(schema, is_typed=True), replace(self, message=message_name(schema))
+        named.__dict__["_hook"] = self._hook
+        document = SchemaDocument(proto_from_connect(schema, columns, {}), (), what)
+        subject = named._subject_to_write(document)
+        is_registered = self._hook.id_of(subject, document.text, self.kind, self.normalize_schemas) is not None
+        if not is_registered and self._hook.knows(subject):
+            latest = named._document(self._hook.version(subject))
+            numbers = field_numbers(message_in(_compiled(latest), named.message, latest.name))
+            document = SchemaDocument(proto_from_connect(schema, columns, numbers), (), what)
+        return columns, named._encoder(document, columns, wire_header(named._registered_id(document)))
 
 
 def _check_packages() -> None:

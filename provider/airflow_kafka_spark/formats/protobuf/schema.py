@@ -343,7 +343,7 @@ WELL_KNOWN_FILES: Mapping[str, str] = {
 # --- schemas derived from columns -----------------------------------------------------------------------------------------
 
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WHAT = "the option `schema`"
 _PROTO_TYPES = {
     **dict.fromkeys(("tinyint", "smallint", "int"), "int32"),
@@ -373,23 +373,56 @@ def proto_from_columns(columns: Sequence[Column], message: str) -> str:
     package, _, name = message.rpartition(".")
     maker = _MessageWriter()
     body = maker.message(name, columns, "")
-    imports = sorted({file for used in maker.used for file in _IMPORTS[used]})
-    lines = ['syntax = "proto3";', *([f"package {package};"] if package else []), *(f'import "{file}";' for file in imports)]
+    imports = [f'import "{file}";' for file in maker.scalars.imports]
+    lines = ['syntax = "proto3";', *([f"package {package};"] if package else []), *imports]
     return "\n".join([*lines, "", *body, ""])
 
 
-class _MessageWriter:
-    """Writes messages of columns, and collects the types they use."""
+class ScalarFields:
+    """Names the types of fields that are no message of the file, and collects the files that they need."""
 
     def __init__(self) -> None:
-        self.used: set[str] = set()
+        self._used: set[str] = set()
+
+    @property
+    def imports(self) -> list[str]:
+        """The files to import."""
+        return sorted({file for used in self._used for file in _IMPORTS[used]})
+
+    def kind(self, data_type: DataType, path: str) -> tuple[str, str]:
+        """Return the type and the options of a field.
+
+        :raises SchemaUnusable: the column has no counterpart.
+        """
+        if isinstance(data_type, Text):
+            return "string", ""
+        if isinstance(data_type, Decimal):
+            self._used.add("confluent.type.Decimal")
+            params = {"precision": data_type.precision, "scale": data_type.scale}
+            said = ", ".join(f'{{ key: "{key}", value: "{value}" }}' for key, value in params.items())
+            return "confluent.type.Decimal", f" [(confluent.field_meta) = {{ params: [{said}] }}]"
+        if not isinstance(data_type, Primitive) or data_type.name not in _PROTO_TYPES:
+            raise _no_counterpart(
+                path, data_type, "Declare it timestamp" if str(data_type) == "timestamp_ntz" else "Declare another type"
+            )
+        kind = _PROTO_TYPES[data_type.name]
+        if kind in _IMPORTS:
+            self._used.add(kind)
+        return kind, ""
+
+
+class _MessageWriter:
+    """Writes messages of columns."""
+
+    def __init__(self) -> None:
+        self.scalars = ScalarFields()
 
     def message(self, name: str, columns: Sequence[Column], path: str) -> list[str]:
         inner: list[str] = []
         fields = []
         for number, column in enumerate(columns, 1):
             here = f"{path}.{column.name}" if path else column.name
-            if not _NAME.fullmatch(column.name):
+            if not NAME.fullmatch(column.name):
                 raise SchemaUnusable(_WHAT, f"column `{here}` has a name that Protobuf does not take", "Rename it")
             label, kind, options = self._field(column, here, inner)
             fields.append(f"  {label}{kind} {column.name} = {number}{options};")
@@ -413,26 +446,12 @@ class _MessageWriter:
         return "optional " if column.nullable else "", kind, options
 
     def _one(self, data_type: DataType, name: str, path: str, inner: list[str]) -> tuple[str, str]:
-        if isinstance(data_type, Text):
-            return "string", ""
-        if isinstance(data_type, Decimal):
-            self.used.add("confluent.type.Decimal")
-            params = {"precision": data_type.precision, "scale": data_type.scale}
-            said = ", ".join(f'{{ key: "{key}", value: "{value}" }}' for key, value in params.items())
-            return "confluent.type.Decimal", f" [(confluent.field_meta) = {{ params: [{said}] }}]"
         if isinstance(data_type, Struct):
             message = "".join(part[:1].upper() + part[1:] for part in name.split("_")) or "Inner"
             # protoc puts a nested message into the scope of its field's siblings.
             inner += self.message(f"{message}Value", data_type.fields, path)
             return f"{message}Value", ""
-        if not isinstance(data_type, Primitive) or data_type.name not in _PROTO_TYPES:
-            raise _no_counterpart(
-                path, data_type, "Declare it timestamp" if str(data_type) == "timestamp_ntz" else "Declare another type"
-            )
-        kind = _PROTO_TYPES[data_type.name]
-        if kind in _IMPORTS:
-            self.used.add(kind)
-        return kind, ""
+        return self.scalars.kind(data_type, path)
 
 
 def _no_counterpart(path: str, data_type: DataType, action: str) -> SchemaUnusable:

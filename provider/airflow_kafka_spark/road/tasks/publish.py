@@ -134,7 +134,9 @@ class SortedRecords(RecordBatches):
                 raise RowsCutOff
             account.add_read(self.result)
             began = self.result.began
-        self.result = replace(account.result(published), began=began)
+        # A source that is read by Spark may have noted something of its rows.
+        token = self.result.token if self.sorting.is_of_source and self.result is not None else {}
+        self.result = replace(account.result(published), began=began, token=token)
 
     def _encode(self, rows: pa.RecordBatch, sorter: Sorter) -> pa.RecordBatch:
         """Return rows as records, and count rows that do not fit their format as bad."""

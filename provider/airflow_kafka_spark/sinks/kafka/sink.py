@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
-from airflow_kafka_spark.formats.base import Format, Kind, StructEncoder, kind_of, spark_column
+from airflow_kafka_spark.formats.base import END, Encoder, Format, Kind, StructEncoder, kind_of, spark_column
 from airflow_kafka_spark.formats.types import Column as TypedColumn
 from airflow_kafka_spark.formats.types import columns_of
 from airflow_kafka_spark.sinks.base import Guarantee
@@ -98,10 +98,13 @@ class KafkaSink:
 
     # --- validate ---
 
-    def problems(self, columns: Sequence[str] | None, *, transformed: bool = False) -> list[Problem]:
-        """Return what is wrong with the options, without asking a server.
+    def problems(
+        self, columns: Sequence[str] | None, *, connect: Collection[str] = (), transformed: bool = False
+    ) -> list[Problem]:
+        """Return what is wrong with the options, without asking a server other than a schema registry.
 
         :param columns: the columns of the source; None if only Spark knows them.
+        :param connect: those whose values carry their schema.
         :param transformed: True if transforms change these columns, so that only Spark knows what is written.
         """
         problems = [*self._topic_problems(), *self._producer_problems()]
@@ -121,11 +124,29 @@ class KafkaSink:
                 )
         if transformed:
             return problems
-        if columns is not None or self.value_columns:
-            problems += self.value_writer.encoding_problems("sink.value", tuple(self.value_columns or columns or ()))
-        if self.key_columns:
+        written = tuple(self.value_columns or columns or ())
+        if self._keeps_schemas(self.value_writer, written, connect):
+            problems += self.value_writer.connect_problems("sink.value")
+        elif columns is not None or self.value_columns:
+            problems += self.value_writer.encoding_problems("sink.value", written)
+        if self._keeps_schemas(self.key_writer, self.key_columns, connect):
+            problems += self.key_writer.connect_problems("sink.key_format")
+        elif self.key_columns:
             problems += self.key_writer.encoding_problems("sink.key", self.key_columns)
         return problems
+
+    @staticmethod
+    def _keeps_schemas(format: Format, columns: Sequence[str], connect: Collection[str]) -> bool:
+        """Return True if a format writes values with the schemas that they carry."""
+        return format.takes_connect_schemas and len(columns) == 1 and columns[0] in connect
+
+    def keeps_schemas(self, connect: Collection[str]) -> bool:
+        """Return True if keys or values are written with the schemas that they carry, which only tasks do.
+
+        :param connect: the columns of the source whose values carry their schema.
+        """
+        parts = ((self.value_writer, tuple(self.value_columns or ())), (self.key_writer, self.key_columns))
+        return any(self._keeps_schemas(format, columns, connect) for format, columns in parts)
 
     def _topic_problems(self) -> list[Problem]:
         problems = []
@@ -231,7 +252,7 @@ class KafkaSink:
         and ``headers``."""
         from pyspark.sql import functions as F
 
-        names = [*(self.value_columns or frame.columns)]
+        names = [*(self.value_columns or (name for name in frame.columns if name != END))]
         columns = [
             (self.key_writer.encode(self.key_columns) if self.key_columns else F.lit(None).cast("binary")).alias("key"),
             self.value_writer.encode(names).alias("value"),
@@ -244,6 +265,8 @@ class KafkaSink:
             columns.append(self.milliseconds_of_row(frame).alias("timestamp"))
         if self.headers:
             columns.append(self.headers_of_row().alias("headers"))
+        if END in frame.columns:
+            columns.append(F.col(END))
         return frame.select(*columns)
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> RecordEncoder | str:
@@ -255,10 +278,10 @@ class KafkaSink:
         from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
 
         kinds = dict(columns)
-        written = [(name, kinds[name]) for name in self.value_columns or kinds]
-        value = self.value_writer.encoder(written)
-        key = self.key_writer.encoder([(name, kinds[name]) for name in self.key_columns]) if self.key_columns else None
-        headers = {header: String().encoder([(column, kinds[column])]) for header, column in self.headers.items()}
+        value = self._part_encoder(self.value_writer, [(name, kinds[name]) for name in self.value_columns or kinds])
+        of_key = [(name, kinds[name]) for name in self.key_columns]
+        key = self._part_encoder(self.key_writer, of_key) if of_key else None
+        headers = {header: self._part_encoder(String(), [(column, kinds[column])]) for header, column in self.headers.items()}
         if value is None:
             return "its values are written by Spark only"
         if self.key_columns and key is None:
@@ -270,6 +293,11 @@ class KafkaSink:
         if missing := set(headers) - set(known):
             return f"column `{self.headers[min(missing)]}` is written as a header by Spark only"
         return RecordEncoder(key, value, self.topic_column, self.partition, self.timestamp, known)
+
+    def _part_encoder(self, format: Format, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
+        if len(columns) == 1 and columns[0][1] == "connect":
+            return format.connect_encoder(columns[0][0], self.topic_column)
+        return format.encoder([(name, "binary" if kind == "connect" else kind) for name, kind in columns])
 
     # --- topic, partition, time and headers of a row, as Spark expressions ---
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, ReadChunk, TableSnapshot, caught_up
 from airflow_kafka_spark.windows.model import IF_GIVEN_UP, PUBLISHED_IN_PART
+from airflow_kafka_spark.windows.pass_progress import PassProgress
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,13 @@ class SnapshotState:
     :param behind: a place of the log behind all chunks that are read; "": the log has caught up with them.
     :param repeats: True if rows that are not read may be published already, because a window of chunks was lost with the ledger.
         Then no event is left out, although a chunk includes it: of a row that was deleted since, only its event is left.
+    :param progress: how many chunks are planned, of how many; None for a snapshot of an earlier release.
     """
 
     tables: tuple[TableSnapshot, ...] = ()
     behind: str = ""
     repeats: bool = False
+    progress: PassProgress | None = None
 
     @property
     def is_caught_up(self) -> bool:
@@ -60,15 +63,18 @@ class SnapshotState:
         """Return what a position holds of it; nothing once the snapshot is complete."""
         if not self.tables:
             return {}
-        repeats = {"repeats": True} if self.repeats else {}
-        return {"snapshot": {"behind": self.behind, "tables": [table.to_json() for table in self.tables], **repeats}}
+        more: dict[str, Any] = {"repeats": True} if self.repeats else {}
+        if self.progress is not None:
+            more["progress"] = self.progress.to_json()
+        return {"snapshot": {"behind": self.behind, "tables": [table.to_json() for table in self.tables], **more}}
 
     @classmethod
     def from_json(cls, position: Mapping[str, Any]) -> SnapshotState:
         """Return the state that a position holds."""
         value = position.get("snapshot") or {}
         tables = tuple(TableSnapshot.from_json(table) for table in value.get("tables", ()))
-        return cls(tables, value.get("behind", ""), bool(value.get("repeats") or position.get(PUBLISHED_IN_PART)))
+        repeats = bool(value.get("repeats") or position.get(PUBLISHED_IN_PART))
+        return cls(tables, value.get("behind", ""), repeats, PassProgress.from_json(value.get("progress")))
 
 
 @dataclass(kw_only=True)
@@ -91,6 +97,11 @@ class Chunks(ABC):
         :raises SourceRejected: the table has another key than when its snapshot was begun.
         """
 
+    @property
+    @abstractmethod
+    def chunk_rows(self) -> int:
+        """How many rows a chunk has at most."""
+
     @abstractmethod
     def token(self) -> dict[str, Any]:
         """Return the token of a chunk that would be read now."""
@@ -104,7 +115,8 @@ class Chunks(ABC):
                 log.warning("Table %s is gone: its snapshot is left out", table.shown)
                 continue
             tables.append(table)
-        return replace(state, tables=tuple(tables))
+        progress = state.progress and state.progress.add(len(self.splits), len(self.splits) * self.chunk_rows)
+        return replace(state, tables=tuple(tables), progress=progress)
 
     def _cut(self, table: TableSnapshot, most: int) -> bool:
         """Cut the next chunks of a table, and return False if it is gone."""

@@ -6,9 +6,8 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.formats.base import END
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
-from airflow_kafka_spark.sources.cdc.snapshot import is_chunk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -18,7 +17,10 @@ if TYPE_CHECKING:
 COLUMNS = ("topic", "key", "value", "timestamp")
 """The columns of an event."""
 
-SPARK_SCHEMA = "topic string, key binary, value binary, timestamp bigint"
+WITH_SCHEMA = ("key", "value")
+"""Those that carry their schema with ``schemas_enable``."""
+
+SPARK_SCHEMA = f"topic string, key binary, value binary, timestamp bigint, {END} string"
 
 
 class Windows(Protocol):
@@ -46,6 +48,13 @@ class LogSource(RowSource):
         """Return ``topic``, ``key``, ``value`` and ``timestamp``."""
         return COLUMNS
 
+    schemas_enable: bool
+
+    @property
+    def connect_columns(self) -> tuple[str, ...]:
+        """``key`` and ``value`` with ``schemas_enable``."""
+        return WITH_SCHEMA if self.schemas_enable else ()
+
     def position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
@@ -57,21 +66,18 @@ class LogSource(RowSource):
         return self._windows().bytes_behind(position)
 
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
-        """Return the events of these splits, read by Spark's Python workers; partition ``i`` is split ``i``. See
-        :meth:`RowSource.frame`.
-
-        :raises SourceRejected: they are of a snapshot: only the task that publishes a chunk can note what it has seen.
+        """Return the events of these splits, read by Spark's Python workers; partition ``i`` is split ``i``. Behind them is a row
+        with the split's token. See :meth:`RowSource.frame`.
         """
-        from airflow_kafka_spark.sources.cdc.tasks.reader import ReadSplits
-
-        if any(is_chunk(split) or "snapshot" in split for split in splits):
-            found = "a window of a snapshot can only be read by tasks"
-            raise SourceRejected(self.uri, found, 'Set `read_with="task"`, which tells why they do not read it')
+        from airflow_kafka_spark.sources.cdc.tasks.reader import SCHEMA, ReadSplits
 
         if not splits:
             return spark.createDataFrame([], SPARK_SCHEMA)
+        import pyarrow as pa
+
         numbers = spark.range(0, len(splits), 1, len(splits))
-        return numbers.mapInArrow(cast(Any, ReadSplits(self._windows().reader(splits, None))), SPARK_SCHEMA)
+        task = ReadSplits(self._windows().reader(splits, None), SCHEMA.append(pa.field(END, pa.string())))
+        return numbers.mapInArrow(cast(Any, task), SPARK_SCHEMA)
 
     def empty_frame(self, spark: SparkSession) -> DataFrame | None:
         """Return a DataFrame without rows that has the columns of :meth:`frame`."""

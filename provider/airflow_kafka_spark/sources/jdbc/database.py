@@ -102,6 +102,23 @@ class MissingRelation(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ReadLimits:
+    """When a session of a task may read.
+
+    :param max_sessions: sessions that read at a time; None for any number.
+    :param max_replica_lag: seconds that a replica may be behind; None if replicas are not looked at.
+    """
+
+    max_sessions: int | None = None
+    max_replica_lag: float | None = None
+
+    @property
+    def wait(self) -> bool:
+        """True if a session may have to wait."""
+        return self.max_sessions is not None or self.max_replica_lag is not None
+
+
+@dataclass(frozen=True)
 class JdbcReaderOptions:
     """The arguments of Spark's JDBC reader.
 
@@ -346,40 +363,40 @@ class SourceDatabase(ABC, Generic[ServerT]):
     def jdbc_properties(self) -> dict[str, str]:
         """Return the properties of the JDBC driver, with the password."""
 
-    def waiting_statement(self, max_sessions: int) -> str:
-        """Return the statement that waits until fewer than ``max_sessions`` sessions hold one of their locks, and takes one.
+    def waiting_statements(self, limits: ReadLimits) -> list[str]:
+        """Return the statements that wait until a session may read.
 
-        The server frees it when the session ends, however that ends.
+        With ``max_sessions`` one takes a lock of that many. The server frees it when the session ends, however that ends.
         """
         raise NotImplementedError
 
-    def begin_and_wait(self, max_sessions: int) -> str:
+    def begin_and_wait(self, limits: ReadLimits) -> str:
         """Return one statement that begins a session, and waits."""
-        return f"{self.session_statement}; {self.waiting_statement(max_sessions)}"
+        return "; ".join([self.session_statement, *self.waiting_statements(limits)])
 
-    def limit_problems(self, session: DatabaseSession) -> Iterator[Problem]:
-        """Yield why the server cannot limit the sessions of tasks."""
+    def limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
+        """Yield why the server cannot limit the reading of tasks."""
         return iter(())
 
-    def spark_reader(self, fetchsize: int, max_sessions: int | None = None) -> JdbcReaderOptions:
+    def spark_reader(self, fetchsize: int, limits: ReadLimits) -> JdbcReaderOptions:
         """Return how Spark's JDBC reader connects.
 
         :param fetchsize: rows per round trip.
-        :param max_sessions: sessions that read at a time; None for any number.
+        :param limits: when a session may read.
         """
         begin = self.session_statement
-        if max_sessions is not None:
-            begin = self.begin_and_wait(max_sessions)
+        if limits.wait:
+            begin = self.begin_and_wait(limits)
         settings = {"tcpKeepAlive": "true", "sessionInitStatement": begin, "fetchsize": str(fetchsize)}
         return JdbcReaderOptions(self.jdbc_url(), self.driver, {**self.jdbc_properties(), **settings})
 
     def split_reader(
-        self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str], max_sessions: int | None = None
+        self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str], limits: ReadLimits
     ) -> SplitReader:
         """Return the reader that Spark tasks use.
 
         :param table: its name in messages.
         :param statements: per split, the SELECT of its rows' ``columns``.
-        :param max_sessions: sessions that read at a time; None for any number.
+        :param limits: when a session may read.
         """
         raise NotImplementedError

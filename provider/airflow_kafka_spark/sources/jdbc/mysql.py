@@ -22,6 +22,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
     SPARK_MAX_PRECISION,
     DatabaseSession,
     MissingRelation,
+    ReadLimits,
     Relation,
     SourceColumn,
     SourceDatabase,
@@ -327,20 +328,25 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
     def open_session(self) -> MysqlSession:
         return MysqlSession(self.server.connect(), self.server)
 
-    def begin_and_wait(self, max_sessions: int) -> str:
+    def begin_and_wait(self, limits: ReadLimits) -> str:
         # The driver sends one statement.
-        return f"BEGIN NOT ATOMIC {self.session_statement}; {self.waiting_statement(max_sessions)} END"
+        return f"BEGIN NOT ATOMIC {self.session_statement}; {' '.join(self.waiting_statements(limits))} END"
 
-    def waiting_statement(self, max_sessions: int) -> str:
+    def waiting_statements(self, limits: ReadLimits) -> list[str]:
+        if limits.max_sessions is None:
+            return []
         taken = f"GET_LOCK(CONCAT('{LOCK_NAME}', slot), 0) = 1"
-        return (
-            f"waiting: LOOP FOR slot IN 1..{max_sessions} DO IF {taken} THEN LEAVE waiting; END IF; END FOR; "
+        return [
+            f"waiting: LOOP FOR slot IN 1..{limits.max_sessions} DO IF {taken} THEN LEAVE waiting; END IF; END FOR; "
             f"DO SLEEP({LOCK_SECONDS}); END LOOP;"
-        )
+        ]
 
-    def limit_problems(self, session: DatabaseSession) -> Iterator[Problem]:
+    def limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
         assert isinstance(session, MysqlSession)
-        if session.is_mysql:
+        if limits.max_replica_lag is not None:
+            found = "a statement of MariaDB and MySQL cannot ask for the lag of replicas"
+            yield Problem("source.max_replica_lag", found, "Leave it out, and limit `max_sessions`")
+        if session.is_mysql and limits.max_sessions is not None:
             found = "MySQL has no statement that waits for one of several locks"
             yield Problem("source.max_sessions", found, "Limit the cores of Spark with `spark_conf`")
 

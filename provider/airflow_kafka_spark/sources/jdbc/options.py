@@ -6,13 +6,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 from zoneinfo import ZoneInfo
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.errors.arguments import names_of
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.databases import parse_name
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.sources.jdbc.database import ReadLimits
 
 ReadMode = Literal["bulk", "incrementing", "timestamp", "timestamp+incrementing"]
 
@@ -38,6 +41,7 @@ class JdbcSourceOptions:
     writers_timeout: float = 60.0
     fetchsize: int = 10_000
     max_sessions: int | None = None
+    max_replica_lag: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("key", "include_columns"):
@@ -71,6 +75,13 @@ class JdbcSourceOptions:
             ("timestamp", "timestamp_column", self.timestamp_column),
             ("incrementing", "incrementing_column" if self.incrementing_column else "cursor", self.incrementing),
         )
+
+    @property
+    def limits(self) -> ReadLimits:
+        """When a session of a task may read."""
+        from airflow_kafka_spark.sources.jdbc.database import ReadLimits
+
+        return ReadLimits(self.max_sessions, self.max_replica_lag)
 
     @property
     def name(self) -> str:
@@ -141,6 +152,7 @@ class JdbcSourceOptions:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 yield Problem(f"source.{option}", f"it is {value!r}; expected a whole number of at least 1")
-        for option, seconds in (("delay", self.delay), ("writers_timeout", self.writers_timeout)):
+        lag = () if self.max_replica_lag is None else (("max_replica_lag", self.max_replica_lag),)
+        for option, seconds in (("delay", self.delay), ("writers_timeout", self.writers_timeout), *lag):
             if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < 1e9:
                 yield Problem(f"source.{option}", f"it is {seconds!r}; expected seconds, at least 0")

@@ -21,6 +21,7 @@ from airflow_kafka_spark.errors import Problem, SourceRejected
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.hooks.databases import (
     APPLICATION,
+    SEES_LAG,
     PostgresServer,
     describe_driver_message,
     find_tables_ignoring_case,
@@ -28,6 +29,7 @@ from airflow_kafka_spark.hooks.databases import (
     quote,
     resolve,
     system_identifier,
+    wait_for_replicas,
 )
 from airflow_kafka_spark.sources.jdbc.database import (
     LOCK_SECONDS,
@@ -35,6 +37,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
     SPARK_MAX_PRECISION,
     DatabaseSession,
     MissingRelation,
+    ReadLimits,
     Relation,
     SourceColumn,
     SourceDatabase,
@@ -451,22 +454,31 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
             properties["targetServerType"] = _TARGETS.get(properties["targetServerType"], "any")
         return {**properties, "ApplicationName": APPLICATION}
 
-    def waiting_statement(self, max_sessions: int) -> str:
-        # Each statement of the block has a snapshot of its own: a session that waits holds no old rows back.
-        return (
-            f"DO $wait$ BEGIN LOOP FOR slot IN 1..{max_sessions} LOOP "
-            f"IF pg_catalog.pg_try_advisory_lock({LOCK_CLASS}, slot) THEN RETURN; END IF; END LOOP; "
-            f"PERFORM pg_catalog.pg_sleep({LOCK_SECONDS}); END LOOP; END $wait$"
-        )
+    def waiting_statements(self, limits: ReadLimits) -> list[str]:
+        found = []
+        if limits.max_sessions is not None:
+            # Each statement of the block has a snapshot of its own: a session that waits holds no old rows back.
+            found.append(
+                f"DO $wait$ BEGIN LOOP FOR slot IN 1..{limits.max_sessions} LOOP "
+                f"IF pg_catalog.pg_try_advisory_lock({LOCK_CLASS}, slot) THEN RETURN; END IF; END LOOP; "
+                f"PERFORM pg_catalog.pg_sleep({LOCK_SECONDS}); END LOOP; END $wait$"
+            )
+        if limits.max_replica_lag is not None:
+            found.append(wait_for_replicas(limits.max_replica_lag))
+        return found
+
+    def limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
+        if limits.max_replica_lag is not None and not session.rows(SEES_LAG)[0][0]:
+            found = "the role may not see the lag of replicas"
+            yield Problem("source.max_replica_lag", found, f"GRANT pg_read_all_stats TO {self._options.get('user', 'the role')}")
 
     def split_reader(
-        self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str], max_sessions: int | None = None
+        self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str], limits: ReadLimits
     ) -> SplitReader:
         from airflow_kafka_spark.sources.jdbc.tasks.read import PostgresSplitReader
 
         named = tuple((column.name, column.kind) for column in columns if column.kind is not None)
-        waiting = None if max_sessions is None else self.waiting_statement(max_sessions)
-        return PostgresSplitReader(self.server, SESSION, table, named, tuple(statements), waiting)
+        return PostgresSplitReader(self.server, SESSION, table, named, tuple(statements), tuple(self.waiting_statements(limits)))
 
 
 # --- types --------------------------------------------------------------------------------------------------------------

@@ -89,6 +89,9 @@ class JdbcSource(JdbcSourceOptions, RowSource):
     :param max_sessions: number of Spark's tasks that read this database at a time; further ones wait before their first row.
         It counts the tasks of all pipelines that have this option, whatever cluster they run on: each holds an advisory lock of
         PostgreSQL, a named lock of MariaDB (not of MySQL). Default None: as many as Spark has cores.
+    :param max_replica_lag: seconds that a replica of PostgreSQL may be behind. While one is further behind, each task waits
+        before its first row: on a primary, while any replica that streams from it is; on a replica, while that one is. The
+        role needs ``pg_read_all_stats`` on a primary. Default None: replicas are not looked at.
     """
 
     template_fields: ClassVar[Sequence[str]] = (

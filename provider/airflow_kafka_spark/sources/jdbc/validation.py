@@ -52,7 +52,7 @@ class ServerValidation:
         return found
 
     def _server_problems(self, session: DatabaseSession) -> list[Problem]:
-        limits = self.database.limit_problems(session) if self.options.max_sessions is not None else ()
+        limits = self.database.limit_problems(session, self.options.limits)
         return [*session.server_problems(), *limits]
 
     def _ask(self, where: str, doing: str, question: Callable[[DatabaseSession], T]) -> tuple[T | None, list[Problem]]:

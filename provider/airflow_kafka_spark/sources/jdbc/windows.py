@@ -7,6 +7,7 @@ DataFrame with one partition each, or by Spark's tasks themselves.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta, timezone
@@ -27,6 +28,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
     SplitKey,
 )
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
+from airflow_kafka_spark.windows.pass_progress import PassProgress, position_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -246,7 +248,27 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
                 raise SourceUnavailable(
                     relation.name, f"waiting {options.writers_timeout:g} s for {writers}", "it is still writing"
                 )
-        return _split_window(options, order, relation, start, end, nulls)
+        frozen = _split_window(options, order, relation, start, end, nulls)
+        return frozen if cursor else _with_progress(options, session, relation, start, position, frozen)
+
+
+def _with_progress(
+    options: JdbcSourceOptions,
+    session: DatabaseSession,
+    relation: Relation,
+    start: WindowStart,
+    position: Mapping[str, Any] | None,
+    frozen: FrozenWindow,
+) -> FrozenWindow:
+    """Return a window of a pass with the progress of the pass, if it takes several windows."""
+    earlier = position_progress(position) if position is not None and start.after is not None else None
+    if earlier is None and not frozen.remaining:
+        return frozen
+    if earlier is None:
+        rows = session.estimated_rows(relation.sql) if options.query is None else 0
+        earlier = PassProgress.begin(time.time(), {relation.name: rows}, options.split_records)
+    progress = earlier.add(len(frozen.splits), frozen.rows or 0, is_complete=not frozen.remaining)
+    return replace(frozen, position={**frozen.position, "progress": progress.to_json()})
 
 
 def _check_sequence(options: JdbcSourceOptions, session: DatabaseSession, relation: Relation, start: WindowStart) -> None:
@@ -398,7 +420,7 @@ def read_frame(
         order = _common_order(relation, splits)
         select = select_statement(session, relation, columns, order)
         conditions = split_conditions(session, relation, order, splits)
-    reader = database.spark_reader(options.fetchsize, options.max_sessions)
+    reader = database.spark_reader(options.fetchsize, options.limits)
     properties = {
         **reader.options,
         "driver": reader.driver,
@@ -433,7 +455,7 @@ def make_split_reader(
         conditions = split_conditions(session, relation, order, splits)
     values = ", ".join(f"c{n}" for n in range(len(columns)))
     statements = [f"SELECT {values} FROM {select} WHERE {c}" for c in conditions]
-    return database.split_reader(relation.name, columns, statements, options.max_sessions)
+    return database.split_reader(relation.name, columns, statements, options.limits)
 
 
 def _common_order(relation: Relation, splits: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from airflow_kafka_spark.sources.cdc.options import (
     Snapshot,
     TimePrecision,
     choice_problems,
+    lag_problems,
     operation_problems,
     prefix_problems,
     size_problems,
@@ -38,6 +39,8 @@ class MySqlCdcOptions:
     snapshot: Snapshot = "never"
     snapshot_chunk_rows: int = 100_000
     snapshot_chunks_per_window: int = 16
+    max_replica_lag: float | None = None
+    replica_conn_ids: Sequence[str] = ()
     max_binlog_bytes: int = 256 << 20
     message_key_columns: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
     tombstones_on_delete: bool = True
@@ -72,6 +75,10 @@ class MySqlCdcOptions:
         yield from operation_problems(self.skipped_operations)
         yield from size_problems({"max_binlog_bytes": (self.max_binlog_bytes, MIN_BINLOG_BYTES)})
         yield from snapshot_problems(self.snapshot_chunk_rows, self.snapshot_chunks_per_window)
+        yield from lag_problems(self.max_replica_lag)
+        if (self.max_replica_lag is None) == bool(self.replica_conn_ids) or isinstance(self.replica_conn_ids, str):
+            found = f"it is {self.replica_conn_ids!r}, beside `max_replica_lag={self.max_replica_lag!r}`; expected both or none"
+            yield Problem("source.replica_conn_ids", found, 'Write ["replica"]: a primary does not know the lag of its replicas')
         if self.snapshot != "never" and place != "latest":
             found = f"it is {place!r}, and the log of a snapshot begins where it is taken"
             yield Problem("source.starting_position", found, 'Leave it out, or set `snapshot="never"`')

@@ -51,6 +51,10 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         key that can be compared (numbers, texts, bytes, dates) is one chunk.
     :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the
         server; default 16. Between two such windows, the log is read.
+    :param max_replica_lag: seconds that a replica of ``replica_conn_ids`` may be behind (``Seconds_Behind_Master``). While one is
+        further behind, each chunk of a snapshot waits before its first row. Default None: replicas are not looked at.
+    :param replica_conn_ids: Airflow connections of type ``mysql`` of MariaDB's replicas, for ``max_replica_lag``; their users
+        need the right ``SLAVE MONITOR``. Executors use them, too. Default none.
     :param max_binlog_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256
         MiB. A window has to be published within the sink's ``transaction_timeout``.
     :param message_key_columns: table -> the columns of its key. Default: the primary key.
@@ -103,11 +107,21 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
 
         return read_server(look_up(self.conn_id, "mysql"))
 
+    def replicas(self) -> tuple[MysqlServer, ...]:
+        """Return the servers of ``replica_conn_ids``.
+
+        :raises ConnectionInvalid: as for :meth:`server`.
+        """
+        from airflow_kafka_spark.sources.jdbc.mysql import read_server
+
+        return tuple(read_server(look_up(conn_id, "mysql")) for conn_id in self.replica_conn_ids)
+
     def _windows(self) -> MySqlLogWindows:
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
         from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindows
 
-        return MySqlLogWindows(self, LogServer(self.server()))
+        replicas = tuple(LogServer(server) for server in self.replicas()) if self.max_replica_lag is not None else ()
+        return MySqlLogWindows(self, LogServer(self.server()), replicas)
 
     def origin(self) -> Endpoint:
         """Return the server, and MySQL's ``server_uuid``; the tables and the prefix of topics."""
@@ -132,7 +146,11 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
             return [*found, missing_driver(error)]
         if {"source.tables", "source.message_key_columns"} & {problem.where for problem in found}:
             return found
-        return [*found, *BinlogValidation(self, LogServer(server)).problems()]
+        try:
+            replicas = tuple(map(LogServer, self.replicas()))
+        except ConnectionInvalid as error:
+            return [*found, Problem("source.replica_conn_ids", error.found, error.action), *WAITING]
+        return [*found, *BinlogValidation(self, LogServer(server), replicas).problems()]
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Decide the next window's end: the end of the log, or ``max_binlog_bytes`` behind the last window.
@@ -144,11 +162,6 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         :raises SourceRejected: the server is another one.
         """
         return self._windows().freeze(position)
-
-    @property
-    def needs_tasks(self) -> bool:
-        """True with a snapshot: the task that reads a chunk notes the place of its snapshot in the log."""
-        return self.snapshot != "never"
 
 
 def _address(server: MysqlServer) -> str:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions, full_name
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, ENGINE
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer, is_mariadb, rows, sql_text, version
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
+    LogServer,
+    behind_master,
+    is_mariadb,
+    rows,
+    sql_text,
+    version,
+)
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import CODECS
 from airflow_kafka_spark.sources.mysql_cdc.windows import UNDESCRIBED
 
@@ -38,10 +45,12 @@ class BinlogValidation:
 
     :param options: the source's options, which are valid by themselves.
     :param server: its address and login.
+    :param replicas: the replicas whose lag is looked at.
     """
 
     options: MySqlCdcOptions
     server: LogServer
+    replicas: tuple[LogServer, ...] = ()
 
     def problems(self) -> list[Problem]:
         """Return all that would keep windows from being frozen and read."""
@@ -52,9 +61,18 @@ class BinlogValidation:
                     return [*found, *WAITING]
                 found += self._setting_problems(connection)
                 has_log = self._setting(connection, "log_bin") == "ON"
+                found += self._lag_problems()
                 return [*found, *(self._right_problems() if has_log else ()), *self._table_problems(connection, has_log)]
         except KafkaSparkError as error:
             return [Problem("source.conn_id", error.found, "Correct the connection, or see to the server"), *WAITING]
+
+    def _lag_problems(self) -> Iterator[Problem]:
+        for replica in self.replicas:
+            try:
+                with replica.session("asking for the lag of a replica") as connection:
+                    behind_master(replica, connection)
+            except KafkaSparkError as error:
+                yield Problem("source.replica_conn_ids", error.found, error.action or "GRANT SLAVE MONITOR ON *.* TO its user")
 
     # --- the server and its log ---
 

@@ -9,6 +9,7 @@ Spark has read the window, its marker says nothing; the log is then read from ``
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import SESSION, chunk_token, literals, take_snapshot, typed
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
+from airflow_kafka_spark.windows.pass_progress import PassProgress
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
@@ -43,14 +45,24 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MysqlEventForm
 
 
-def begin_snapshot(server: LogServer, connection: Connection, form: ValueForm, names: Iterable[TableName]) -> SnapshotState:
+def begin_snapshot(
+    server: LogServer, connection: Connection, form: ValueForm, names: Iterable[TableName], chunk_rows: int
+) -> SnapshotState:
     """Return the state of a snapshot of which nothing is read.
 
     :param names: the tables; those that do not exist are left out.
+    :param chunk_rows: how many rows a chunk has.
     """
     found = ((name, table_shape(server, connection, name, form)) for name in sorted(names))
     tables = tuple(TableSnapshot(name, shape.key, types=shape.types) for name, shape in found if shape is not None)
-    return SnapshotState(tables)
+    estimates = {table.table: _estimated_rows(connection, table.table) for table in tables}
+    return SnapshotState(tables, progress=PassProgress.begin(time.time(), estimates, chunk_rows))
+
+
+def _estimated_rows(connection: Connection, name: TableName) -> int:
+    schema, table = map(sql_text, name)
+    query = f"SELECT table_rows FROM information_schema.tables WHERE table_schema = {schema} AND table_name = {table}"
+    return int(rows(connection, query)[0][0] or 0)
 
 
 @dataclass(kw_only=True)
@@ -66,6 +78,12 @@ class MysqlChunks(Chunks):
     server: LogServer
     connection: Connection
     rows: int
+
+    @property
+    def chunk_rows(self) -> int:
+        """How many rows a chunk has at most."""
+        return self.rows
+
     form: ValueForm
 
     def __post_init__(self) -> None:
@@ -143,10 +161,12 @@ class MySqlLogWindows:
 
     :param options: the source's options.
     :param server: its address and login.
+    :param replicas: the replicas whose lag is looked at.
     """
 
     options: MySqlCdcOptions
     server: LogServer
+    replicas: tuple[LogServer, ...] = ()
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Return the window behind ``position``; see :meth:`RowSource.freeze`."""
@@ -235,7 +255,7 @@ class MySqlLogWindows:
         if names is None:
             query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
             names = frozenset((form.database, str(row[0])) for row in rows(connection, query + sql_text(form.database)))
-        return begin_snapshot(self.server, connection, form.values, names)
+        return begin_snapshot(self.server, connection, form.values, names, self.options.snapshot_chunk_rows)
 
     def _chunks(self, connection: Connection, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:
         """Return a window of the next chunks of the snapshot. The log stays where it is."""
@@ -339,10 +359,12 @@ class MySqlLogWindows:
         """Return how tasks read these splits."""
         from airflow_kafka_spark.sources.cdc.tasks.reader import needed_columns
         from airflow_kafka_spark.sources.mysql_cdc.tasks.read import BinlogReader
+        from airflow_kafka_spark.sources.mysql_cdc.tasks.session import ReplicaLag
 
         with self.server.session("reading the catalog") as connection:
             form = self._form(connection)
-        return BinlogReader(tuple(splits), needed_columns(needed), self.server, form)
+        limit = ReplicaLag(self.replicas, self.options.max_replica_lag or 0)
+        return BinlogReader(tuple(splits), needed_columns(needed), self.server, form, limit)
 
     def _form(self, connection: Connection) -> MysqlEventForm:
         """Return the form of events, with what the catalog knows and the log does not."""

@@ -14,6 +14,7 @@ from airflow_kafka_spark.sources.cdc.options import (
     Snapshot,
     TimePrecision,
     choice_problems,
+    lag_problems,
     operation_problems,
     prefix_problems,
     size_problems,
@@ -36,6 +37,7 @@ class PostgresCdcOptions:
     snapshot: Snapshot = "never"
     snapshot_chunk_rows: int = 100_000
     snapshot_chunks_per_window: int = 16
+    max_replica_lag: float | None = None
     max_wal_bytes: int = 256 << 20
     message_key_columns: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
     tombstones_on_delete: bool = True
@@ -66,6 +68,7 @@ class PostgresCdcOptions:
         yield from operation_problems(self.skipped_operations)
         yield from size_problems({"max_wal_bytes": (self.max_wal_bytes, MIN_WAL_BYTES)})
         yield from snapshot_problems(self.snapshot_chunk_rows, self.snapshot_chunks_per_window)
+        yield from lag_problems(self.max_replica_lag)
         yield from table_problems(self.tables, self.message_key_columns, "public")
 
     @property

@@ -53,6 +53,9 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         key is one chunk.
     :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the
         server; default 16. Between two such windows, the log is read.
+    :param max_replica_lag: seconds that a replica may be behind. While one that streams from the server is further behind, each
+        chunk of a snapshot waits before its first row. The role needs ``pg_read_all_stats``. Default None: replicas are not
+        looked at.
     :param max_wal_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256
         MiB. A window has to be published within the sink's ``transaction_timeout``.
     :param message_key_columns: table -> the columns of its key. Default: the replica identity, which usually is the primary key;
@@ -156,11 +159,6 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
             server is another one, or was failed over.
         """
         return self._windows().freeze(position)
-
-    @property
-    def needs_tasks(self) -> bool:
-        """True with a snapshot: the task that reads a chunk notes which transactions it has seen."""
-        return self.snapshot != "never"
 
     def completed(self, position: Mapping[str, Any]) -> None:
         """Advance the slot. See :meth:`RowSource.completed`."""

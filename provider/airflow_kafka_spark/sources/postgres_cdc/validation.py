@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
-from airflow_kafka_spark.hooks.databases import PostgresServer, choose_action
+from airflow_kafka_spark.hooks.databases import SEES_LAG, PostgresServer, choose_action
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, foreign_use, session_name
 
@@ -77,6 +77,10 @@ class CdcServerValidation:
             user = connection.info.user
             found = f"role `{user}` may not use replication slots"
             yield Problem("source.conn_id", found, f"ALTER ROLE {user} REPLICATION")
+
+        if self.options.max_replica_lag is not None and not _one(connection, SEES_LAG):
+            user, found = connection.info.user, "the role may not see the lag of replicas"
+            yield Problem("source.max_replica_lag", found, f"GRANT pg_read_all_stats TO {user}")
 
     # --- slot ---
 

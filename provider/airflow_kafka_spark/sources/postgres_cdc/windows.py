@@ -11,6 +11,7 @@ before the next window is frozen. So until a window is complete each attempt rea
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions,
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import snapshot_token, table_shape
+from airflow_kafka_spark.windows.pass_progress import PassProgress
 
 if TYPE_CHECKING:
     import psycopg
@@ -40,12 +42,19 @@ def begin_snapshot(connection: psycopg.Connection[Any], options: PostgresCdcOpti
             "SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = %s", [options.publication]
         ).fetchall()
         wanted = frozenset((schema, table) for schema, table in found)
-    tables = []
+    tables, estimates = [], {}
     for name in sorted(wanted):
         shape = table_shape(connection, options.publication, name)
         if shape is not None:
             tables.append(TableSnapshot(name, shape.key_names))
-    return SnapshotState(tuple(tables))
+            estimates[name] = _estimated_rows(connection, shape.source)
+    return SnapshotState(tuple(tables), progress=PassProgress.begin(time.time(), estimates, options.snapshot_chunk_rows))
+
+
+def _estimated_rows(connection: psycopg.Connection[Any], source: str) -> int:
+    found = connection.execute(f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {source}".encode()).fetchone()
+    assert found is not None
+    return int(found[0][0]["Plan"]["Plan Rows"])
 
 
 @dataclass(kw_only=True)
@@ -58,6 +67,11 @@ class PostgresChunks(Chunks):
 
     connection: psycopg.Connection[Any]
     options: PostgresCdcOptions
+
+    @property
+    def chunk_rows(self) -> int:
+        """How many rows a chunk has at most."""
+        return self.options.snapshot_chunk_rows
 
     def token(self) -> dict[str, Any]:
         """Return the token of a chunk that would be read now."""
@@ -288,7 +302,8 @@ class PostgresLogWindows:
             decimals=given.decimal_handling_mode,
             times=given.time_precision_mode,
         )
-        return CdcReader(tuple(splits), needed_columns(needed), self.slot, given.publication, form)
+        lag = given.max_replica_lag
+        return CdcReader(tuple(splits), needed_columns(needed), self.slot, given.publication, form, lag)
 
 
 def _flushed(connection: psycopg.Connection[Any]) -> int:

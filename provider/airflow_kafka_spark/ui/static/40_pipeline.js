@@ -54,6 +54,12 @@ function FailureNote({ failure }) {
   );
 }
 
+function progressOf(found) {
+  const of = known(found.all_chunks) ? ` of about ${count(found.all_chunks)}` : "";
+  const left = found.seconds_left ? `, about ${seconds(found.seconds_left)} to go` : "";
+  return `${count(found.chunks)}${of} chunks in ${seconds(found.seconds)}${left}`;
+}
+
 function About({ row, partitionsAge, guarantee }) {
   const last = row.last_window;
   return h(Facts, {
@@ -61,6 +67,7 @@ function About({ row, partitionsAge, guarantee }) {
       row.reads_rows ? null : ["Lag", known(row.lag_records) ? h("span", { "data-lag": row.lag_records }, plural(row.lag_records, "record")) : null, known(row.lag_age ?? partitionsAge) ? `Measured ${seconds(row.lag_age ?? partitionsAge)} ago` : undefined],
       row.reads_rows ? null : ["Behind", known(row.lag_seconds) ? seconds(row.lag_seconds) : null, "Age of the oldest record that is not yet moved"],
       known(row.log_bytes_behind) ? ["Log behind", bytes(row.log_bytes_behind), "Bytes of the database's log that lay behind the last window when it was planned"] : null,
+      row.source_progress ? ["All tables", progressOf(row.source_progress), "Chunks of the snapshot or the bulk read that are done; how many there are follows from the database's estimate"] : null,
       ["Rate", rateOf(row.rate), "Records per second of the last window"],
       ["Last window", last ? h(Fragment, null, `${windowText(last)}, `, h(Ago, { at: last.completed_at })) : null],
       ["DAG and task", row.dag_id ? h(Fragment, null, h(Host, { to: dagPath(row.dag_id) }, row.dag_id), row.task_id ? ` · ${row.task_id}` : "", row.dag_paused ? " (paused in Airflow)" : "") : "no DAG names it"],

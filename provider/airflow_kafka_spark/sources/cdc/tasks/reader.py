@@ -9,10 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.formats.base import END, Kind
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
+from airflow_kafka_spark.windows.codec import encode_error, encode_result
+from airflow_kafka_spark.windows.model import SplitResult
 
 COLUMNS: tuple[tuple[str, Kind], ...] = (("topic", "text"), ("key", "binary"), ("value", "binary"), ("timestamp", "integer"))
 """The columns of an event, and their kinds."""
@@ -39,7 +42,13 @@ class EventReader(SplitReader):
     @property
     def columns(self) -> tuple[tuple[str, Kind], ...]:  # type: ignore[override]
         """The columns that are needed, and their kinds."""
-        return tuple((name, kind) for name, kind in COLUMNS if name in self.needed)
+        kinds: Mapping[str, Kind] = {"key": "connect", "value": "connect"} if self.has_schemas else {}
+        return tuple((name, kinds.get(name, kind)) for name, kind in COLUMNS if name in self.needed)
+
+    @property
+    @abstractmethod
+    def has_schemas(self) -> bool:
+        """True if keys and values carry their schema."""
 
     @abstractmethod
     def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
@@ -94,12 +103,27 @@ def needed_columns(needed: Sequence[str] | None) -> tuple[str, ...]:
 class ReadSplits(CheckedOnExecutors):
     """The function that Spark maps over the numbers of splits (``mapInArrow``).
 
+    The last row of a split is no event: it has the token of the split, or the error that ended the reading, in the column
+    :data:`~airflow_kafka_spark.formats.base.END`. So the task that publishes the rows records the token of exactly
+    these rows, whatever Spark does with them in between.
+
     :param reader: reads a split.
+    :param schema: the columns, :data:`END` last.
     """
 
     reader: SplitReader
+    schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self.reader.read(number)
+                yield from self._split(number)
+
+    def _split(self, number: int) -> Iterator[pa.RecordBatch]:
+        try:
+            for rows in self.reader.read(number):
+                yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, pa.string())], schema=self.schema)
+            end = encode_result(SplitResult(number, token=self.reader.token(number)))
+        except KafkaSparkError as error:
+            end = encode_error(error)
+        yield pa.RecordBatch.from_pylist([{END: end}], schema=self.schema)

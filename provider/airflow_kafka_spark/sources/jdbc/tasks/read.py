@@ -34,7 +34,7 @@ class PostgresSplitReader(SplitReader):
     :param table: its name in messages.
     :param columns: names and kinds of the columns.
     :param statements: per split, the SELECT of its rows, with the columns in this order.
-    :param waiting: the statement that waits until few enough sessions read; None for any number.
+    :param waiting: the statements that wait until the session may read.
     """
 
     server: PostgresServer
@@ -42,14 +42,14 @@ class PostgresSplitReader(SplitReader):
     table: str
     columns: tuple[tuple[str, Kind], ...]
     statements: tuple[str, ...]
-    waiting: str | None = None
+    waiting: tuple[str, ...] = ()
 
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
         with self._source_errors(f"reading split {split}"), self._cursor() as cursor:
             cursor.execute(self.session)
             cursor.fetchall()
-            if self.waiting is not None:
-                cursor.execute(self.waiting)
+            for statement in self.waiting:
+                cursor.execute(statement)
             cursor.adbc_statement.set_options(**{_BATCH_SIZE_OPTION: str(BATCH_BYTES)})
             cursor.execute(self.statements[split])
             for batch in _batches(cursor):

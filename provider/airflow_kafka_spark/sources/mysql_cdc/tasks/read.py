@@ -14,7 +14,7 @@ from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.events import LogEventWriter, MysqlEventForm
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogServer, Place
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogServer, Place, ReplicaLag
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter, chunk_rows, chunk_token, open_chunk
 
 PIECE_EVENTS, PIECE_BYTES = 1000, 1 << 20
@@ -30,10 +30,17 @@ class BinlogReader(EventReader):
 
     :param server: the server.
     :param form: the form of events.
+    :param limit: how far replicas may be behind when a chunk is read.
     """
 
     server: LogServer
     form: MysqlEventForm
+    limit: ReplicaLag = ReplicaLag()
+
+    @property
+    def has_schemas(self) -> bool:
+        """True if keys and values carry their schema."""
+        return self.form.schemas
 
     # --- the log ---
 
@@ -84,6 +91,7 @@ class BinlogReader(EventReader):
     # --- snapshots ---
 
     def _rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[Event]:
+        self.limit.wait()
         with self.server.session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
             self.server.refuse_other(connection, Place.parse(chunk["start"]), dict(chunk["log"]))
             opened = open_chunk(self.server, connection, chunk, self.form.values)

@@ -313,3 +313,43 @@ def advanced(files: Sequence[Place], start: Place, bytes: int, end: Place) -> Pl
         left -= size - begin
         place = Place(file.file, size)
     return end if place.order > end.order or left > 0 else place
+
+
+LAG_SECONDS = 1
+"""Seconds between two looks at the lag of a replica."""
+
+
+@dataclass(frozen=True)
+class ReplicaLag:
+    """How far replicas may be behind.
+
+    :param replicas: the replicas.
+    :param seconds: how many seconds each may be behind.
+    """
+
+    replicas: tuple[LogServer, ...] = ()
+    seconds: float = 0
+
+    def wait(self) -> None:
+        """Wait while a replica is further behind.
+
+        :raises SourceUnavailable: a replica does not answer, or has stopped its replication.
+        :raises SourceRejected: a server is no replica, or does not let its user see the lag.
+        """
+        for replica in self.replicas:
+            with replica.session("asking for the lag of a replica") as connection:
+                while behind_master(replica, connection) > self.seconds:
+                    time.sleep(LAG_SECONDS)
+
+
+def behind_master(replica: LogServer, connection: Any) -> float:
+    """Return how many seconds a replica is behind, the most of its channels."""
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW ALL SLAVES STATUS")
+        at = [column[0] for column in cursor.description].index("Seconds_Behind_Master")
+        found = [row[at] for row in cursor.fetchall()]
+    if not found:
+        raise SourceRejected(replica.where, "it is no replica", "Name replicas in `replica_conn_ids`")
+    if None in found:
+        raise SourceUnavailable(replica.where, "asking for the lag of a replica", "its replication has stopped")
+    return float(max(found))

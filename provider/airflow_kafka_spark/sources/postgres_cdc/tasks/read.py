@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.hooks.databases import rows
+from airflow_kafka_spark.hooks.databases import rows, wait_for_replicas
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, BATCH_ROWS, EventReader
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
@@ -35,12 +35,19 @@ class CdcReader(EventReader):
     :param server: the server and the slot.
     :param publication: the publication.
     :param options: the form of events.
+    :param max_replica_lag: seconds that a replica may be behind when a chunk is read; None if replicas are not looked at.
     :param splits: per split its bounds and the identity of the log (JSON).
     """
 
     server: SlotServer
     publication: str
     options: EventOptions
+    max_replica_lag: float | None = None
+
+    @property
+    def has_schemas(self) -> bool:
+        """True if keys and values carry their schema."""
+        return self.options.schemas
 
     # --- the log ---
 
@@ -99,6 +106,8 @@ class CdcReader(EventReader):
         with self.server.session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
             self.server.refuse_other(connection, parse_lsn(chunk["start"]), dict(chunk["log"]))
             writer = EventWriter(self.options, 0, 0, user_types(connection))
+            if self.max_replica_lag is not None:
+                connection.execute(wait_for_replicas(self.max_replica_lag).encode())
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             opened = open_chunk(connection, self.publication, chunk)
             values = chunk_rows(connection, chunk, opened.shape)

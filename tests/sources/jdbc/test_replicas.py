@@ -1,0 +1,127 @@
+"""Reading from a replica of PostgreSQL, and waiting for replicas that are behind: with a primary and a replica that streams."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from airflow_kafka_spark.sources import JdbcSource, PostgresCdcSource
+from airflow_kafka_spark.sources.base import SplitReader
+from airflow_kafka_spark.testing import EmbeddedPostgres
+from tests.support.waiting import eventually
+
+BEHIND = "SELECT count(*) FROM pg_stat_replication WHERE replay_lag > interval '0.2 s'"
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'DO $lag$%' AND wait_event = 'PgSleep'"
+
+
+class Replicated(NamedTuple):
+    primary: EmbeddedPostgres
+    replica: EmbeddedPostgres
+
+    def ask(self, server: EmbeddedPostgres, *statements: str) -> list[tuple]:
+        with server.connect(autocommit=True) as connection:
+            for statement in statements:
+                cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
+    directory = tmp_path_factory.mktemp("replica")
+    with EmbeddedPostgres(settings={"wal_level": "logical"}) as primary:
+        primary.run_client(
+            "pg_basebackup", "-D", str(directory / "pgdata"), "-R", "-X", "stream", "--checkpoint=fast", "--no-sync"
+        )
+        (directory / "password").write_text(primary.password)
+        _give_to_owner(directory, primary)
+        settings = {"wal_receiver_status_interval": "1s", "hot_standby_feedback": True}
+        with EmbeddedPostgres(directory, settings) as replica, pytest.MonkeyPatch.context() as patched:
+            patched.setenv("AIRFLOW_CONN_PRIMARY", primary.connection_uri())
+            patched.setenv("AIRFLOW_CONN_REPLICA", replica.connection_uri())
+            yield Replicated(primary, replica)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _give_to_owner(directory: Path, primary: EmbeddedPostgres) -> None:
+    """Give a copy of the primary's files to the user that runs it."""
+    owner = primary._data.stat()
+    for path in (directory, *directory.rglob("*")):
+        os.chown(path, owner.st_uid, owner.st_gid)
+    for path in directory.parents[:2]:  # which pytest makes for its own user only
+        path.chmod(path.stat().st_mode | 0o011)
+
+
+def stands_behind(servers: Replicated, table: str) -> None:
+    """Stop the replica from replaying, and let it fall behind."""
+    servers.ask(
+        servers.primary, f"CREATE TABLE {table} (id int PRIMARY KEY)", f"INSERT INTO {table} SELECT generate_series(1, 9)"
+    )
+    assert eventually(lambda: servers.ask(servers.replica, f"SELECT to_regclass('{table}') IS NOT NULL") == [(True,)])
+    assert eventually(lambda: servers.ask(servers.replica, f"SELECT count(*) FROM {table}") == [(9,)])
+    servers.ask(servers.replica, "SELECT pg_wal_replay_pause()")
+    servers.ask(servers.primary, "CREATE TABLE more AS SELECT generate_series(1, 1000)", "DROP TABLE more")
+
+
+def waits_until_replayed(servers: Replicated, at: EmbeddedPostgres, read: Callable[[], int]) -> int:
+    """Return the rows that a task reads, which begins only when the replica goes on."""
+    with ThreadPoolExecutor(1) as pool:
+        rows = pool.submit(read)
+        try:
+            assert eventually(lambda: rows.done() or servers.ask(at, WAITING)[0][0] > 0)
+            assert not rows.done()
+        finally:
+            servers.ask(servers.replica, "SELECT pg_wal_replay_resume()")
+        return rows.result(60)
+
+
+@pytest.mark.parametrize("conn", ["primary", "replica"])
+def test_tasks_wait_while_a_replica_is_too_far_behind(servers, conn):
+    stands_behind(servers, f"bulk_{conn}")
+    source = JdbcSource(conn, f"bulk_{conn}", max_replica_lag=0.2)
+    assert source.validate() == []
+    reader = source.reader(source.freeze(None).splits, None)
+    assert isinstance(reader, SplitReader)
+    assert eventually(lambda: servers.ask(servers.primary, BEHIND)[0][0] > 0)
+    at = servers.replica if conn == "replica" else servers.primary
+    assert waits_until_replayed(servers, at, lambda: sum(batch.num_rows for batch in reader.read(0))) == 9
+    assert eventually(lambda: servers.ask(servers.primary, BEHIND) == [(0,)])
+    assert sum(batch.num_rows for batch in reader.read(0)) == 9
+
+
+def test_chunks_of_a_snapshot_wait_while_a_replica_is_too_far_behind(servers):
+    stands_behind(servers, "changed")
+    servers.ask(servers.primary, "CREATE PUBLICATION changed FOR TABLE changed")
+    source = PostgresCdcSource("primary", "changed", "changed", "shop", snapshot="initial", max_replica_lag=0.2)
+    assert source.validate() == []
+    window = source.freeze(None)
+    reader = source.reader(window.splits, None)
+    assert isinstance(reader, SplitReader)
+    assert eventually(lambda: servers.ask(servers.primary, BEHIND)[0][0] > 0)
+    assert waits_until_replayed(servers, servers.primary, lambda: sum(batch.num_rows for batch in reader.read(0))) == 9
+    servers.ask(servers.primary, "SELECT pg_drop_replication_slot('changed')")
+
+
+def test_a_role_that_does_not_see_the_lag_is_told_what_it_needs(servers, monkeypatch):
+    primary = servers.primary
+    servers.ask(primary, "CREATE TABLE seen (id int PRIMARY KEY)", "CREATE ROLE reader LOGIN REPLICATION PASSWORD 'reader'")
+    servers.ask(primary, "GRANT SELECT ON seen TO reader", "CREATE PUBLICATION seen FOR TABLE seen")
+    monkeypatch.setenv("AIRFLOW_CONN_READER", f"postgres://reader:reader@{primary.host}:{primary.port}/{primary.database}")
+    sources = (
+        JdbcSource("reader", "seen", max_replica_lag=1),
+        PostgresCdcSource("reader", "seen", "seen", "shop", max_replica_lag=1),
+    )
+    for source in sources:
+        problem = source.validate()[0]
+        assert (problem.where, problem.action) == ("source.max_replica_lag", "GRANT pg_read_all_stats TO reader")
+    servers.ask(primary, "GRANT pg_read_all_stats TO reader")
+    assert [source.validate() for source in sources] == [[], []]
+    assert JdbcSource("reader", "seen", max_replica_lag=-1).validate()[0].where == "source.max_replica_lag"
+    assert (
+        PostgresCdcSource("reader", "seen", "seen", "shop", max_replica_lag=True).validate()[0].where == "source.max_replica_lag"
+    )

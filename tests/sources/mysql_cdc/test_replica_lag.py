@@ -1,0 +1,73 @@
+"""Chunks of a snapshot that wait for a replica of MariaDB."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from airflow_kafka_spark.errors import SourceUnavailable
+from airflow_kafka_spark.sources.base import SplitReader
+from airflow_kafka_spark.sources.mysql_cdc.tasks import session
+from tests.sources.mysql_cdc.kit import Binlog
+from tests.support.mariadb import EmbeddedMariaDB
+from tests.support.waiting import eventually
+
+REPLICA = "maria_replica"
+
+
+@pytest.fixture
+def replica(shop: Binlog) -> Iterator[EmbeddedMariaDB]:
+    """A replica that follows the shop's server from now on, two seconds behind."""
+    with EmbeddedMariaDB("--server-id=8") as started, started.connect() as connection:
+        os.environ[f"AIRFLOW_CONN_{REPLICA.upper()}"] = started.connection_uri()
+        file, position = shop.place.split(":")
+        server = shop.server
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"CHANGE MASTER TO MASTER_HOST='{server.host}', MASTER_PORT={server.port}, MASTER_USER='{server.user}', "
+                f"MASTER_PASSWORD='{server.password}', MASTER_LOG_FILE='{file}', MASTER_LOG_POS={position}, MASTER_DELAY=2"
+            )
+            cursor.execute("START SLAVE")
+        yield started
+        del os.environ[f"AIRFLOW_CONN_{REPLICA.upper()}"]
+
+
+def test_a_chunk_waits_while_the_replica_is_too_far_behind_and_fails_if_it_has_stopped(orders, replica, monkeypatch):
+    orders.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
+    source = orders.source(snapshot="initial", max_replica_lag=0, replica_conn_ids=[REPLICA])
+    assert eventually(lambda: source.validate() == [])  # its replication has begun
+    reader = source.reader(source.freeze(None).splits, None)
+    assert isinstance(reader, SplitReader)
+    seen: list[float] = []
+    look = session.behind_master
+    monkeypatch.setattr(session, "behind_master", lambda *given: seen.append(look(*given)) or seen[-1])
+    with replica.connect() as connection, connection.cursor() as cursor, ThreadPoolExecutor(1) as pool:
+        cursor.execute("STOP SLAVE")
+        with pytest.raises(SourceUnavailable, match="its replication has stopped"):
+            list(reader.read(0))
+        cursor.execute("CHANGE MASTER TO MASTER_DELAY=3600")
+        cursor.execute("START SLAVE")
+        orders.execute("INSERT INTO orders VALUES (3, 'c')")
+        rows = pool.submit(lambda: sum(batch.num_rows for batch in reader.read(0)))
+        assert eventually(lambda: rows.done() or max(seen, default=0) > 0)
+        assert not rows.done()
+        for statement in ("STOP SLAVE", "CHANGE MASTER TO MASTER_DELAY=0", "START SLAVE"):
+            cursor.execute(statement)
+        try:
+            assert rows.result(60) == 3
+        except SourceUnavailable:  # it has looked while the replication was stopped
+            assert eventually(lambda: source.validate() == [])
+            assert sum(batch.num_rows for batch in reader.read(0)) == 3
+
+
+def test_options_that_belong_together_and_servers_that_are_no_replicas_are_reported(orders):
+    lonely = orders.source(snapshot="initial", max_replica_lag=5)
+    assert [problem.where for problem in lonely.validate()] == ["source.replica_conn_ids"]
+    itself = orders.source(snapshot="initial", max_replica_lag=5, replica_conn_ids=["maria_log"])
+    found = itself.validate()
+    assert [problem.where for problem in found] == ["source.replica_conn_ids"] and "it is no replica" in found[0].what
+    wrong = orders.source(max_replica_lag=-1, replica_conn_ids=["missing"])
+    assert [problem.where for problem in wrong.validate()][:2] == ["source.max_replica_lag", "source.replica_conn_ids"]
