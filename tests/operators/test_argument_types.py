@@ -37,6 +37,20 @@ def to_sink(**options: Any) -> KafkaToSinkOperator:
     return KafkaToSinkOperator(**{**NOWHERE, **given, **options})
 
 
+def test_an_unknown_argument_is_refused_with_the_one_that_is_meant() -> None:
+    for name, meant in (
+        ("topic", "topics"),
+        ("max_record", "max_records"),
+        ("retires", "retries"),
+        ("errors_tolerence", "errors_tolerance"),
+    ):
+        with pytest.raises(TypeError, match=f"Did you mean `{meant}` for `{name}`"):
+            to_sink(**{name: "x"})
+    with pytest.raises(TypeError, match="something_else") as error:
+        to_sink(something_else=1, retries=3)
+    assert "Did you mean" not in str(error.value)
+
+
 def to_kafka(**options: Any) -> KafkaToKafkaOperator:
     return KafkaToKafkaOperator(**{**NOWHERE, "topics": "a", "group_id": "group", "sink": KafkaSink(topic="b"), **options})
 

@@ -134,7 +134,10 @@ class WindowOperator(VisibleOperator):
     ) -> None:
         # One run of a pipeline at a time: concurrent runs would be correct, too, but would fence each other repeatedly.
         kwargs.setdefault("max_active_tis_per_dag", 1)
-        super().__init__(**kwargs)
+        try:
+            super().__init__(**kwargs)
+        except TypeError as error:
+            raise TypeError(f"{error}{similar_arguments(type(self), kwargs)}") from error
         self.sink = sink
         self.ledger_options = ledger_options
         self.spark_options = spark_options
@@ -649,6 +652,19 @@ class WindowOperator(VisibleOperator):
     def render(self, spec: T, context: Context, env: Environment) -> T:
         """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
         return rendered(self, spec, context, env)
+
+
+def similar_arguments(operator: type[WindowOperator], given: Iterable[str]) -> str:
+    """Return the operator's arguments whose names are similar to unknown ones, as the end of an error; "" if there are none."""
+    import inspect
+    from difflib import get_close_matches
+
+    from airflow.sdk import BaseOperator
+
+    known = {name for of in (operator, BaseOperator) for name in inspect.signature(of.__init__).parameters} - {"self", "kwargs"}
+    similar = {name: get_close_matches(name, known, 1, 0.75) for name in given if name not in known}
+    hints = [f"`{found[0]}` for `{name}`" for name, found in similar.items() if found]
+    return f". Did you mean {', '.join(hints)}?" if hints else ""
 
 
 def rendered(operator: BaseOperator, spec: T, context: Context, env: Environment) -> T:
