@@ -8,11 +8,12 @@ from typing import Any
 
 from benchmarks import events
 from benchmarks.bench import SCHEMA, Stand
+from benchmarks.measure import Table, print_title
 
 
 def run(stand: Stand) -> None:
     from airflow_kafka_spark.formats import Json
-    from airflow_kafka_spark.hooks import jars
+    from airflow_kafka_spark.hooks.spark import jars
     from airflow_kafka_spark.operators import KafkaToSinkOperator
     from airflow_kafka_spark.sinks import FilesSink
     from tests.support.runs import context
@@ -42,7 +43,8 @@ def run(stand: Stand) -> None:
     begun = time.monotonic()
     jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True)
     resolved = time.monotonic() - begun
-    print("\n## Around the data\n\n| what | median s | worst s |\n| --- | ---: | ---: |")
+    print_title("Around the data")
+    table = Table("what", "median s", "worst s")
     for name, seconds in steps.items():
-        print(f"| {name} | {statistics.median(seconds):.3f} | {max(seconds):.3f} |")
-    print(f"| connector jars, cached | {resolved:.4f} | |", flush=True)
+        table.row(name, f"{statistics.median(seconds):.3f}", f"{max(seconds):.3f}")
+    table.row("connector jars, cached", f"{resolved:.4f}", "")

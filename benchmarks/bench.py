@@ -8,17 +8,17 @@ import re
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from airflow_kafka_spark.hooks import jars
+from airflow_kafka_spark.hooks.spark import jars
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from benchmarks import events
+from benchmarks.measure import SparkCpuMeter, Stopwatch, Table, print_title, print_turn
 
 SCHEMA = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
 COLUMNS = "id bigint, customer text, amount numeric(12,2), placed_at timestamptz"
@@ -38,24 +38,17 @@ class Stand:
     rounds: int
     directory: Path
     results: list[tuple[str, str, float, float]] = field(default_factory=list)
-    cpu: CpuMeter = field(default_factory=lambda: CpuMeter())
-    aside: float = 0.0
-    """Seconds spent on preparing and on checking: nobody's time."""
-    cpu_aside: float = 0.0
-    """CPU seconds of the same."""
+    cpu: SparkCpuMeter = field(default_factory=SparkCpuMeter)
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    """Measures the contestant that runs now."""
 
     def ratio(self, name: str) -> float:
         """Return the newest ratio of a contestant to its base."""
         return next(ratio for _, contestant, _, ratio in reversed(self.results) if contestant == name)
 
-    @contextmanager
-    def put_aside(self) -> Iterator[None]:
-        begun, before = time.monotonic(), self.cpu.seconds()
-        try:
-            yield
-        finally:
-            self.aside += time.monotonic() - begun
-            self.cpu_aside += self.cpu.seconds() - before
+    def put_aside(self) -> AbstractContextManager[None]:
+        """Do not count what is prepared or checked within as time of the contestant."""
+        return self.watch.paused()
 
     def table(self, name: str, *, primary_key: bool = True) -> str:
         """A new, empty table; the server's buffers are written out first, so that nobody pays for another's rows."""
@@ -80,64 +73,27 @@ def compare(
 
     :param records: how many records each contestant moves; default the stand's.
     """
-    print(f"\n## {title}\n", flush=True)
+    print_title(title)
     records = records or stand.records
     times: dict[str, list[float]] = {name: [] for name in contestants}
     used: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(stand.rounds + 1):
         for name, run in contestants.items():
-            stand.aside = stand.cpu_aside = 0.0
-            begun, before = time.monotonic(), stand.cpu.seconds()
-            run(turn)
-            seconds = time.monotonic() - begun - stand.aside
-            cpu = stand.cpu.seconds() - before - stand.cpu_aside
+            stand.watch = Stopwatch(stand.cpu.seconds)
+            with stand.watch as watch:
+                run(turn)
             if turn:
-                times[name].append(seconds)
-                used[name].append(cpu)
-            print(f"   {name}: {seconds:.2f} s, {cpu:.1f} s of a core{'' if turn else ' (warming up)'}", flush=True)
+                times[name].append(watch.seconds)
+                used[name].append(watch.cpu)
+            print_turn(name, f"{watch.seconds:.2f} s, {watch.cpu:.1f} s of a core", warming_up=not turn)
     medians = {name: statistics.median(t) for name, t in times.items()}
-    print(f"\n| what | k records/s | ratio to {base} | microseconds of a core per record, servers left out |")
-    print("| --- | ---: | ---: | ---: |")
+    print()
+    table = Table("what", "k records/s", f"ratio to {base}", "microseconds of a core per record, servers left out")
     for name, seconds in medians.items():
         ratio = medians[base] / seconds
         stand.results.append((title, name, records / seconds, ratio))
         core = statistics.median(used[name]) / records * 1e6
-        print(f"| {name} | {records / seconds / 1000:,.0f} | {ratio:.2f} | {core:.2f} |", flush=True)
-
-
-class CpuMeter:
-    """Counts the CPU seconds of this process, Spark's JVM and its Python workers.
-
-    Python workers end with a job, and their parent does not count them. The processes are therefore looked at all the time.
-    """
-
-    def __init__(self) -> None:
-        self._seconds: dict[tuple[int, float], float] = {}
-        threading.Thread(target=self._watch, name="cpu", daemon=True).start()
-
-    def seconds(self) -> float:
-        """Return the seconds until now."""
-        self._look()
-        return sum(self._seconds.values())
-
-    def _watch(self) -> None:
-        while True:
-            self._look()
-            time.sleep(0.1)
-
-    def _look(self) -> None:
-        import psutil
-
-        own = psutil.Process()
-        found = {own}
-        for child in own.children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # one that has just ended, or is a zombie
-                if any("SparkSubmit" in word for word in child.cmdline()):
-                    found |= {child, *child.children(recursive=True)}
-        for process in found:
-            with suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                self._seconds[process.pid, process.create_time()] = times.user + times.system
+        table.row(name, f"{records / seconds / 1000:,.0f}", f"{ratio:.2f}", f"{core:.2f}")
 
 
 def produce_at_the_limit(stand: Stand, topic: str) -> None:
@@ -156,7 +112,7 @@ def produce_at_the_limit(stand: Stand, topic: str) -> None:
     said = subprocess.run(arguments, capture_output=True, text=True, check=True, env={**os.environ}).stdout
     rate = float(re.findall(r"([\d.]+) records/sec", said)[-1])
     # Its own count: the start of its JVM is not what the broker can take.
-    stand.aside += time.monotonic() - begun - stand.records / rate
+    stand.watch.seconds -= time.monotonic() - begun - stand.records / rate
 
 
 @contextmanager
@@ -170,7 +126,7 @@ def stand(
     """
     from pyspark.sql import SparkSession
 
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
     spark_jars = [
         *jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True),

@@ -15,7 +15,7 @@ from typing import Any
 
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
-from benchmarks.bench import CpuMeter
+from benchmarks.measure import SparkCpuMeter, Stopwatch, print_turn, tree_cpu_seconds
 
 ROWS = 500
 """Rows of a transaction."""
@@ -42,7 +42,7 @@ def run(directory: Path, records: int, rounds: int) -> None:
         with postgres.connect(autocommit=True) as connection, _worker(directory, kafka) as worker:
             connection.execute("CREATE TABLE orders (id bigint PRIMARY KEY, customer text, amount numeric(12,2), at timestamptz)")
             connection.execute("CREATE PUBLICATION orders FOR TABLE orders")
-            meter = CpuMeter()
+            meter = SparkCpuMeter()
             _capture("begin")
             _connect(worker, postgres)
             done = 0
@@ -51,19 +51,18 @@ def run(directory: Path, records: int, rounds: int) -> None:
                 worker.pause()
                 _change(connection, done, size)
                 done += size
-                begun, before = time.monotonic(), meter.seconds()
-                _capture(str(turn))
-                ours = time.monotonic() - begun, meter.seconds() - before
+                with Stopwatch(meter.seconds) as ours:
+                    _capture(str(turn))
                 assert _stable("ours.public.orders") >= done
-                before, begun = worker.cpu(), time.monotonic()
-                worker.resume()
-                while _stable("theirs.public.orders") < done:
-                    time.sleep(0.05)
-                theirs = time.monotonic() - begun, worker.cpu() - before
-                for name, (seconds, cpu) in zip(PREFIXES, (ours, theirs), strict=True):
-                    rate, core = size / seconds / 1000, cpu / size * 1e6
-                    shown = f"{seconds:.2f} s, {cpu:.1f} s of a core, {rate:,.0f} k changes/s, {core:.1f} microseconds of a core"
-                    print(f"   {name}: {shown} a change{'' if turn else ' (warming up)'}", flush=True)
+                with Stopwatch(lambda: tree_cpu_seconds(worker.process.pid)) as theirs:
+                    worker.resume()
+                    while _stable("theirs.public.orders") < done:
+                        time.sleep(0.05)
+                for name, watch in zip(PREFIXES, (ours, theirs), strict=True):
+                    rate, core = size / watch.seconds / 1000, watch.cpu / size * 1e6
+                    used = f"{watch.seconds:.2f} s, {watch.cpu:.1f} s of a core"
+                    found = f"{used}, {rate:,.0f} k changes/s, {core:.1f} microseconds of a core a change"
+                    print_turn(name, found, warming_up=not turn)
 
 
 def _change(connection: Any, first: int, count: int) -> None:
@@ -107,12 +106,6 @@ class _Worker:
         with urllib.request.urlopen(request, timeout=60) as answer:
             text = answer.read()
         return json.loads(text) if text else None
-
-    def cpu(self) -> float:
-        import psutil
-
-        times = psutil.Process(self.process.pid).cpu_times()
-        return times.user + times.system
 
     def pause(self) -> None:
         self.request("PUT", "/connectors/orders/pause")

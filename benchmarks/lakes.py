@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +18,7 @@ from typing import Any
 
 from benchmarks import events
 from benchmarks.bench import SCHEMA, Stand, compare, operate, plain_spark, stand
+from benchmarks.measure import Stopwatch, Table, print_title
 
 PACKAGES = (
     "io.delta:delta-spark_2.13:4.0.0",
@@ -184,26 +184,24 @@ def _commits(directory: Path, windows: int) -> None:
     from tests.sinks.attempt import write_all
     from tests.sinks.feed import SCHEMA, Feed
 
-    print(f"\n## A commit behind {windows:,} windows\n\n| sink | windows before | commit, s | all of the driver, s | CPU s |")
-    print("| --- | ---: | ---: | ---: | ---: |", flush=True)
+    print_title(f"A commit behind {windows:,} windows")
+    table = Table("sink", "windows before", "commit, s", "all of the driver, s", "CPU s")
     for name, sink in _sinks(directory).items():
         feed = Feed(SCHEMA)
         measured: list[tuple[float, float, float]] = []
         for number in range(windows + 10):
             job = feed.next(1, 0, 0)
-            begun, used = time.monotonic(), time.process_time()
-            assert sink.applied(job.window) is None
-            with sink.begin(job.window, job.splits, job.shape) as writer:
-                paused, spent = time.monotonic(), time.process_time()
-                results = write_all(writer, job)
-                resumed, back = time.monotonic(), time.process_time()
-                writer.commit(results)
-                committed = time.monotonic()
-            ended, cpu = time.monotonic(), time.process_time() - used - (back - spent)
-            measured.append((committed - resumed, ended - begun - (resumed - paused), cpu))
+            with Stopwatch() as driver:
+                assert sink.applied(job.window) is None
+                with sink.begin(job.window, job.splits, job.shape) as writer:
+                    with driver.paused():
+                        results = write_all(writer, job)
+                    with Stopwatch() as commit:
+                        writer.commit(results)
+            measured.append((commit.seconds, driver.seconds, driver.cpu))
             if number in (9, windows + 9):
                 medians = (statistics.median(column) for column in zip(*measured[-10:], strict=True))
-                print(f"| {name} | {number - 9:,} | {' | '.join(f'{value:.3f}' for value in medians)} |", flush=True)
+                table.row(name, f"{number - 9:,}", *(f"{value:.3f}" for value in medians))
 
 
 def _many_files(directory: Path, files: int) -> None:
@@ -215,9 +213,8 @@ def _many_files(directory: Path, files: int) -> None:
     from tests.sinks.attempt import write_all
     from tests.sinks.feed import Feed
 
-    print(
-        f"\n## A window of {files:,} files\n\n| sink | write, s | commit, s | CPU s |\n| --- | ---: | ---: | ---: |", flush=True
-    )
+    print_title(f"A window of {files:,} files")
+    table = Table("sink", "write, s", "commit, s", "CPU s")
     schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
     for name, sink in _sinks(directory, partition_by=("id",)).items():
         job = Feed(schema).next(1, 0, 0)
@@ -225,10 +222,8 @@ def _many_files(directory: Path, files: int) -> None:
         rows = Rows(batch, pa.array(range(files), pa.int64()))
         job = replace(job, rows={**dict.fromkeys(job.rows, ()), 0: [rows]})
         with sink.begin(job.window, job.splits, job.shape) as writer:
-            begun, used = time.monotonic(), time.process_time()
-            results = write_all(writer, job)
-            written = time.monotonic()
-            assert writer.commit(results).written == files
-            committed = time.monotonic()
-        cpu = time.process_time() - used
-        print(f"| {name} | {written - begun:.2f} | {committed - written:.2f} | {cpu:.2f} |", flush=True)
+            with Stopwatch() as write:
+                results = write_all(writer, job)
+            with Stopwatch() as commit:
+                assert writer.commit(results).written == files
+        table.row(name, f"{write.seconds:.2f}", f"{commit.seconds:.2f}", f"{write.cpu + commit.cpu:.2f}")

@@ -8,14 +8,16 @@ schedule leaves holes: 17,520 intervals of half an hour, one in each hour.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
+
+from benchmarks.measure import Table, peak_memory, print_title
 
 PIPELINES, WINDOWS, INTERVALS, PARTITIONS = 500, 10_000, 17_520, 50
 OF_INTERVALS = 3
@@ -29,11 +31,11 @@ def run() -> None:
     """Print a table."""
     from airflow_kafka_spark.testing import EmbeddedKafka
 
-    print(
-        f"\n## A ledger of two years\n\n{PIPELINES} pipelines, {WINDOWS:,} windows, {OF_INTERVALS} x {INTERVALS:,} intervals of "
-        f"{PARTITIONS} partitions\n\n| window of | peek, s | fence and look, s | decide, s | plan, s | close, s | all, s | "
-        "CPU, s | peak MB | of these libraries |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
-    )
+    print_title("A ledger of two years")
+    intervals = f"{OF_INTERVALS} x {INTERVALS:,} intervals of {PARTITIONS} partitions"
+    print(f"{PIPELINES} pipelines, {WINDOWS:,} windows, {intervals}\n")
+    steps = ("peek, s", "fence and look, s", "decide, s", "plan, s", "close, s")
+    table = Table("window of", *steps, "all, s", "CPU, s", "peak MB", "of these libraries")
     with EmbeddedKafka() as kafka:
         _fill(kafka)
         for what in (
@@ -51,7 +53,7 @@ def run() -> None:
             done = subprocess.run(arguments, capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(done.stderr)
-            print(done.stdout.splitlines()[-1], flush=True)
+            table.row(*json.loads(done.stdout.splitlines()[-1]))
 
 
 def _hour(number: int, pipeline: str = "") -> Any:
@@ -192,7 +194,7 @@ def _move(what: str, hour: int) -> None:
 
     hook = KafkaHook()
     hook.cluster_id()
-    libraries = _peak()
+    libraries = peak_memory()
     marks = [time.monotonic()]
     kind, _, number = what.partition("-")
     topic = OLD_TOPIC if kind == "unarchived" else TOPIC
@@ -236,16 +238,10 @@ def _move(what: str, hour: int) -> None:
             read = lambda: read_log(hook, [topic])  # noqa: E731
             ledger.follow(what, lambda: ({}, read()), None)
         mark()
-    peak, cpu = _peak(), time.process_time() - cpu
-    steps = " | ".join(f"{later - earlier:.2f}" for earlier, later in zip(marks, marks[1:], strict=False))
+    peak, cpu = peak_memory(), time.process_time() - cpu
+    times = [f"{later - earlier:.2f}" for earlier, later in zip(marks, marks[1:], strict=False)]
     name = what if kind != "source" else "no group"
-    print(f"| {name} | {steps} | {marks[-1] - marks[0]:.2f} | {cpu:.2f} | {peak:.0f} | {libraries:.0f} |")
-
-
-def _peak() -> float:
-    """Return the most memory that this process has held, in MB. What ``getrusage`` says includes the process that started it."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+    print(json.dumps([name, *times, f"{marks[-1] - marks[0]:.2f}", f"{cpu:.2f}", f"{peak:.0f}", f"{libraries:.0f}"]))
 
 
 def _next(pipeline: str) -> int:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import threading
-from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import SCHEMA, Stand
+from benchmarks.measure import MemorySampler, Table, print_title
 
 
 def run(stand: Stand) -> None:
@@ -18,10 +16,8 @@ def run(stand: Stand) -> None:
     from benchmarks import events
     from tests.support.runs import context
 
-    print(
-        "\n## Memory\n\n| window | sink | driver (Python), MB | a task's worker at most, MB |\n| ---: | --- | ---: | ---: |",
-        flush=True,
-    )
+    print_title("Memory")
+    table = Table("sink", "window", "driver (Python), MB", "a task's worker at most, MB")
     place = stand.directory / "memory"
     for share in (16, 4, 1):
         count = stand.records // share
@@ -37,51 +33,7 @@ def run(stand: Stand) -> None:
                 task_id="bench", topics=events.TOPIC, group_id=pipeline, pipeline=pipeline, value=Json(schema=SCHEMA), sink=sink,
                 max_records=count,
             )  # fmt: skip
-            with Watched() as watched:
+            with MemorySampler() as sampler:
                 report = operator.execute(context("run"))
             assert report["records_read"] >= count * 0.99, report
-            print(f"| {count:,} | {name} | {watched.driver:,.0f} | {watched.worker:,.0f} |", flush=True)
-
-
-class Watched:
-    """Samples resident memory of this process and of Spark's Python workers."""
-
-    def __init__(self) -> None:
-        self.driver = self.worker = 0.0
-        self._begun = _resident(os.getpid())
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> Watched:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    @property
-    def driver_growth(self) -> float:
-        """Megabytes of this process at most, beyond those at the beginning."""
-        return max(0.0, self.driver - self._begun)
-
-    def _sample(self) -> None:
-        while not self._done.wait(0.05):
-            self.driver = max(self.driver, _resident(os.getpid()))
-            workers = (int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal() and _is_worker(p))
-            self.worker = max([self.worker, *(_resident(pid) for pid in workers)])
-
-
-def _is_worker(process: Path) -> bool:
-    try:
-        return b"pyspark.daemon" in (process / "cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def _resident(pid: int) -> float:
-    """Megabytes."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-    except (OSError, IndexError):
-        return 0.0
+            table.row(name, f"{count:,}", f"{sampler.driver:,.0f}", f"{sampler.worker:,.0f}")

@@ -12,7 +12,7 @@ from typing import Any
 from airflow_kafka_spark.testing import EmbeddedKafka
 from benchmarks import events
 from benchmarks.bench import SCHEMA
-from benchmarks.memory import Watched
+from benchmarks.measure import MemorySampler, Table, print_title, print_turn
 
 PARTITIONS = (50, 500, 5_000)
 """Partitions of the topics; one split each."""
@@ -27,7 +27,7 @@ def run(directory: Path) -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with EmbeddedKafka(jvm_options=("-Xmx1g",)) as kafka:
         os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
-        print(f"\n## Windows of many partitions and many splits into files, {RECORDS} records a split\n", flush=True)
+        print_title(f"Windows of many partitions and many splits into files, {RECORDS} records a split")
         rows = []
         for name, partitions, splits in (
             ("warming up", 4, 4),
@@ -38,16 +38,18 @@ def run(directory: Path) -> None:
             begun = time.monotonic()
             kafka.create_topic(topic, partitions)
             events.produce(kafka.connection_extra(), 0, splits * RECORDS, topic)
-            print(f"   {name}: prepared in {time.monotonic() - begun:.1f} s", flush=True)
+            print_turn(name, f"prepared in {time.monotonic() - begun:.1f} s", warming_up=splits == 4)
             rows.append(_window(kafka, directory, name, topic, splits, None if partitions == splits else RECORDS))
-            print(rows[-1], flush=True)
-        head = ("window", "splits", "fence, s", "plan, s", "move, s", "rest, s", "move, ms per split")
-        print(f"\n| {' | '.join((*head, 'driver grows by, MB', 'ledger, kB'))} |\n| --- |{' ---: |' * 8}")
-        print("\n".join(rows[1:]), flush=True)
+            print_turn(name, ", ".join(rows[-1][2:]), warming_up=splits == 4)
+        print()
+        steps = ("fence, s", "plan, s", "move, s", "rest, s", "move, ms per split")
+        table = Table("window", "splits", *steps, "driver grows by, MB", "ledger, kB")
+        for row in rows[1:]:
+            table.row(*row)
 
 
-def _window(kafka: EmbeddedKafka, directory: Path, name: str, topic: str, splits: int, split_records: int | None) -> str:
-    """Move all of a topic into files, and return the line of the table."""
+def _window(kafka: EmbeddedKafka, directory: Path, name: str, topic: str, splits: int, split_records: int | None) -> list[str]:
+    """Move all of a topic into files, and return the row of the table."""
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.operators import KafkaToSinkOperator
     from airflow_kafka_spark.sinks import FilesSink
@@ -60,7 +62,7 @@ def _window(kafka: EmbeddedKafka, directory: Path, name: str, topic: str, splits
         value=Json(schema=SCHEMA), sink=FilesSink(path=str(directory / topic)), **options,
     )  # fmt: skip
     begun = time.monotonic()
-    with Watched() as watched:
+    with MemorySampler() as sampler:
         report = operator.execute(context(f"run-{topic}"))
     seconds, timings = time.monotonic() - begun, report["timings"]
     assert report["records_written"] == splits * RECORDS, report
@@ -69,5 +71,5 @@ def _window(kafka: EmbeddedKafka, directory: Path, name: str, topic: str, splits
     steps = [timings["fence"], timings["plan"], timings["move"]]
     shown = [*steps, seconds - sum(steps)]
     each = timings["move"] / splits * 1_000
-    times = " | ".join(f"{value:.2f}" for value in shown)
-    return f"| {name} | {splits:,} | {times} | {each:.1f} | {watched.driver_growth:,.0f} | {kilobytes:,.0f} |"
+    times = [f"{value:.2f}" for value in shown]
+    return [name, f"{splits:,}", *times, f"{each:.1f}", f"{sampler.driver_growth:,.0f}", f"{kilobytes:,.0f}"]

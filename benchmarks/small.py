@@ -15,14 +15,14 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from airflow_kafka_spark.hooks.jars import cache_directory
+from airflow_kafka_spark.hooks.spark.jars import cache_directory
 from airflow_kafka_spark.testing import EmbeddedKafka
 from benchmarks import events
 from benchmarks.bench import SCHEMA
+from benchmarks.measure import Stopwatch, Table, print_title, print_turn, tree_cpu_seconds
 
 RECORDS = 1_000
 PLAIN = "plain Spark: session and first job"
@@ -33,9 +33,9 @@ _RESULT = "result: "
 
 def run(directory: Path, rounds: int) -> None:
     """Measure in turns, after one turn that makes the class archive, begins the pipelines and starts the warm process."""
-    print(f"\n## A window of {RECORDS:,} records, in a new process\n", flush=True)
+    print_title(f"A window of {RECORDS:,} records, in a new process")
     results: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
-    subprocess.run([sys.executable, "-m", "airflow_kafka_spark.hooks.class_archive"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "airflow_kafka_spark.hooks.spark.class_archive"], check=True, stdout=subprocess.DEVNULL)
     with EmbeddedKafka() as kafka:
         kafka.create_topic(events.TOPIC, 4)
         for turn in range(rounds + 1):
@@ -45,15 +45,15 @@ def run(directory: Path, rounds: int) -> None:
                 if turn:
                     measured.append(result)
                 shown = ", ".join(f"{key} {value:.2f}" for key, value in result.items())
-                print(f"   {name}: {shown}, load {os.getloadavg()[0]:.1f}{'' if turn else ' (warming up)'}", flush=True)
+                print_turn(name, f"{shown}, load {os.getloadavg()[0]:.1f}", warming_up=not turn)
     medians = {
         name: {key: statistics.median(result[key] for result in measured) for key in ("seconds", "CPU seconds")}
         for name, measured in results.items()
     }
-    print("\n| what | s | ratio | CPU s | ratio |\n| --- | ---: | ---: | ---: | ---: |")
+    print()
+    table = Table("what", "s", "ratio", "CPU s", "ratio")
     for name, found in medians.items():
-        cells = (f"{value:.2f} | {value / medians[PLAIN][key]:.2f}" for key, value in found.items())
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        table.row(name, *(f"{cell:.2f}" for key, value in found.items() for cell in (value, value / medians[PLAIN][key])))
 
 
 def _measure(kafka: EmbeddedKafka, name: str, turn: int, directory: Path) -> dict[str, float]:
@@ -112,21 +112,12 @@ def _operate(name: str, turn: str, directory: str) -> Callable[[], dict[str, flo
     return operate
 
 
-def _cpu_seconds() -> float:
-    """Return the CPU seconds of this process, of its descendants, and of those of them that have ended."""
-    import psutil
-
-    process = psutil.Process()
-    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-    return float(sum(one.user + one.system + one.children_user + one.children_system for one in times))
-
-
 def main() -> None:
     name, turn, directory = sys.argv[1:]
     work = _plain if name == PLAIN else _operate(name, turn, directory)
-    begun, used = time.monotonic(), _cpu_seconds()
-    timings = work()
-    result = {"seconds": time.monotonic() - begun, "CPU seconds": _cpu_seconds() - used, **timings}
+    with Stopwatch(tree_cpu_seconds) as watch:
+        timings = work()
+    result = {"seconds": watch.seconds, "CPU seconds": watch.cpu, **timings}
     print(_RESULT + json.dumps(result), flush=True)
 
 

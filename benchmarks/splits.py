@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks import events
 from benchmarks.bench import SCHEMA, Stand
+from benchmarks.measure import Table, print_title, print_turn
 
 SPLITS = (20, 80, 320, 800)
 ROWS = 10
@@ -32,7 +33,7 @@ def from_kafka(stand: Stand) -> None:
     """
     from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 
-    print(f"\n## Kafka -> sinks, windows of {', '.join(map(str, PARTITIONS))} splits with {RECORDS} records each\n", flush=True)
+    print_title(f"Kafka -> sinks, windows of {', '.join(map(str, PARTITIONS))} splits with {RECORDS} records each")
     sinks: dict[str, Any] = {
         "files": lambda name: FilesSink(path=str(stand.directory / name)),
         "PostgreSQL, window-atomic": lambda name: PostgresSink(conn_id="warehouse", table=stand.table(f'"{name}"')),
@@ -54,12 +55,13 @@ def from_kafka(stand: Stand) -> None:
                 seconds = _move(topic, f"{topic}-{number}-{turn}", make(f"s{number}-{topic}-{turn}"))
                 if turn:
                     times[sink, topic].append(seconds)
-                print(f"   {sink}, {topic}: {seconds:.2f} s{'' if turn else ' (warming up)'}", flush=True)
-    print("\n| Kafka -> | milliseconds per split | microseconds per record |\n| --- | ---: | ---: |")
+                print_turn(f"{sink}, {topic}", f"{seconds:.2f} s", warming_up=not turn)
+    print()
+    table = Table("Kafka ->", "milliseconds per split", "microseconds per record")
     for sink in sinks:
         few, most, records = (statistics.median(times[sink, topic]) for topic in (topics[0], topics[-2], topics[-1]))
         split = (most - few) / (PARTITIONS[-1] - PARTITIONS[0])
-        print(f"| {sink} | {split * 1000:,.1f} | {(records - few) / (2 * (many - RECORDS)) * 1e6:,.2f} |", flush=True)
+        table.row(sink, f"{split * 1000:,.1f}", f"{(records - few) / (2 * (many - RECORDS)) * 1e6:,.2f}")
 
 
 def _move(topic: str, name: str, sink: Any) -> float:
@@ -81,7 +83,7 @@ def from_source(stand: Stand) -> None:
     from airflow_kafka_spark.sources import JdbcSource
     from tests.support.runs import context
 
-    print(f"\n## Windows of {', '.join(map(str, SPLITS))} splits with {ROWS} rows each\n", flush=True)
+    print_title(f"Windows of {', '.join(map(str, SPLITS))} splits with {ROWS} rows each")
     for splits in SPLITS:
         with stand.postgres.connect(autocommit=True) as connection:
             connection.execute(f"DROP TABLE IF EXISTS splits_{splits}")
@@ -107,9 +109,10 @@ def from_source(stand: Stand) -> None:
             assert report["records_written"] == splits * ROWS, report
             if turn:
                 seconds[splits].append(report["timings"]["move"])
-            print(f"   {splits} splits: {report['timings']}{'' if turn else ' (warming up)'}", flush=True)
+            print_turn(f"{splits} splits", str(report["timings"]), warming_up=not turn)
     base = statistics.median(seconds[SPLITS[0]]) / SPLITS[0]
-    print("\n| splits of the window | milliseconds per split | ratio |\n| ---: | ---: | ---: |")
+    print()
+    table = Table("splits of the window", "milliseconds per split", "ratio", texts=0)
     for splits, found in seconds.items():
         each = statistics.median(found) / splits
-        print(f"| {splits} | {each * 1000:,.0f} | {each / base:.2f} |", flush=True)
+        table.row(str(splits), f"{each * 1000:,.0f}", f"{each / base:.2f}")

@@ -14,6 +14,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import Table, print_title
+
 PIPELINES, WINDOWS, TOPICS, PARTITIONS = 500, 20, 10, 3
 DAGS = 10
 REQUESTS = 100
@@ -67,10 +69,9 @@ def run(directory: Path) -> None:
             after = _memory(server)
             name = answer["pipelines"][0]["pipeline"]
             place = {"ledger": f"kafka_default/{LEDGER}", "pipeline": name}
-            print(
-                f"\n## The pages\n\n{PIPELINES} pipelines, {PIPELINES * WINDOWS:,} windows, {records:,} records in the ledger\n"
-            )
-            print("| what | p50, ms | p95, ms |\n| --- | ---: | ---: |")
+            print_title("The pages")
+            print(f"{PIPELINES} pipelines, {PIPELINES * WINDOWS:,} windows, {records:,} records in the ledger\n")
+            table = Table("what", "p50, ms", "p95, ms")
             for what, path, query in (
                 ("a page of 50 pipelines", "pipelines", {"limit": 50}),
                 ("the same, searched and sorted by lag", "pipelines", {"limit": 50, "q": "flow_3", "sort": "-lag"}),
@@ -78,7 +79,7 @@ def run(directory: Path) -> None:
                 ("20 older windows", "windows", {**place, "limit": 20, "before": 15}),
             ):
                 times = _times(airflow.url, path, query)
-                print(f"| {what} | {statistics.median(times):.0f} | {statistics.quantiles(times, n=20)[-1]:.0f} |")
+                table.row(what, f"{statistics.median(times):.0f}", f"{statistics.quantiles(times, n=20)[-1]:.0f}")
             print(f"\nFirst answer after {first:.1f} s, all windows there after {loaded:.1f} s, all lags after {measured:.1f} s.")
             print(f"The api-server took {after - before:.0f} MB for it.", flush=True)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
-import time
-from typing import Any
+from collections.abc import Callable
 
 from airflow_kafka_spark.testing import EmbeddedPostgres
+from benchmarks.measure import Stopwatch, Table, peak_memory, print_title, tree_cpu_seconds
 
 SIZES = (1_000_000, 10_000_000)
 """Rows of the tables; ``VERIFIED_ROWS`` has other sizes, separated by commas."""
@@ -23,14 +22,13 @@ def run() -> None:
     sizes = [int(size) for size in os.environ.get("VERIFIED_ROWS", "").split(",") if size] or SIZES
     with EmbeddedPostgres(settings={"max_parallel_workers_per_gather": 0}) as postgres:
         os.environ["AIRFLOW_CONN_VERIFIED"] = postgres.connection_uri()
-        head = "rows | what | seconds | CPU s per million rows: server | task | task's peak, MB"
-        print(f"\n## A table of 5 narrow columns against its copy, one PostgreSQL, 2 chunks at a time\n\n| {head} |")
-        print("| ---: | --- |" + " ---: |" * 4, flush=True)
+        print_title("A table of 5 narrow columns against its copy, one PostgreSQL, 2 chunks at a time")
+        table = Table("what", "rows", "seconds", "CPU s per million rows: server", "task", "task's peak, MB")
         for rows in sizes:
-            _measure(postgres, rows)
+            _measure(postgres, rows, table)
 
 
-def _measure(postgres: EmbeddedPostgres, rows: int) -> None:
+def _measure(postgres: EmbeddedPostgres, rows: int, results: Table) -> None:
     with postgres.connect(autocommit=True) as connection:
         for table in ("source", "copy"):
             connection.execute(f"DROP TABLE IF EXISTS {table}".encode())
@@ -45,14 +43,14 @@ def _measure(postgres: EmbeddedPostgres, rows: int) -> None:
                 connection.execute(f"SELECT count(*) FROM {table}".encode())
 
     _verify(0)  # imports
-    _line(postgres, rows, "count(*) of both", count)
-    _line(postgres, rows, "equal, by ranges", lambda: _verify(0))
+    _line(postgres, rows, results, "count(*) of both", count)
+    _line(postgres, rows, results, "equal, by ranges", lambda: _verify(0))
     with postgres.connect(autocommit=True) as connection:
         connection.execute(f"UPDATE copy SET amount = -1 WHERE id % 1000000 = {rows % 1000000 + 7}".encode())
-    _line(postgres, rows, "1 row in a million differs, by ranges", lambda: _verify(rows // 1_000_000))
+    _line(postgres, rows, results, "1 row in a million differs, by ranges", lambda: _verify(rows // 1_000_000))
     with postgres.connect(autocommit=True) as connection:
         connection.execute("ALTER TABLE copy DROP CONSTRAINT copy_pkey")
-    _line(postgres, rows, "the same, by buckets", lambda: _verify(rows // 1_000_000))
+    _line(postgres, rows, results, "the same, by buckets", lambda: _verify(rows // 1_000_000))
 
 
 def _verify(different: int) -> None:
@@ -67,21 +65,8 @@ def _verify(different: int) -> None:
     assert (found["different"], found["missing"], found["extra"]) == (different, 0, 0), found
 
 
-def _line(postgres: EmbeddedPostgres, rows: int, name: str, work: Any) -> None:
-    begun, server, task = time.monotonic(), _server_seconds(postgres), time.process_time()
-    work()
-    seconds = time.monotonic() - begun
-    millions = rows / 1_000_000
-    used = [_server_seconds(postgres) - server, time.process_time() - task]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_000
-    shown = " | ".join(f"{value / millions:.2f}" for value in used)
-    print(f"| {rows:,} | {name} | {seconds:.1f} | {shown} | {peak:.0f} |", flush=True)
-
-
-def _server_seconds(postgres: EmbeddedPostgres) -> float:
-    """Return the CPU seconds of the server's processes, also of those that have ended."""
-    import psutil
-
-    server = psutil.Process(postgres.pid)
-    times = [one.cpu_times() for one in (server, *server.children(recursive=True))]
-    return float(sum(one.user + one.system + one.children_user + one.children_system for one in times))
+def _line(postgres: EmbeddedPostgres, rows: int, results: Table, name: str, work: Callable[[], None]) -> None:
+    with Stopwatch(lambda: tree_cpu_seconds(postgres.pid)) as server, Stopwatch() as task:
+        work()
+    used = [f"{watch.cpu / rows * 1_000_000:.2f}" for watch in (server, task)]
+    results.row(name, f"{rows:,}", f"{task.seconds:.1f}", *used, f"{peak_memory():.0f}")

@@ -3,7 +3,7 @@
 A comment on a line of its own in a page of `reference/` stands for what is made from the code:
 
 - `<!-- public sinks -->`: all classes and functions that `airflow_kafka_spark.sinks` offers;
-- `<!-- public hooks.spark SparkHook -->`: some of a module;
+- `<!-- public hooks.spark.hook SparkHook -->`: some of a module;
 - `<!-- commands -->`, `<!-- settings -->`: the command line, and Airflow's configuration.
 """
 

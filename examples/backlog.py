@@ -5,7 +5,7 @@ from airflow.sdk import DAG, Asset, AssetWatcher
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import PostgresSink
-from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
+from airflow_kafka_spark.triggers import KafkaLagTrigger
 
 backlog = KafkaLagTrigger(pipeline="orders", topics="orders", at_least_records=100_000, at_least_seconds=900, poll_interval=30)
 orders = Asset(name="orders-backlog", uri="kafka-backlog://orders", watchers=[AssetWatcher(name="orders", trigger=backlog)])

@@ -15,7 +15,7 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 # Hundreds of processes import the same modules: where Python shall leave no bytecode beside them, it is kept elsewhere.
 # Before Airflow is imported, which takes four seconds to compile.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    from airflow_kafka_spark.hooks.jars import cache_directory
+    from airflow_kafka_spark.hooks.spark.jars import cache_directory
 
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(cache_directory() / "bytecode")
     sys.dont_write_bytecode = False
@@ -124,7 +124,7 @@ def _prepare_spark(*, several: bool) -> None:
     :param several: make the archive where there is none yet, which takes some twenty seconds: worth it where many JVMs follow.
     """
     from airflow_kafka_spark.errors import KafkaSparkError
-    from airflow_kafka_spark.hooks import jars
+    from airflow_kafka_spark.hooks.spark import jars
     from airflow_kafka_spark.sources.jdbc.postgres import DRIVER
     from tests.support import archive, engine, spark_daemon
 

@@ -16,7 +16,7 @@ from airflow_kafka_spark.bad_records.options import ErrorOptions
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
-from airflow_kafka_spark.hooks.spark import SparkConnectHook, SparkHook
+from airflow_kafka_spark.hooks.spark.hook import SparkConnectHook, SparkHook
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
 from airflow_kafka_spark.operators.options import (
     FollowOptions,
@@ -29,9 +29,7 @@ from airflow_kafka_spark.operators.options import (
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
 from airflow_kafka_spark.sinks import DeltaSink, IcebergSink
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres, KafkaSecurity
-from airflow_kafka_spark.triggers.interval import KafkaIntervalTrigger
-from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
-from airflow_kafka_spark.triggers.window import KafkaWindowTrigger
+from airflow_kafka_spark.triggers import KafkaIntervalTrigger, KafkaLagTrigger, KafkaWindowTrigger
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets
 
 PACKAGES = ("operators", "sensors", "sinks", "sources", "formats", "transforms")

@@ -47,10 +47,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": INTEGRATION,
                 "python-modules": [
-                    "airflow_kafka_spark.sensors.interval",
-                    "airflow_kafka_spark.sensors.lag",
-                    "airflow_kafka_spark.sensors.source",
-                    "airflow_kafka_spark.sensors.window",
+                    "airflow_kafka_spark.sensors",
                 ],
             },
         ],
@@ -58,9 +55,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": INTEGRATION,
                 "python-modules": [
-                    "airflow_kafka_spark.triggers.interval",
-                    "airflow_kafka_spark.triggers.lag",
-                    "airflow_kafka_spark.triggers.window",
+                    "airflow_kafka_spark.triggers",
                 ],
             },
         ],
@@ -71,7 +66,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_kafka_spark.hooks.kafka.hook",
                     "airflow_kafka_spark.hooks.schema_registry",
-                    "airflow_kafka_spark.hooks.spark",
+                    "airflow_kafka_spark.hooks.spark.hook",
                     "airflow_kafka_spark.sources.jdbc.hooks",
                 ],
             },
@@ -129,7 +124,7 @@ _SPARK = [
     {
         "connection-type": "spark",
         "hook-name": "Apache Spark",
-        "hook-class-name": "airflow_kafka_spark.hooks.spark.SparkHook",
+        "hook-class-name": "airflow_kafka_spark.hooks.spark.hook.SparkHook",
         "ui-field-behaviour": {
             "hidden-fields": ["schema", "login", "password"],
             "relabeling": {"host": "Master"},
@@ -143,7 +138,7 @@ _SPARK = [
     {
         "connection-type": "spark_connect",
         "hook-name": "Apache Spark Connect",
-        "hook-class-name": "airflow_kafka_spark.hooks.spark.SparkConnectHook",
+        "hook-class-name": "airflow_kafka_spark.hooks.spark.hook.SparkConnectHook",
         "ui-field-behaviour": {
             "hidden-fields": ["schema"],
             "relabeling": {"login": "User ID", "password": "Token"},

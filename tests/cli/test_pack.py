@@ -48,7 +48,7 @@ def test_an_archive_gives_a_bare_python_this_package_and_the_packages_of_this_on
     with tarfile.open(target) as archive:
         archive.extractall(tmp_path / "environment", filter="data")
     code = (
-        "import airflow_kafka_spark.hooks.tasks.executor_check, confluent_kafka, msgspec;"
+        "import airflow_kafka_spark.hooks.spark.tasks.executor_check, confluent_kafka, msgspec;"
         "print(confluent_kafka.__version__, msgspec.__version__, msgspec.__file__)"
     )
     # An interpreter that has none of them.

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from airflow_kafka_spark.formats.tasks.batch_decoder import CHUNK_RECORDS
+from airflow_kafka_spark.formats.tasks.base import CHUNK_RECORDS
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ import pytest
 from airflow_kafka_spark.errors import ConnectionInvalid
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
-from airflow_kafka_spark.hooks.spark import SparkConnectHook, SparkHook
+from airflow_kafka_spark.hooks.spark.hook import SparkConnectHook, SparkHook
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.sources import JdbcSource
 from airflow_kafka_spark.sources.jdbc.hooks import MysqlHook, PostgresHook

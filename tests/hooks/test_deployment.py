@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from airflow_kafka_spark.hooks.spark import SparkHook
-from airflow_kafka_spark.hooks.spark_health import unreachable
+from airflow_kafka_spark.hooks.spark.health import unreachable
+from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
 

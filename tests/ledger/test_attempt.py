@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.definition import main
-from airflow_kafka_spark.control.unblock import unblock
+from airflow_kafka_spark.control.lifecycle import unblock
 from airflow_kafka_spark.errors import Fenced, GroupOwned, LedgerUnreadable, WindowTooWide
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.partitioner import partition_of

@@ -16,11 +16,11 @@ from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
 from airflow_kafka_spark.ledger.boundaries import Boundaries
 from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.windows import interval_boundaries as boundaries
-from airflow_kafka_spark.windows.instants import now_ms
 from airflow_kafka_spark.windows.interval_boundaries import interval_ranges
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import Timestamp
 from airflow_kafka_spark.windows.plan import Position
+from airflow_kafka_spark.windows.times import now_ms
 
 BEGIN = 1_750_000_000_000
 MINUTE = 60_000

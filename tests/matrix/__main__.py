@@ -24,8 +24,9 @@ ROOT = Path(__file__).parents[2]
 PLACE = ROOT / "build" / "matrix"
 
 CORE = (
-    "tests/hooks/test_spark.py",
-    "tests/hooks/tasks",
+    "tests/hooks/spark/test_hook.py",
+    "tests/hooks/kafka/test_end_of_stream.py",
+    "tests/hooks/spark/test_executor_check.py",
     "tests/formats/test_contract.py",
     "tests/operators/test_kafka_to_sink.py",
     "tests/operators/test_source_to_kafka.py",

@@ -42,8 +42,16 @@ _OF_LEDGER = (
         tests=(f"{_LEDGER}::test_what_an_older_attempt_writes_until_it_is_fenced_is_seen",),
     ),
     Mutant(
+        name="ledger-hint-behind-the-markers",
+        path="ledger/attempt.py",
+        old="            return read_from\n        return Hint(topic_id, partition, 0)\n",
+        new="            return read_from\n        return Hint(topic_id, partition, self.memory.oldest_offset)\n",
+        breaks="A later attempt at a first window sees the splits that earlier ones have published, and the position before it.",
+        tests=("tests/control/test_hint.py::test_later_attempts_at_a_first_window_see_what_the_first_attempt_saw_and_published",),
+    ),
+    Mutant(
         name="ledger-window-given-up-without-a-claim",
-        path="control/position_change.py",
+        path="control/position.py",
         old="    ledger.take_over(published)\n",
         new="",
         breaks="No task publishes a split of a window once a command has given it up.",
@@ -79,7 +87,7 @@ _OF_LEDGER = (
     ),
     Mutant(
         name="ledger-command-moves-the-group-of-another-pipeline",
-        path="control/position_change.py",
+        path="control/position.py",
         old="        raise GroupOwned(memory.pipeline, group, owner)\n",
         new="        pass\n",
         breaks="A command moves no group that another pipeline uses.",
@@ -108,7 +116,7 @@ _OF_LEDGER = (
     ),
     Mutant(
         name="ledger-forgets-intervals-that-are-not-fenced",
-        path="control/forget.py",
+        path="control/lifecycle.py",
         old="            if planned <= fenced and not _came_later(memory, keys):\n",
         new="            if planned <= fenced:\n",
         breaks="An interval that is planned while its pipeline is forgotten is fenced, or stays in the ledger whole.",

@@ -98,6 +98,25 @@ def test_an_open_window_is_not_moved_into_another_directory_and_neither_is_the_n
     assert files.run("run3", sink=elsewhere)["records_read"] == 0
 
 
+def test_an_open_window_is_not_moved_through_a_link_that_leads_elsewhere_now(files, tmp_path, dies):
+    one, two, link = (tmp_path / name for name in ("one", "two", "link"))
+    one.mkdir()
+    two.mkdir()
+    link.symlink_to(one)
+    files.produce(30)
+    linked = FilesSink(path=str(link / "table"))
+    dies(files, "run1", sink=linked)
+    link.unlink()
+    link.symlink_to(two)
+    with pytest.raises(DestinationChanged) as refused:
+        files.run("run1", sink=linked)
+    assert refused.value.differences == (("directory", f"{one}/table", f"{two}/table"),)
+    link.unlink()
+    link.symlink_to(one)
+    assert files.run("run1", sink=linked)["records_read"] == 30
+    assert len(files_rows(str(one / "table"))) == 30 and not files_rows(str(two / "table"))
+
+
 def test_with_a_template_each_window_has_its_own_directory_but_an_open_one_keeps_it(files, tmp_path, dies):
     def run(day, run_id):
         made = files.make(**{**files.arguments, "sink": FilesSink(path=f"{tmp_path}/{{{{ ds }}}}")})

@@ -9,10 +9,11 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import BadRecords, PartitionsChanged, SqlFailed, ValidationError
+from airflow_kafka_spark.errors import BadRecords, PartitionsChanged, SparkJobFailed, SqlFailed, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.transforms import Sql
 from airflow_kafka_spark.windows.model import Marker
 from tests.support.pipelines import SCHEMA
@@ -237,6 +238,21 @@ def test_splits_that_are_published_after_the_ledger_was_read_are_no_lost_ledger(
     monkeypatch.setattr(Ledger, "published", published)
     assert orders.run("run1")["records_written"] == 300
     assert orders.check() == 300 and len(looks) > 1
+
+
+def test_the_third_attempt_at_a_first_window_sees_the_splits_of_the_first_one(orders, monkeypatch):
+    """The second attempt commits its splits with a hint at the ledger, from which the third one reads."""
+    orders.send(300)
+    with monkeypatch.context() as some:
+        some.setattr(KafkaToKafkaOperator, "_unpublished", lambda self, window, ledger, left: (1, 2))
+        with pytest.raises(SparkJobFailed, match="split 0"):
+            orders.run("run1")
+    monkeypatch.setenv(faults.FAULT, "job.done:raise")
+    with pytest.raises(RuntimeError, match="job.done"):
+        orders.run("run1")
+    monkeypatch.delenv(faults.FAULT)
+    assert orders.run("run1")["records_written"] == 300
+    assert orders.check() == 300
 
 
 def test_max_records_bounds_a_window_windows_tile_and_the_order_of_each_key_is_kept(orders):

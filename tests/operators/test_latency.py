@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import ValidationError
-from airflow_kafka_spark.operators.visibility.metrics import collect_metrics, emit
+from airflow_kafka_spark.operators.visibility.progress import collect_metrics, emit
 from tests.support.pipelines import make, order
 
 MINUTE = datetime.now(timezone.utc).replace(second=0, microsecond=0) - timedelta(minutes=30)

@@ -26,8 +26,8 @@ from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.transforms import Sql
-from airflow_kafka_spark.windows.instants import instant_ms, iso
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
+from airflow_kafka_spark.windows.times import instant_ms, iso
 from tests.support.compacting import alter_config
 from tests.support.control import reset
 from tests.support.intervals import BEGIN, Intervals

@@ -1,23 +1,32 @@
-"""SIGTERM raises nothing in an Airflow task, it only calls ``on_kill``: that has to make the Spark job fail."""
+"""SIGTERM raises nothing in an Airflow task, it only calls ``on_kill``. ``execution_timeout`` raises first, then calls it.
+
+Both cancel the Spark job."""
 
 from __future__ import annotations
 
 import os
 import signal
 
+import pytest
+
 from tests.support.pipelines import make
+from tests.support.victim import TIMEOUT
 
 
-def test_on_kill_cancels_the_spark_job_and_the_retry_finishes_the_window(files):
+@pytest.mark.parametrize(
+    ("ends", "error"), [(signal.SIGTERM, "SparkJobFailed"), (signal.SIGALRM, "AirflowTaskTimeout")], ids=["on_kill", "timeout"]
+)
+def test_an_attempt_that_is_ended_cancels_its_spark_job_and_the_retry_finishes_the_window(files, monkeypatch, ends, error):
+    monkeypatch.setenv(TIMEOUT, "600")  # the alarm comes earlier, from here
     files.produce(1000)
     # A worker that stops in the middle of its split: without the cancel the job would never end.
     attempt = files.victim("run1", fault="split.mid:stop")
     attempt.wait_stopped()
-    os.kill(attempt.process.pid, signal.SIGTERM)
+    os.kill(attempt.process.pid, ends)
     assert attempt.wait() == 1, attempt.tail()
     # Not its tail: a JVM that goes down writes many lines more.
     log = attempt.log.read_text()
-    assert "Cancelling the Spark job" in log and "SparkJobFailed" in log
+    assert "Cancelling the Spark job" in log and error in log
     assert files.rows() == []
     files.run("run1")
     assert files.check() == 1000

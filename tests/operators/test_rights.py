@@ -31,7 +31,7 @@ from confluent_kafka.admin import (
 from airflow_kafka_spark.cli.definition import COMMANDS, main
 from airflow_kafka_spark.control.base import ChangeRequest
 from airflow_kafka_spark.control.preview import preview
-from airflow_kafka_spark.control.resend import resend
+from airflow_kafka_spark.control.replay import resend
 from airflow_kafka_spark.errors import RightMissing, ValidationError
 from airflow_kafka_spark.formats import Json, Raw
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -48,9 +48,7 @@ from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink, KafkaSi
 from airflow_kafka_spark.sources import FilesSource, JdbcSource, PostgresCdcSource
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.transforms import Condition, Filter
-from airflow_kafka_spark.triggers.interval import KafkaIntervalTrigger
-from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
-from airflow_kafka_spark.triggers.window import KafkaWindowTrigger
+from airflow_kafka_spark.triggers import KafkaIntervalTrigger, KafkaLagTrigger, KafkaWindowTrigger
 from airflow_kafka_spark.ui.actions import ACTIONS as UI_ACTIONS
 from airflow_kafka_spark.ui.actions import ActionContext, ActionRequest, perform
 from airflow_kafka_spark.ui.airflow_metadata import LedgerName

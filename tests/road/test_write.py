@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_kafka_spark.errors import SinkRejected, SinkUnavailable, SparkJobFailed
-from airflow_kafka_spark.formats.internal_columns import CAPTURED, END, ERROR, LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE
-from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
+from airflow_kafka_spark.formats.base import CAPTURED, END, ERROR, LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 from airflow_kafka_spark.road.tasks.account import Tolerance
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin
 from airflow_kafka_spark.road.tasks.write import OTHERS, REFUSED, TAKEN, CapturingWriter, OtherSink, WriteTask
@@ -19,8 +19,8 @@ from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.windows.codec import decode_result, encode_result
+from airflow_kafka_spark.windows.dead_letters import OffsetSet
 from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult
-from airflow_kafka_spark.windows.offset_set import OffsetSet
 
 COLUMN = f"{CAPTURED}0"
 COLUMNS = pa.schema([("id", pa.int64())])

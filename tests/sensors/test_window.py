@@ -12,7 +12,7 @@ from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.sensors import KafkaWindowSensor
-from airflow_kafka_spark.triggers.base import Polling
+from airflow_kafka_spark.triggers import Polling
 from airflow_kafka_spark.windows.model import OffsetRange, Window
 from tests.support.triggers import fire
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing._processes import wait_until
-from tests.soak.subjects import Subject
+from tests.soak.subjects import Subject, variable
 from tests.support import workers
 from tests.support.runs import Victim
+from tests.support.victim import TIMEOUT
 
 LONGEST = 4.0
 """Seconds after the start of an attempt within which something random happens to it."""
@@ -165,6 +166,23 @@ def _kill_an_executor(campaign: Campaign, subject: Subject) -> str:
     return f"an executor killed after {seconds:.2f} s" if killed else ""
 
 
+def _time_out(campaign: Campaign, subject: Subject) -> str:
+    seconds = campaign.chance.uniform(0.1, LONGEST)
+    with variable(TIMEOUT, f"{seconds:.3f}"):
+        victim = subject.victim(None)
+    return f"interrupted after {seconds:.2f} s" if victim.wait() else ""
+
+
+def _terminate(campaign: Campaign, subject: Subject) -> str:
+    victim = subject.victim(None)
+    seconds = campaign.moment()
+    done = victim.process.poll() is not None
+    if not done:
+        os.kill(victim.process.pid, signal.SIGTERM)
+    victim.wait()
+    return "" if done else f"terminated after {seconds:.2f} s"
+
+
 def _kill_the_broker(campaign: Campaign, subject: Subject) -> str:
     victim = subject.victim(None)
     seconds = campaign.moment()
@@ -189,6 +207,8 @@ TROUBLES: tuple[Callable[[Campaign, Subject], str], ...] = (
     _kill_a_worker,
     _kill_the_jvm,
     _kill_the_broker,
+    _time_out,
+    _terminate,
     _do_nothing,
 )
 

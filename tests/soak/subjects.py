@@ -493,7 +493,18 @@ class BetweenTopics(Subject):
 
     @property
     def more_commands(self) -> Sequence[Callable[[random.Random], str | None]]:
-        return self._skip, self._fewer
+        return self._skip, self._fewer, self._begin_anew, self._begin_anew
+
+    def _begin_anew(self, chance: random.Random) -> str:
+        """Forget the pipeline, which goes on where its group stands, and kill attempts at its first window."""
+        self._ask(forget)
+        self.feed(chance)
+        self.next_run()
+        for _ in range(chance.randrange(1, 4)):
+            victim = self.victim(chance.choice(self.points))
+            victim.wait()
+        self.run()
+        return "forget, and kills at the first window"
 
     def _skip(self, chance: random.Random) -> str | None:
         if not self._leave_open(chance):

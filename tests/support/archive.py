@@ -1,6 +1,7 @@
 """Classes as a JVM has them once they are loaded, in files: a start with one takes little more than half the CPU time.
 
-There is one for Spark (`airflow_kafka_spark.hooks.class_archive`), and one for the embedded Kafka, which finds it by itself.
+There is one for Spark (`airflow_kafka_spark.hooks.spark.class_archive`), and one for the embedded Kafka, which finds it
+by itself.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from confluent_kafka import Consumer, KafkaException, Producer
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.hooks import class_archive
-from airflow_kafka_spark.hooks.class_archive import SparkClassArchive, is_whole, making
+from airflow_kafka_spark.hooks.spark import class_archive
+from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive, is_whole, making
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing.kafka import JVM_OPTIONS
 from airflow_kafka_spark.testing.kafka import class_archive as kafka_archive

@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
-from airflow_kafka_spark.hooks.class_archive import SparkClassArchive
+from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive
 from airflow_kafka_spark.testing import _processes as processes
 from tests.support.pipelines import QUICK_JVM
 from tests.support.runs import ROOT, run

@@ -22,7 +22,7 @@ def serve() -> None:
     """Fork a daemon for each process that connects."""
     import gc
 
-    from airflow_kafka_spark.hooks.warm_spark import python_daemon
+    from airflow_kafka_spark.hooks.spark import python_daemon
 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{os.environ[SOCKET]}.new")

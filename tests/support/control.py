@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from airflow_kafka_spark.control import forget as _forget
-from airflow_kafka_spark.control import pause as _pause
-from airflow_kafka_spark.control import rebind as _rebind
-from airflow_kafka_spark.control import rename as _rename
+from airflow_kafka_spark.control import lifecycle as _forget
+from airflow_kafka_spark.control import lifecycle as _pause
+from airflow_kafka_spark.control import lifecycle as _rebind
+from airflow_kafka_spark.control import lifecycle as _rename
+from airflow_kafka_spark.control import position as _reset
+from airflow_kafka_spark.control import position as _skip
 from airflow_kafka_spark.control import replay as _replay
-from airflow_kafka_spark.control import resend as _resend
-from airflow_kafka_spark.control import reset as _reset
-from airflow_kafka_spark.control import skip as _skip
+from airflow_kafka_spark.control import replay as _resend
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.topic import TOPIC

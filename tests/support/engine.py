@@ -25,7 +25,7 @@ from tests.support import spark_daemon
 from tests.support.workers import daemons, session
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
 FOUND_BY = "TEST_ENGINE"
 """The environment variable that tells an attempt where to ask for its engine."""
@@ -102,7 +102,7 @@ def lend(*, alone: bool = False) -> Engine | None:
     """
     from pyspark import SparkContext
 
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
     hook = SparkHook()
     if hook.is_connect or hook.keep_alive is not None:
@@ -122,7 +122,7 @@ def _options(hook: SparkHook) -> list[str]:
 
 def _own_options() -> list[str]:
     """The options of this process's own engine, whatever the default connection of the test that comes first."""
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from tests.support.pipelines import SPARK
 
     with patch.dict(os.environ, {"AIRFLOW_CONN_SPARK_DEFAULT": SPARK}):
@@ -164,7 +164,7 @@ def not_here() -> None:
 
 def take() -> None:
     """In the attempt's process: its Spark will be that of the engine; one of its own where the engine's has other settings."""
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
     address, start = Path(os.environ[FOUND_BY]), SparkHook._start
 

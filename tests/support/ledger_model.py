@@ -12,6 +12,7 @@ everything to its end.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from unittest.mock import patch
 from airflow.providers.common.compat.sdk import AirflowSkipException
 
 from airflow_kafka_spark.control import base as control_base
-from airflow_kafka_spark.control import forget, pause, position_change, rebind, rename, replay
+from airflow_kafka_spark.control import lifecycle, position, replay
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, WindowConflict
 from airflow_kafka_spark.formats import String
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset, GroupState, PartitionOffsets, TopicDescription
@@ -33,17 +34,19 @@ from airflow_kafka_spark.ledger import attempt as ledger
 from airflow_kafka_spark.ledger import boundaries as boundaries_hook
 from airflow_kafka_spark.ledger import interval as interval_ledger
 from airflow_kafka_spark.ledger import topic as ledger_topic
+from airflow_kafka_spark.ledger.group import offset_metadata
+from airflow_kafka_spark.ledger.topic import Hint
 from airflow_kafka_spark.operators import KafkaToSinkOperator, base, binding
 from airflow_kafka_spark.operators.publishing import publish_splits
 from airflow_kafka_spark.sinks.base import Guarantee, Sink
 from airflow_kafka_spark.sinks.kafka.tasks.publish import ClaimedWindow, Publisher
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
-from airflow_kafka_spark.windows.instants import instant_of
 from airflow_kafka_spark.windows.interval_boundaries import Boundary
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, fold_records, marker_record, window_key
 from airflow_kafka_spark.windows.model import Applied, Landed, Marker, OffsetRange, TargetTopic, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report
+from airflow_kafka_spark.windows.times import instant_of
 
 PIPELINE, GROUP, TOPIC, LEDGER = "p", "g", "t", "airflow-windows"
 TP = TopicPartition(TOPIC, 0)
@@ -199,11 +202,13 @@ def _publish(
     offset: int,
     key: bytes,
     value: bytes,
+    group: tuple[str, tuple[int, str]],
 ) -> tuple[World, Answer]:
-    """A record, and the marker of its split, in one open transaction."""
+    """A record, the marker of its split and the offset of the group, in one open transaction."""
     world, written = _produce(world, rules, producer, epoch, ((key, value),))
     if written is None:
         return world, None
+    world = world._replace(pending=(*world.pending, (producer, group)))
     taken = Taken(pipeline, number, (OffsetRange(TOPIC, 0, offset, offset + 1),), 0)
     return world._replace(sent=(*world.sent, (producer, taken))), True
 
@@ -233,7 +238,7 @@ def _sink_look(world: World, rules: Rules, pipeline: str) -> tuple[World, Answer
 def _sink_commit(
     world: World, rules: Rules, pipeline: str, number: int, ranges: tuple[OffsetRange, ...], replay: int, moved: int
 ) -> tuple[World, Answer]:
-    """Compare and set, as sinks/postgres/windows_table.py and files.py have it; one transaction."""
+    """Compare and set, as sinks/postgres/attempt.py and files.py have it; one transaction."""
     window = Window(pipeline, number, ranges, "", "", replay=replay, moved=moved)
     there = {t.number: t for t in world.taken if t.pipeline == pipeline}
     mine = there.pop(number, None)
@@ -558,7 +563,9 @@ def publish_one(ledger: Any, window: Window, split: int, offset: int) -> None:
         return
     marker = Marker(window.number, split, (Landed("out", 0, offset, offset, 1),), 1)
     record = marker_record(window.pipeline, marker)
-    if not _ask("publish", name, epoch, window.pipeline, window.number, offset, record.key, record.value):
+    # There is one partition, so that its offset is moved by the close. Of the offset that a split commits, the hint counts here.
+    group = ledger.group_id, (window.ranges[0].start, offset_metadata(window, TOPIC, ledger.claim_hint))
+    if not _ask("publish", name, epoch, window.pipeline, window.number, offset, record.key, record.value, group):
         raise Fenced(PIPELINE, "publishing")
     if not _ask("commit", name, epoch):
         raise Fenced(PIPELINE, "publishing")
@@ -636,11 +643,11 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(ledger_topic, "fold_records", _fold_records),
         patch.object(boundaries_hook, "Boundaries", FixedBoundaries),
         # Records of one partition stand for partitions.
-        patch.object(position_change, "split_count", lambda window: window.span),
+        patch.object(position, "split_count", lambda window: window.span),
         patch.object(base, "emit", lambda report: None),
         patch.object(base.Stopwatch, "stop", lambda watch: {}),
         patch.object(binding, "deployment", lambda: ""),
-        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, forget, position_change, pause, rebind, rename, replay)),
+        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, lifecycle, position, replay)),
         # Who loses against somebody else tries again; twice shows what happens then.
         # Nobody is at work meanwhile.
         *(patch.object(m, "wait_for_others", lambda again: None) for m in (ledger, interval_ledger, control_base)),
@@ -669,10 +676,13 @@ def run_alone(world: World, act: Act, name: str, rules: Rules = Rules()) -> Worl
     return _now.world
 
 
-def stopped(world: World, act: Act, name: str, kind: str) -> World:
-    """An actor that dies right after its first step of this kind."""
+def stopped(world: World, act: Act, name: str, kind: str, times: int = 1) -> World:
+    """Return the world that an actor leaves which dies right after a step of this kind.
+
+    :param times: how many of them it takes. Default: the first one.
+    """
     global _now
-    _now = _Stopping(name, world=world, last=kind)
+    _now = _Stopping(name, world=world, last=kind, left=times)
     with suppress(Suspended):
         act()
     assert _now.world is not None
@@ -682,10 +692,12 @@ def stopped(world: World, act: Act, name: str, kind: str) -> World:
 @dataclass
 class _Stopping(Asking):
     last: str = ""
+    left: int = 1
 
     def ask(self, *step: Any) -> Answer:
         answer = super().ask(*step)
-        if step[0] == self.last:
+        self.left -= step[0] == self.last
+        if not self.left:
             raise Suspended(step)
         return answer
 
@@ -868,13 +880,31 @@ def _check_always(world: World, always: Callable[[World], None], trail: Callable
         raise Violation(f"{error}\n{trail()}") from error
 
 
-def each_once(world: World) -> None:
-    """Assert that no offset is in the sink twice, and that none before a group's offset is missing."""
+def each_once(world: World, hints: bool = True) -> None:
+    """Assert that no offset is in the sink twice, and that none before a group's offset is missing.
+
+    :param hints: False leaves out :func:`hints_hide_nothing`.
+    """
     doubled = {offset: times for offset, times in world.moved.items() if times > 1}
     assert not doubled, f"doubled: {doubled}"
     for name, (offset, _) in world.groups:
         missing = [o for o in range(offset) if o not in world.moved and o not in given_up(world)]
         assert not missing, f"group {name} is at {offset}, and {missing} are not in the sink"
+    if hints:
+        hints_hide_nothing(world)
+
+
+def hints_hide_nothing(world: World) -> None:
+    """Assert that a reader who begins at the hint of a group sees all that an attempt needs."""
+    for group, (_, metadata) in world.groups:
+        pipeline = json.loads(metadata)["pipeline"]
+        if (hint := Hint.from_metadata(metadata, pipeline)) is None:
+            continue
+        everything = _remembered(pipeline, tuple(world.committed))
+        seen = _remembered(pipeline, tuple(record for record in world.committed if record.offset >= hint.offset))
+        for what in ("position", "last_used", "published", "open_entry", "markers", "pause", "binding"):
+            found, expected = getattr(seen, what), getattr(everything, what)
+            assert found == expected, f"from the hint of group {group}, {what} is {found}, and it is {expected}"
 
 
 def given_up(world: World) -> set[int]:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from airflow_kafka_spark.errors import ServerFailed
-from airflow_kafka_spark.hooks import jars
+from airflow_kafka_spark.hooks.spark import jars
 from airflow_kafka_spark.testing import _processes as processes
 
 # The newest that runs on Java 17.

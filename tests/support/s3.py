@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from airflow_kafka_spark.hooks import jars
+from airflow_kafka_spark.hooks.spark import jars
 from airflow_kafka_spark.testing import _processes as processes
 
 PACKAGES = Path(__file__).with_name("s3_packages.txt")

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 
-from airflow_kafka_spark.hooks.warm_spark import python_daemon
+from airflow_kafka_spark.hooks.spark import python_daemon
 
 FILE = "TEST_WORKER_ENVIRONMENT"
 """The environment variable that names the file."""

@@ -8,9 +8,13 @@ import os
 import pickle
 import signal
 import sys
+from typing import Any
 
 from airflow_kafka_spark import faults
 from tests.support import engine, spark_daemon, warm
+
+TIMEOUT = "TEST_EXECUTION_TIMEOUT"
+"""Variable with the seconds after which the attempt is interrupted, wherever it is, as Airflow's ``execution_timeout`` does."""
 
 
 def main(payload: str) -> None:
@@ -31,4 +35,22 @@ def main(payload: str) -> None:
     operator = make(**options)
     # As Airflow's task runner does: nothing is raised, the operator is told.
     signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())
-    print("REPORT " + json.dumps(operator.execute(context(run_id, **facts))), flush=True)
+    if seconds := os.environ.get(TIMEOUT):
+        report = with_timeout(operator, float(seconds), context(run_id, **facts))
+    else:
+        report = operator.execute(context(run_id, **facts))
+    print("REPORT " + json.dumps(report), flush=True)
+
+
+def with_timeout(operator: Any, seconds: float, facts: Any) -> dict[str, Any]:
+    """Execute an operator, and interrupt it after some seconds, in the way of Airflow's task runner."""
+    from airflow.sdk.exceptions import AirflowTaskTimeout
+    from airflow.sdk.execution_time.timeout import timeout
+
+    try:
+        with timeout(seconds):
+            report: dict[str, Any] = operator.execute(facts)
+            return report
+    except AirflowTaskTimeout:
+        operator.on_kill()
+        raise

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from airflow_kafka_spark.hooks.warm_spark import client
-from airflow_kafka_spark.hooks.warm_spark.process import peer
+from airflow_kafka_spark.hooks.spark.warm import client
+from airflow_kafka_spark.hooks.spark.warm.process import peer
 from airflow_kafka_spark.testing._processes import wait_until
 
 EVERYWHERE = os.environ.get("TEST_KEEP_ALIVE", "")

@@ -11,10 +11,15 @@ import pytest
 
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSparkError, KafkaUnavailable, TopicMissing
-from airflow_kafka_spark.triggers.base import Polling, RetryBudget, failure_of, raise_failure
-from airflow_kafka_spark.triggers.interval import KafkaIntervalTrigger
-from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
-from airflow_kafka_spark.triggers.window import KafkaWindowTrigger
+from airflow_kafka_spark.triggers import (
+    KafkaIntervalTrigger,
+    KafkaLagTrigger,
+    KafkaWindowTrigger,
+    Polling,
+    RetryBudget,
+    failure_of,
+    raise_failure,
+)
 from tests.support.lag import produce
 from tests.support.triggers import again, fire, first, longest_pause
 

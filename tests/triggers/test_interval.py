@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from airflow_kafka_spark.triggers.interval import IntervalProbe, KafkaIntervalTrigger
+from airflow_kafka_spark.triggers import IntervalProbe, KafkaIntervalTrigger
 from tests.support.lag import produce, transaction
 from tests.support.triggers import again, fire
 from tests.support.waiting import eventually

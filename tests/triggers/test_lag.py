@@ -9,8 +9,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_kafka_spark.errors import ConsumerUnhealthy
-from airflow_kafka_spark.triggers.base import raise_failure
-from airflow_kafka_spark.triggers.lag import KafkaLagTrigger, should_fire
+from airflow_kafka_spark.triggers import KafkaLagTrigger, raise_failure, should_fire
 from tests.support.lag import commit, consuming, produce
 from tests.support.triggers import Store, again, fire
 

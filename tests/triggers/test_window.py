@@ -9,7 +9,7 @@ import pytest
 
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
-from airflow_kafka_spark.triggers.window import KafkaWindowTrigger, WindowProbe
+from airflow_kafka_spark.triggers import KafkaWindowTrigger, WindowProbe
 from airflow_kafka_spark.windows.model import OffsetRange, Window
 from tests.support.triggers import again, fire, first
 

@@ -16,10 +16,10 @@ from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.topic import TOPIC, LedgerTopic
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.dead_letters import Batch, DeadLetters
-from airflow_kafka_spark.windows.latency import Latency
 from airflow_kafka_spark.windows.memory import dead_record
 from airflow_kafka_spark.windows.model import Landed, OffsetRange, SourcePlan, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report
+from airflow_kafka_spark.windows.times import Latency
 
 AWKWARD = ["a/b/c", "dots.and..dots", "späße-日本", 'it\'s "quoted"', "<script>alert(1)</script>", "50% & more?=#"]
 """Names that pages and addresses have to bear."""

@@ -12,8 +12,8 @@ from airflow.timetables.events import EventsTimetable
 from airflow.timetables.interval import CronDataIntervalTimetable
 from airflow.timetables.trigger import CronTriggerTimetable, MultipleCronTriggerTimetable
 
-from airflow_kafka_spark.ui.dag_schedule import DagSchedule, end_of, timetable_of
-from airflow_kafka_spark.windows.cadence import Timetabled, Unscheduled
+from airflow_kafka_spark.ui.airflow_metadata import DagSchedule, end_of, timetable_of
+from airflow_kafka_spark.windows.lag import Timetabled, Unscheduled
 
 HOUR = 3600.0
 

@@ -9,14 +9,12 @@ import pytest
 from airflow.timetables.interval import CronDataIntervalTimetable
 
 from airflow_kafka_spark.ui import watcher
-from airflow_kafka_spark.ui.airflow_metadata import Catalog, LedgerName, PipelineTask
-from airflow_kafka_spark.ui.dag_schedule import DagSchedule
+from airflow_kafka_spark.ui.airflow_metadata import Catalog, DagSchedule, LedgerName, PipelineTask
 from airflow_kafka_spark.ui.lag_monitor import LagMonitor, ReadPosition
 from airflow_kafka_spark.ui.snapshot import PipelineSummary
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
-from airflow_kafka_spark.windows.cadence import Periodic, Timetabled, Unscheduled
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.lag import BacklogHead, Lag, Observation, PartitionLag, Status
+from airflow_kafka_spark.windows.lag import BacklogHead, Lag, Observation, PartitionLag, Periodic, Status, Timetabled, Unscheduled
 from airflow_kafka_spark.windows.memory import window_key
 from airflow_kafka_spark.windows.model import TopicPartition
 from tests.support.control import reset

@@ -6,16 +6,18 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from airflow_kafka_spark.windows.cadence import (
+from airflow_kafka_spark.windows.lag import (
     LATE_SECONDS,
     CompletedWindow,
+    Observation,
     Periodic,
+    Status,
     Timetabled,
     Unscheduled,
     cadence_of_windows,
+    judge_partition,
     usual_period,
 )
-from airflow_kafka_spark.windows.lag import Observation, Status, judge_partition
 
 HOUR = 3600.0
 MONDAY = datetime(2026, 1, 5, tzinfo=timezone.utc).timestamp()

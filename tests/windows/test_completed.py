@@ -6,10 +6,9 @@ from datetime import datetime, timezone
 
 import pytest
 
-from airflow_kafka_spark.windows.completed import WindowCriteria, find_completed, is_same_run
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.interval_archive import Intervals
-from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowEntry
+from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowCriteria, WindowEntry, find_completed, is_same_run
 from airflow_kafka_spark.windows.model import State, Window
 
 

@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_kafka_spark.windows.cadence import PERIODS, Periodic
 from airflow_kafka_spark.windows.lag import (
     MIN_OBSERVATIONS,
     OBSERVATIONS,
+    PERIODS,
     BacklogHead,
     History,
     Lag,
     Observation,
     PartitionLag,
+    Periodic,
     Status,
     Threshold,
     Verdict,

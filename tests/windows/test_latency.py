@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.windows.latency import (
+from airflow_kafka_spark.windows.times import (
     DAY,
     MAX_BUCKETS,
     MINUTE,

@@ -24,6 +24,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
+from airflow_kafka_spark.ledger.topic import Hint
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.report import Report
@@ -39,6 +40,7 @@ from tests.support.ledger_model import (
     Violation,
     World,
     attempt,
+    each_once,
     explore,
     modelled,
     run_alone,
@@ -110,6 +112,11 @@ def half_published() -> World:
     return stopped(two_splits(), PUBLISHED, "dead", "publish")
 
 
+def first_published_in_part() -> World:
+    """The attempt at window 1 has died after the second of its three splits."""
+    return stopped(World(end=3), PUBLISHED, "dead", "commit", times=3)
+
+
 def one_hour() -> World:
     """The first hour is complete, and the next one is over."""
     return run_alone(World(), HOUR, "hour")._replace(end=4)
@@ -148,6 +155,10 @@ def test_a_pipeline_is_forgotten_while_an_attempt_is_at_work(model, world):
 
 def test_two_tries_of_a_window_that_is_published_split_by_split(model):
     explore(two_splits(), {"A": PUBLISHED, "B": PUBLISHED}, [PUBLISHED, LAST_PUBLISHED], records=0, timeouts=0)
+
+
+def test_a_first_window_that_is_published_in_part(model):
+    explore(first_published_in_part(), {"A": PUBLISHED}, [PUBLISHED, LAST_PUBLISHED], records=0, timeouts=0)
 
 
 def published_as_said(world: World) -> None:
@@ -370,6 +381,15 @@ def test_intervals_come_back_to_their_group_while_a_new_pipeline_begins_with_it(
 
 
 # --- a rule is taken away, and it is noticed -----------------------------------------------------------------------------------
+
+
+def test_a_hint_that_leads_behind_markers(model):
+    hint = property(lambda ledger: Hint(ledger.topic.topic_id, ledger._partition, ledger.memory.oldest_offset))
+    for always in (None, partial(each_once, hints=False)):
+        patches = [patch.object(Ledger, "claim_hint", hint)]
+        given = {"records": 0, "timeouts": 0, "always": always}
+        text = noticed(first_published_in_part(), {"A": PUBLISHED}, [PUBLISHED, LAST_PUBLISHED], patches=patches, **given)
+        assert ("doubled" if always else "from the hint of group") in text
 
 
 def noticed(*args, patches=(), **options) -> str:

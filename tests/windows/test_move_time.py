@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_kafka_spark.windows.move_time import Timed, parts_of_move, split_seconds
+from airflow_kafka_spark.windows.times import Timed, parts_of_move, split_seconds
 
 WORK = {"read": 6.0, "decode": 3.0, "write": 3.0, "wait": 0.0}
 

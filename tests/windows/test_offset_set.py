@@ -6,9 +6,15 @@ import pickle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters, dead_letters_from_json, dead_letters_to_json
+from airflow_kafka_spark.windows.dead_letters import (
+    Captured,
+    DeadLetters,
+    OffsetSet,
+    dead_letters_from_json,
+    dead_letters_to_json,
+    digest_of,
+)
 from airflow_kafka_spark.windows.model import TopicPartition
-from airflow_kafka_spark.windows.offset_set import OffsetSet, digest_of
 
 OFFSETS = st.frozensets(st.integers(0, 2**62) | st.integers(0, 9000))
 

@@ -15,9 +15,8 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.testing._processes import wait_until
-from airflow_kafka_spark.ui.airflow_metadata import CatalogReader
-from airflow_kafka_spark.ui.dag_schedule import DagSchedule
-from airflow_kafka_spark.windows.cadence import Unscheduled
+from airflow_kafka_spark.ui.airflow_metadata import CatalogReader, DagSchedule
+from airflow_kafka_spark.windows.lag import Unscheduled
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.pipelines import COLUMNS, order, row_of
 from tests.support.waiting import eventually

@@ -18,7 +18,7 @@ from importlib import metadata
 from itertools import chain
 from pathlib import Path
 
-from airflow_kafka_spark.hooks.tasks.executor_check import INSTEAD, PACKAGES
+from airflow_kafka_spark.hooks.spark.tasks.executor_check import INSTEAD, PACKAGES
 from airflow_kafka_spark.provider_info import is_installed
 
 SINKS = ("delta", "files", "iceberg", "kafka", "postgres")

@@ -1,29 +1,40 @@
-"""Request a replay of a complete window. Its own task replays it once it is cleared, since only an operator has a sink."""
+"""Move a complete window again (replay), or send its dead letters again to the topics that they came from (resend).
+
+A replay is only requested here. The pipeline's own task replays the window once it is cleared, since only an operator has a sink.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.control.base import (
+    AccompanyingRecords,
     ChangeRequest,
     ChangeResult,
     ReplayedWindow,
+    SentAgain,
     find_window,
     refuse_open_window,
     request_change,
 )
-from airflow_kafka_spark.control.pipelines import has_source
-from airflow_kafka_spark.errors import ReplayRefused
-from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
+from airflow_kafka_spark.control.pipelines import has_source, read_pipeline
+from airflow_kafka_spark.errors import ReplayRefused, ResendRefused
+from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log, read_records
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.memory import Memory
-from airflow_kafka_spark.windows.model import Window
+from airflow_kafka_spark.windows.dead_letters import dead_letters_at
+from airflow_kafka_spark.windows.memory import Memory, WindowEntry
+from airflow_kafka_spark.windows.model import Landed, OffsetRange, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import check_readable, lost_topics
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message, Producer
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+
 
 IN_PIECES = "exactly-once, split by split"
 """The guarantee of sinks that commit split by split, and would replace rows split by split."""
@@ -70,8 +81,8 @@ def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     return replace(
         ChangeResult.of("replay", request, asked),
         changed=change is not None,
-        window=ReplayedWindow(there.number, interval or None, there.replay, there.ranges, there.run, *_parts(there.run)),
-        warnings=_warnings(memory, change, there),
+        window=ReplayedWindow(there.number, interval or None, there.replay, there.ranges, there.run, *_parse_run(there.run)),
+        warnings=_replay_warnings(memory, change, there),
     )
 
 
@@ -109,7 +120,7 @@ def _of_interval(memory: Memory, name: str) -> Window:
     return Window(ledger_name, 1, state.ranges, state.run, "", topic_ids=state.topic_ids, interval=bounds, replay=state.replay)
 
 
-def _parts(run: str) -> tuple[str | None, str | None, str | None, int]:
+def _parse_run(run: str) -> tuple[str | None, str | None, str | None, int]:
     parts = run.split("/")
     if len(parts) == 3:
         return parts[0], parts[1], parts[2], -1
@@ -118,10 +129,285 @@ def _parts(run: str) -> tuple[str | None, str | None, str | None, int]:
     return None, None, None, -1
 
 
-def _warnings(memory: Memory, change: Change | None, window: Window) -> tuple[str, ...]:
+def _replay_warnings(memory: Memory, change: Change | None, window: Window) -> tuple[str, ...]:
     return (
         *([] if change else ["It was requested already, and waits until its task is cleared"]),
         f"Clear the task of run {window.run}, also though it succeeded: then it is moved once more",
         "A sink that cannot replace the window's rows makes that task fail, and leaves them as they are",
         *(["The pipeline is paused: it is moved once it is resumed"] if memory.is_paused else []),
+    )
+
+
+MAX_LETTERS = 10_000
+"""Maximum number of dead letters of a window that are sent in one transaction."""
+MAX_BYTES = 64 << 20
+"""Maximum size of these dead letters in bytes, because they pass through this process."""
+SECONDS = 60
+PREFIX = "__connect.errors."
+ORIGIN = (f"{PREFIX}topic", f"{PREFIX}partition", f"{PREFIX}offset")
+"""The headers that the context of a dead letter begins with, in this order."""
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """The record of a dead letter, as it was before it became one.
+
+    :param origin: the partition from which the record was read.
+    :param offset: its offset there.
+    :param timestamp: milliseconds since the epoch; None without one.
+    :param headers: its headers, without those of the dead letter.
+    """
+
+    origin: TopicPartition
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.key or b"") + len(self.value or b"") + sum(len(n) + len(v or b"") for n, v in self.headers)
+
+
+def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None, name: str | None = None) -> ChangeResult:
+    """Send the dead letters of a complete window again, to the topics that they came from, where the pipeline reads them anew.
+
+    Each record is sent as it was read (key, value, timestamp and headers), to the partition that it came from. The records of a
+    partition keep their order.
+
+    Guarantee: one Kafka transaction sends them and records this in the ledger. A ``read_committed`` reader of the topic therefore
+    sees each of them exactly once more, even if processes are killed or the command is repeated. A running attempt is not
+    disturbed. Other readers of the topic get the records a second time, too.
+
+    :param hook: the cluster.
+    :param request: the pipeline, the author and the reason.
+    :param window: the window's number; or give ``name``.
+    :param name: a data interval's name, ``20260101T000000Z-20260101T010000Z``, with or without the pipeline's before it.
+    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises WindowOpen: the window is not complete.
+    :raises ResendRefused: there is no such window any more, it has no dead letters, or they have no headers with their origin.
+    :raises RightMissing: the user may not read the dead letters, or not write to the topic that they came from.
+    :raises ValueError: neither or both of ``window`` and ``name``.
+    """
+    memory, number, interval = find_window(hook, request, window, name)
+    entry, landed = _window(hook, memory, request.ledger_topic, interval, number)
+    number = entry.window.number
+
+    def decide(memory: Memory) -> Change | None:
+        # Another command may have sent them since they were read.
+        if _left(landed, memory.resends(number, interval)) != left:
+            return None
+        return Change(
+            memory.next_change, "resend", request.who, request.why, utc_now(), window=number, name=interval, landed=left
+        )
+
+    before = memory.resends(number, interval)
+    left = _left(landed, before)
+    if not left:
+        already = (f"They were sent again already: {before[-1].sentence}",)
+        return _resend_result(request, entry, interval, before[-1], (), changed=False, warnings=already)
+    letters = _read_letters(hook, request.pipeline, entry, left)
+    parts = _count_sent(letters)
+    _check_partitions(hook, parts)
+
+    def produce(producer: Producer) -> None:
+        _produce(producer, letters)
+
+    topics = {part.topic for part in parts}
+    largest = max(hook.largest_record(topic) for topic in topics)
+    beside = AccompanyingRecords("sending dead letters again", topics, produce, SECONDS, {"message.max.bytes": largest})
+    change, memory = request_change(hook, memory, request, decide, beside)
+    if change is None:
+        done = memory.resends(number, interval)
+        said = (f"They were sent again meanwhile: {done[-1].sentence}",) if done else ()
+        return _resend_result(request, entry, interval, done[-1] if done else None, (), changed=False, warnings=said)
+    return _resend_result(request, entry, interval, change, parts, changed=True, warnings=_resend_warnings(left, letters))
+
+
+def _resend_result(
+    request: ChangeRequest,
+    entry: WindowEntry,
+    interval: str,
+    change: Change | None,
+    parts: Sequence[SentAgain],
+    *,
+    changed: bool,
+    warnings: tuple[str, ...],
+) -> ChangeResult:
+    return replace(
+        ChangeResult.of("resend", request, change),
+        changed=changed,
+        sent_again=tuple(parts),
+        sent_of=interval or str(entry.window.number),
+        warnings=warnings,
+    )
+
+
+def _window(
+    hook: KafkaHook, memory: Memory, ledger_topic: str, interval: str, number: int
+) -> tuple[WindowEntry, tuple[Landed, ...]]:
+    """Return a complete window, and the place of its dead letters."""
+    pipeline = memory.pipeline
+    if interval:
+        state = memory.intervals.recent.get(interval)
+        if state is None:
+            raise ResendRefused(
+                f"The ledger remembers no data interval `{interval}` of pipeline `{pipeline}`",
+                expected="a name like `20260101T000000Z-20260101T010000Z`, of an interval that is not archived",
+                action="See its intervals; read the dead letter topic with a pipeline of its own",
+            )
+        memory, number = read_pipeline(hook, state.interval.ledger_name(pipeline), ledger_topic).memory, 1
+    entry = memory.entries.get(number)
+    if entry is None:
+        known = sorted(memory.entries)
+        raise ResendRefused(
+            f"The ledger remembers no window {number} of pipeline `{pipeline}`",
+            expected=f"one that it remembers: {f'windows {known[0]} to {known[-1]}' if known else 'none'}",
+            action="Read the dead letter topic with a pipeline of its own",
+        )
+    refuse_open_window(entry.state, str(entry.window), entry.window.run, entry.window.planned_at)
+    if entry.window.source:
+        raise ResendRefused(
+            f"Pipeline `{pipeline}` reads rows from a source: its dead letters are rows, which no topic has held",
+            expected="a pipeline that reads topics",
+            action="Publish the dead letters with `KafkaToKafkaOperator`, in the format that they fit now",
+        )
+    landed = dead_letters_at(memory.dead.get(number), entry.report)
+    if not landed:
+        raise ResendRefused(
+            f"Window {interval or number} of pipeline `{pipeline}` has no dead letters", expected="a window with some"
+        )
+    return entry, landed
+
+
+def _left(landed: Sequence[Landed], before: Sequence[Change]) -> tuple[Landed, ...]:
+    """Return the dead letters that were not sent again yet. A replay may have added some after those that were."""
+    ends: dict[TopicPartition, int] = {}
+    sent: Counter[TopicPartition] = Counter()
+    for part in (part for change in before for part in change.landed or ()):
+        ends[part.topic_partition] = max(ends.get(part.topic_partition, 0), part.last + 1)
+        sent[part.topic_partition] += part.records
+    found = []
+    for part in landed:
+        first = max(part.first, ends.get(part.topic_partition, 0))
+        if first <= part.last:
+            found.append(Landed(part.topic, part.partition, first, part.last, part.records - sent[part.topic_partition]))
+    return tuple(found)
+
+
+def _read_letters(hook: KafkaHook, pipeline: str, entry: WindowEntry, landed: Sequence[Landed]) -> list[DeadLetter]:
+    """Return the dead letters of a window. Those of other windows and pipelines may lie between them.
+
+    :raises ResendRefused: a dead letter has no headers with its origin, all of them were deleted, or they are too many.
+    """
+    window = entry.window
+    if (count := sum(part.records for part in landed)) > MAX_LETTERS:
+        raise _too_many(f"{count:,} dead letters", f"at most {MAX_LETTERS:,}")
+    names = {pipeline, window.pipeline}
+    ranges = {part.topic_partition: (part.first, part.last + 1) for part in landed}
+    found, size = [], 0
+    for message in read_records(hook, ranges, "reading dead letters", seconds=SECONDS, whole=True):
+        letter = _letter(message, names)
+        if letter is None or not _is_of(window.ranges, letter):
+            continue
+        found.append(letter)
+        size += letter.size
+        if size > MAX_BYTES:
+            raise _too_many(f"dead letters of more than {MAX_BYTES >> 20} MiB", "fewer")
+    if not found:
+        topics = ", ".join(sorted({f"`{part.topic}`" for part in landed}))
+        raise ResendRefused(
+            f"None of the {count:,} dead letters of window {window} was found in {topics}",
+            expected="dead letters that the topic still holds, with the headers that say where they came from",
+            action="See the retention of the topic, and `errors_deadletterqueue_context_headers_enable` of the operator",
+        )
+    # The dead letter topic may have several partitions. Records of a partition keep the order in which they were read.
+    return sorted(found, key=lambda letter: (letter.origin, letter.offset))
+
+
+def _too_many(found: str, expected: str) -> ResendRefused:
+    return ResendRefused(
+        f"The window has {found}, which are sent in one transaction",
+        expected=expected,
+        action="Read the dead letter topic with a pipeline of its own",
+    )
+
+
+def _letter(message: Message, names: set[str]) -> DeadLetter | None:
+    """Return the record of a dead letter; None if it is another pipeline's, or has no headers with its origin."""
+    headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+    starts = [at for at in range(len(headers)) if tuple(n for n, _ in headers[at : at + 3]) == ORIGIN]
+    if not starts:
+        return None
+    # The last headers count, because a dead letter of a dead letter has the headers of both.
+    at = starts[-1]
+    context = {header: (value or b"").decode(errors="replace") for header, value in headers[at:] if header.startswith(PREFIX)}
+    topic, partition, offset = (context[header] for header in ORIGIN)
+    if context.get(f"{PREFIX}connector.name") not in names or not (partition.isdecimal() and offset.isdecimal()):
+        return None
+    kind, timestamp = message.timestamp()
+    stamp = timestamp if kind == 1 and timestamp > 0 else None
+    origin = TopicPartition(topic, int(partition))
+    return DeadLetter(origin, int(offset), message.key(), message.value(), stamp, tuple(headers[:at]))
+
+
+def _is_of(ranges: Sequence[OffsetRange], letter: DeadLetter) -> bool:
+    return any(r.topic_partition == letter.origin and r.start <= letter.offset < r.end for r in ranges)
+
+
+def _count_sent(letters: Sequence[DeadLetter]) -> tuple[SentAgain, ...]:
+    counts = Counter(letter.origin for letter in letters)
+    return tuple(SentAgain(*tp, counts[tp]) for tp in sorted(counts))
+
+
+def _check_partitions(hook: KafkaHook, parts: Sequence[SentAgain]) -> None:
+    described = hook.describe_topics({part.topic for part in parts}, missing="omit")
+    for part in parts:
+        if part.topic not in described or part.partition not in described[part.topic].partitions:
+            raise ResendRefused(
+                f"There is no {part.topic}-{part.partition} any more, where {part.records:,} of the dead letters came from",
+                expected="the topics that the pipeline has read",
+                action="Read the dead letter topic with a pipeline of its own",
+            )
+
+
+def _produce(producer: Producer, letters: Sequence[DeadLetter]) -> None:
+    """Produce and flush.
+
+    :raises confluent_kafka.KafkaException: one was refused, or was not acknowledged in time.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+
+    failures: list[KafkaError] = []
+    acknowledged = 0
+
+    def on_delivery(error: KafkaError | None, message: Message) -> None:
+        nonlocal acknowledged
+        if error is not None:
+            failures.append(error)
+        else:
+            acknowledged += 1
+
+    for letter in letters:
+        # Without a timestamp of its own a record gets the time of sending.
+        options: dict[str, Any] = {} if letter.timestamp is None else {"timestamp": letter.timestamp}
+        options |= {"headers": list(letter.headers), "on_delivery": on_delivery}
+        producer.produce(letter.origin.topic, letter.value, letter.key, letter.origin.partition, **options)
+        producer.poll(0)
+    producer.flush(SECONDS)
+    if failures or acknowledged != len(letters):
+        raise KafkaException(failures[0] if failures else KafkaError(KafkaError._TIMED_OUT, "records were not acknowledged"))
+
+
+def _resend_warnings(left: Sequence[Landed], letters: Sequence[DeadLetter]) -> tuple[str, ...]:
+    gone = sum(part.records for part in left) - len(letters)
+    return (
+        *(
+            [f"{gone:,} of them are not in the dead letter topic any more, or do not say where they came from"]
+            if gone > 0
+            else []
+        ),
+        "The next window of the pipeline reads them: correct the format or the transform first, or they are dead letters again",
+        "Other readers of these topics read the records once more, too",
     )

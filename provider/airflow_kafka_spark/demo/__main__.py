@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.cli.output import format_table
+from airflow_kafka_spark.cli.commands import format_table
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.hooks.class_archive import SparkClassArchive, is_whole
-from airflow_kafka_spark.hooks.warm_spark.process import connect, peer
+from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive, is_whole
+from airflow_kafka_spark.hooks.spark.warm.process import connect, peer
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres
 from airflow_kafka_spark.testing._processes import wait_until
 

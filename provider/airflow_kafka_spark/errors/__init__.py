@@ -5,14 +5,6 @@ callbacks and retry policies. ``retryable`` is True if the same task may succeed
 """
 
 from airflow_kafka_spark.errors.base import KafkaSparkError
-from airflow_kafka_spark.errors.control import (
-    AttemptAtWork,
-    ChangeRefused,
-    PipelineUnknown,
-    ReplayRefused,
-    ResendRefused,
-    WindowOpen,
-)
 from airflow_kafka_spark.errors.formats import (
     AvroSchemaInvalid,
     RegistryRefused,
@@ -28,7 +20,9 @@ from airflow_kafka_spark.errors.kafka import (
     TopicMissing,
 )
 from airflow_kafka_spark.errors.ledger import (
+    AttemptAtWork,
     BindingChanged,
+    ChangeRefused,
     DestinationChanged,
     Fenced,
     GroupOwned,
@@ -36,8 +30,12 @@ from airflow_kafka_spark.errors.ledger import (
     PipelineInOtherLedger,
     PipelineRenamed,
     PipelineTaken,
+    PipelineUnknown,
+    ReplayRefused,
+    ResendRefused,
     SourceChanged,
     SourceOwned,
+    WindowOpen,
 )
 from airflow_kafka_spark.errors.planning import (
     BeginningDeleted,

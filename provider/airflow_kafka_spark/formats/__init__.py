@@ -7,11 +7,8 @@ from airflow_kafka_spark.formats.avro.format import Avro
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.formats.csv.format import Csv
 from airflow_kafka_spark.formats.debezium.format import Debezium
-from airflow_kafka_spark.formats.json.envelope import JsonEnvelope
-from airflow_kafka_spark.formats.json.format import Json
-from airflow_kafka_spark.formats.json.json_schema import JsonSchema
+from airflow_kafka_spark.formats.json.format import Json, JsonEnvelope, JsonSchema
 from airflow_kafka_spark.formats.protobuf.format import Protobuf
-from airflow_kafka_spark.formats.raw import Raw
-from airflow_kafka_spark.formats.string import String
+from airflow_kafka_spark.formats.raw_string import Raw, String
 
 __all__ = ["Avro", "Csv", "Debezium", "Format", "Json", "JsonEnvelope", "JsonSchema", "Protobuf", "Raw", "String"]

@@ -583,8 +583,15 @@ class Ledger:
 
     @property
     def claim_hint(self) -> Hint:
-        """A hint at the oldest record that is needed while the claimed window is open."""
-        return Hint(self.topic.topic_id, self._partition, self.memory.oldest_offset)
+        """A hint for the attempts that follow while the claimed window is open: they read from where this one has read.
+
+        :attr:`~airflow_kafka_spark.windows.memory.Memory.oldest_offset` is too late before the window is closed. It is behind the
+        markers of earlier attempts, and behind the position, if the pipeline has no complete window.
+        """
+        topic_id, partition, read_from = self.topic.topic_id, self._partition, self.hint
+        if read_from and (read_from.topic_id, read_from.partition) == (topic_id, partition):
+            return read_from
+        return Hint(topic_id, partition, 0)
 
     @property
     def claimed(self) -> WindowEntry:

@@ -16,7 +16,6 @@ from airflow_kafka_spark.hooks.kafka.config import identity
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import first_offsets
 from airflow_kafka_spark.hooks.kafka.transactions import describe, produce_all
 from airflow_kafka_spark.ledger.topic import LedgerTopic, unreadable_version
-from airflow_kafka_spark.windows.instants import iso, now_ms
 from airflow_kafka_spark.windows.interval_boundaries import (
     Boundary,
     BoundaryArchive,
@@ -36,6 +35,7 @@ from airflow_kafka_spark.windows.interval_boundaries import (
 )
 from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
+from airflow_kafka_spark.windows.times import iso, now_ms
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer

@@ -24,11 +24,20 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.ledger.topic import TOPIC, LedgerReader
-from airflow_kafka_spark.windows.cadence import CompletedWindow, Periodic, cadence_of_windows
-from airflow_kafka_spark.windows.instants import parse_iso
-from airflow_kafka_spark.windows.lag import BacklogHead, History, Lag, Observation, PartitionLag, Verdict
+from airflow_kafka_spark.windows.lag import (
+    BacklogHead,
+    CompletedWindow,
+    History,
+    Lag,
+    Observation,
+    PartitionLag,
+    Periodic,
+    Verdict,
+    cadence_of_windows,
+)
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import State, TopicPartition
+from airflow_kafka_spark.windows.times import parse_iso
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -214,7 +223,7 @@ class LagMeter:
     :param pipeline: the pipeline.
     :param ledger_topic: the topic of its ledger.
     :param schedule: seconds from one run of the consumer to the next; for a pipeline the default is derived from its windows
-        (:func:`~airflow_kafka_spark.windows.cadence.cadence_of_windows`).
+        (:func:`~airflow_kafka_spark.windows.lag.cadence_of_windows`).
     """
 
     topics: tuple[str, ...] = ()

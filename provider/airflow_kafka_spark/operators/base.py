@@ -47,8 +47,8 @@ from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions, option
-from airflow_kafka_spark.operators.visibility.metrics import emit
 from airflow_kafka_spark.operators.visibility.operator import VisibleOperator
+from airflow_kafka_spark.operators.visibility.progress import emit
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, with_details
 from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, first_bad_records
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sources.base import RowSource
@@ -577,7 +577,7 @@ class WindowOperator(VisibleOperator):
 
     @cached_property
     def spark(self) -> SparkHook:
-        from airflow_kafka_spark.hooks.spark import SparkHook
+        from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
         return SparkHook(
             self.spark_options.conn_id, conf=self.spark_options.conf, app_name=f"airflow {self.dag_id}.{self.task_id}"
@@ -589,8 +589,8 @@ class WindowOperator(VisibleOperator):
     def spark_problems(self) -> list[Problem]:
         """Return the problems that prevent Spark from starting: no Java, or no answer at the address of the master or Connect
         server."""
-        from airflow_kafka_spark.hooks.jars import find_java
-        from airflow_kafka_spark.hooks.spark_health import unreachable
+        from airflow_kafka_spark.hooks.spark.health import unreachable
+        from airflow_kafka_spark.hooks.spark.jars import find_java
 
         try:
             _ = self.spark.keep_alive

@@ -201,7 +201,7 @@ class PipelineOffsetsOperator(BaseOperator):
         )
 
     def _reset(self, run: Run) -> ChangeResult:
-        from airflow_kafka_spark.control.reset import reset
+        from airflow_kafka_spark.control.position import reset
 
         only, group = _several(self.only), self.group_id or None
         done = reset(self.kafka, self._request(run), self._target(), only=only, group_id=group, discard_open=self.discard_open)
@@ -210,7 +210,7 @@ class PipelineOffsetsOperator(BaseOperator):
         return done
 
     def _forget(self, run: Run) -> ChangeResult:
-        from airflow_kafka_spark.control.forget import forget
+        from airflow_kafka_spark.control.lifecycle import forget
 
         group = self.group_id or None
         return forget(
@@ -218,29 +218,29 @@ class PipelineOffsetsOperator(BaseOperator):
         )
 
     def _pause(self, run: Run) -> ChangeResult:
-        from airflow_kafka_spark.control.pause import pause
+        from airflow_kafka_spark.control.lifecycle import pause
 
         return self._warned(pause(self.kafka, self._request(run)))
 
     def _resume(self, run: Run) -> ChangeResult:
-        from airflow_kafka_spark.control.pause import resume
+        from airflow_kafka_spark.control.lifecycle import resume
 
         return self._warned(resume(self.kafka, self._request(run)))
 
     def _skip(self, run: Run) -> ChangeResult:
-        from airflow_kafka_spark.control.skip import skip
+        from airflow_kafka_spark.control.position import skip
 
         running = False if self.not_running else None
         group = self.group_id or None
         return self._warned(skip(self.kafka, self._request(run), group_id=group, running=running))
 
     def _rename(self, run: Run) -> ChangeResult:
-        from airflow_kafka_spark.control.rename import rename
+        from airflow_kafka_spark.control.lifecycle import rename
 
         return self._warned(rename(self.kafka, self._request(run), self.new_name, group_id=self.group_id or None))
 
     def _rebind(self, run: Run) -> ChangeResult:
-        from airflow_kafka_spark.control.rebind import rebind
+        from airflow_kafka_spark.control.lifecycle import rebind
 
         running = False if self.not_running else None
         return self._warned(rebind(self.kafka, self._request(run), running=running))
@@ -252,7 +252,7 @@ class PipelineOffsetsOperator(BaseOperator):
         return self._warned(replay(self.kafka, self._request(run), window=window, name=name))
 
     def _resend(self, run: Run) -> ChangeResult:
-        from airflow_kafka_spark.control.resend import resend
+        from airflow_kafka_spark.control.replay import resend
 
         window, name = _whole(self.window), self.interval or None
         return self._warned(resend(self.kafka, self._request(run), window=window, name=name))

@@ -32,7 +32,6 @@ from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, Re
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.latency import UpstreamCounts
 from airflow_kafka_spark.windows.model import (
     KEY_CONVERTER,
     TRANSFORMATION,
@@ -54,6 +53,7 @@ from airflow_kafka_spark.windows.plan import (
     plan_ranges,
 )
 from airflow_kafka_spark.windows.report import Report
+from airflow_kafka_spark.windows.times import UpstreamCounts
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.control.preview import Preview

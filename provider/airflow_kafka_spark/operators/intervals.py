@@ -13,12 +13,12 @@ from airflow_kafka_spark.errors import IntervalNotOver, IntervalsLost, Intervals
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, warn_of_lost_transactions
 from airflow_kafka_spark.operators.binding import refuse_other_group
 from airflow_kafka_spark.windows.continuity import refuse_foreign
-from airflow_kafka_spark.windows.instants import instant_ms
 from airflow_kafka_spark.windows.interval import Interval, contiguous_offsets, topic_start
 from airflow_kafka_spark.windows.interval_boundaries import Boundary, interval_ranges, known_epochs, limit_start
 from airflow_kafka_spark.windows.memory import Memory, known_topic_ids
 from airflow_kafka_spark.windows.model import Applied, State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges, epochs_of, refuse_recreated
+from airflow_kafka_spark.windows.times import instant_ms
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook

@@ -12,8 +12,7 @@ from airflow_kafka_spark.bad_records.options import ErrorOptions, target_problem
 from airflow_kafka_spark.errors import LedgerBehind, Problem, ValidationError
 from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.formats import Raw
-from airflow_kafka_spark.formats.base import Format, NullValues
-from airflow_kafka_spark.formats.internal_columns import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE
+from airflow_kafka_spark.formats.base import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE, Format, NullValues
 from airflow_kafka_spark.formats.types import backticked
 from airflow_kafka_spark.operators.base import analysis_problems, first_cause
 from airflow_kafka_spark.operators.binding import Run
@@ -41,12 +40,11 @@ from airflow_kafka_spark.operators.publishing import (
 )
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.transforms.options import sql_problems
-from airflow_kafka_spark.windows.instants import now_ms
-from airflow_kafka_spark.windows.latency import UpstreamCounts
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, check_readable, whole_splits
 from airflow_kafka_spark.windows.report import Report, sum_up_kafka_to_kafka
+from airflow_kafka_spark.windows.times import UpstreamCounts, now_ms
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic

@@ -37,12 +37,11 @@ from airflow_kafka_spark.operators.routed_sinks import (
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources.kafka.topics import compacted_topics
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.instants import now_ms
-from airflow_kafka_spark.windows.latency import UpstreamCounts
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
 from airflow_kafka_spark.windows.report import Report, sum_up
+from airflow_kafka_spark.windows.times import UpstreamCounts, now_ms
 
 if TYPE_CHECKING:
     from datetime import timedelta

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, over
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.errors.arguments import choice_problems
-from airflow_kafka_spark.formats.base import Format, NullValues
-from airflow_kafka_spark.formats.internal_columns import METADATA
+from airflow_kafka_spark.formats.base import METADATA, Format, NullValues
 from airflow_kafka_spark.sources.kafka.topics import Subscription
-from airflow_kafka_spark.windows.latency import UpstreamCounts, parse_counts
 from airflow_kafka_spark.windows.model import TOPIC_NAME
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Latest, Written, parse_start, parse_stop
 from airflow_kafka_spark.windows.plan import DataLossPolicy
+from airflow_kafka_spark.windows.times import UpstreamCounts, parse_counts
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.write import ReadWith

@@ -20,9 +20,8 @@ from airflow_kafka_spark.transforms.base import Transform
 from airflow_kafka_spark.transforms.chain import as_transform
 from airflow_kafka_spark.transforms.routing import Filter
 from airflow_kafka_spark.windows.continuity import drop_recreated_topics
-from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters
+from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters, OffsetSet, digest_of
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, Gap, Split, SplitResult, TopicPartition, Window
-from airflow_kafka_spark.windows.offset_set import OffsetSet, digest_of
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.formats.base import NullValues
@@ -298,7 +297,7 @@ class RoutedSinks:
 
     def outputs(self) -> tuple[OtherSink, ...]:
         """Return the parts of the sinks that the tasks of the window's job need."""
-        from airflow_kafka_spark.formats.internal_columns import CAPTURED
+        from airflow_kafka_spark.formats.base import CAPTURED
         from airflow_kafka_spark.road.tasks.write import CapturingWriter, OtherSink
 
         made = []

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
     from jinja2 import Environment
 
-    from airflow_kafka_spark.verification.options import VerificationOptions
-    from airflow_kafka_spark.verification.plan import VerificationPlan
+    from airflow_kafka_spark.verification.plan import VerificationOptions, VerificationPlan
     from airflow_kafka_spark.verification.report import VerificationReport
 
 log = logging.getLogger(__name__)
@@ -156,8 +155,7 @@ class VerifyOperator(BaseOperator):
 
         :raises ValidationError: something is wrong with them; all problems are named.
         """
-        from airflow_kafka_spark.verification.options import VerificationOptions
-        from airflow_kafka_spark.verification.plan import make_plan
+        from airflow_kafka_spark.verification.plan import VerificationOptions, make_plan
 
         sound, problems = with_sound_arguments(self)
         where = sound.where or ""

@@ -15,8 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
-from airflow_kafka_spark.formats.base import Format, NullValues, Part, as_struct, spark_column
-from airflow_kafka_spark.formats.internal_columns import CAPTURED, END, ERROR, GIVEN, LEFT_OUT, ORIGINAL, ROUTE, TOMBSTONE
+from airflow_kafka_spark.formats.base import (
+    CAPTURED,
+    END,
+    ERROR,
+    GIVEN,
+    LEFT_OUT,
+    ORIGINAL,
+    ROUTE,
+    TOMBSTONE,
+    Format,
+    NullValues,
+    Part,
+    as_struct,
+    spark_column,
+)
 from airflow_kafka_spark.windows.model import PackedSplits, Split
 
 if TYPE_CHECKING:
@@ -24,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from airflow_kafka_spark.road.arrow.tasks.program import Program
     from airflow_kafka_spark.road.tasks.account import Tolerance
     from airflow_kafka_spark.road.tasks.layout import RecordLayout
@@ -190,7 +203,7 @@ class SinkChain:
         from pyspark.sql import functions as F
         from pyspark.sql.types import StructType
 
-        from airflow_kafka_spark.transforms.record import PARTS
+        from airflow_kafka_spark.transforms.base import PARTS
 
         types = {f.name: f.dataType for f in frame.schema}
         value = types["value"]
@@ -448,7 +461,7 @@ class SourceChain:
     def _headers(self) -> Column:
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.transforms.record import FIXED
+        from airflow_kafka_spark.transforms.base import FIXED
 
         return (self.sink.headers_of_row() if self.sink.headers else F.array()).cast(FIXED["headers"])
 

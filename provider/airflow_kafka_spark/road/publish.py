@@ -17,8 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
-from airflow_kafka_spark.formats.base import Format, as_struct, spark_column
-from airflow_kafka_spark.formats.internal_columns import (
+from airflow_kafka_spark.formats.base import (
     END,
     HEADERS,
     KEY,
@@ -28,6 +27,9 @@ from airflow_kafka_spark.formats.internal_columns import (
     TIMESTAMP,
     TOMBSTONE,
     VALUE,
+    Format,
+    as_struct,
+    spark_column,
 )
 from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
 from airflow_kafka_spark.road.watch import Watch, collect, each_split
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from airflow_kafka_spark.road.chain import SourceChain, TopicChain
     from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
@@ -243,7 +245,7 @@ def _type_problems(part: str, found: DataType) -> list[Problem]:
 class SqlProjection:
     """A filter and expressions of Spark's SQL over records.
 
-    :param layout: makes rows of records, with the columns that carry a record past the SQL (``formats/internal_columns.py``).
+    :param layout: makes rows of records, with the columns that carry a record past the SQL (``formats/base.py``).
     :param filter: a condition of Spark's SQL over a record's columns; records for which it is not true are left out. Records
         without a value always pass, because readers of the topic need them as deletes.
     :param columns: column of the new value -> expression of Spark's SQL; None leaves the value's bytes.
@@ -469,7 +471,7 @@ def reading(spark: SparkHook, source: RowSource) -> Iterator[SparkSession]:
 
 
 def _jars(spark: SparkHook, source: RowSource) -> tuple[str, ...]:
-    from airflow_kafka_spark.hooks import jars
+    from airflow_kafka_spark.hooks.spark import jars
 
     if spark.is_connect or not source.packages:  # a remote server has jars and a Java of its own
         return ()

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobFailed
 from airflow_kafka_spark.errors.base import RETRY
-from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED, is_session_ended
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED, is_session_ended
 from airflow_kafka_spark.hooks.kafka.client_errors import right_missing_in_java
-from airflow_kafka_spark.hooks.spark_health import context_of
-from airflow_kafka_spark.hooks.tasks.executor_check import explain
+from airflow_kafka_spark.hooks.spark.health import context_of
+from airflow_kafka_spark.hooks.spark.tasks.executor_check import explain
 from airflow_kafka_spark.windows.model import Split, Window
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from airflow_kafka_spark.road.tasks.read import Task
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,12 @@ class Watch:
                 yield
             if follower:
                 follower.on_success()
+        except Exception:
+            raise
+        except BaseException:
+            # Airflow's `execution_timeout` raises here, and calls `on_kill` only when this context is left.
+            self.cancel()
+            raise
         finally:
             self._spark = None
 
@@ -213,7 +220,7 @@ def collect(results: RDD[str] | DataFrame, window: Window) -> list[str]:
     :raises RightMissing: Spark's Kafka source may not read a topic.
     """
     try:
-        return [row if isinstance(row, str) else row["result"] for row in results.collect()]
+        return [row if isinstance(row, str) else row["result"] for row in _collect_interruptibly(results)]
     except KafkaSparkError:
         raise
     except Exception as error:
@@ -222,6 +229,28 @@ def collect(results: RDD[str] | DataFrame, window: Window) -> list[str]:
         if unfit := explain(str(error)):
             raise ExecutorUnfit(str(window), unfit) from error
         raise SparkJobFailed(str(window), reason_of(error), retryable=is_retryable(error)) from error
+
+
+def _collect_interruptibly(results: RDD[str] | DataFrame) -> list[Any]:
+    """Return the rows of a job. An exception that a signal raises in this thread leaves the job at once.
+
+    The job has a thread of its own. pyspark's own cleanup calls the JVM, and Py4J would let that call wait until the job of the
+    same thread has ended. So an attempt that Airflow's ``execution_timeout`` interrupts would wait for a job that hangs.
+    """
+    if context_of(results.sparkSession if hasattr(results, "sparkSession") else results.context) is None:
+        return results.collect()
+    from pyspark import InheritableThread
+
+    outcome: Future[list[Any]] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(results.collect())
+        except BaseException as error:  # raised again by result()
+            outcome.set_exception(error)
+
+    InheritableThread(target=run, name="airflow-kafka-spark-job", daemon=True).start()
+    return outcome.result()
 
 
 def _is_session_ended(error: Exception) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from airflow_kafka_spark.road.chain import SinkChain
     from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.road.tasks.read import Reading
@@ -116,7 +116,7 @@ class RowJob(SinkJob):
         return self._complete([decode_result(row) for row in rows], task)
 
     def _jars(self) -> tuple[str, ...]:
-        from airflow_kafka_spark.hooks import jars
+        from airflow_kafka_spark.hooks.spark import jars
 
         return tuple(map(str, jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True)))
 

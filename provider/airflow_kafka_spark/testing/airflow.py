@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from airflow_kafka_spark.errors import ServerFailed
-from airflow_kafka_spark.hooks.jars import cache_directory
+from airflow_kafka_spark.hooks.spark.jars import cache_directory
 from airflow_kafka_spark.testing._processes import LOOPBACK, Embedded, ServerProcess, free_ports, tail, wait_until
 from airflow_kafka_spark.testing.postgres import EmbeddedPostgres
 

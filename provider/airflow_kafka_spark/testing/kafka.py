@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow_kafka_spark.errors import PackageMissing, ServerFailed, ServerInvalid
-from airflow_kafka_spark.hooks.class_archive import archive_file, java_options
-from airflow_kafka_spark.hooks.jars import KAFKA_BROKER, find_java, resolve
+from airflow_kafka_spark.hooks.spark.class_archive import archive_file, java_options
+from airflow_kafka_spark.hooks.spark.jars import KAFKA_BROKER, find_java, resolve
 from airflow_kafka_spark.testing import _processes as processes
 from airflow_kafka_spark.testing._processes import Embedded
 
@@ -347,7 +347,7 @@ def storage_template(java: Path, jars: Sequence[Path]) -> Path:
 
 
 def class_archive(java: Path, jars: Sequence[Path]) -> Path:
-    """Return the path of the archive of Kafka's classes (`airflow_kafka_spark.hooks.class_archive`), which may not exist.
+    """Return the path of the archive of Kafka's classes (`airflow_kafka_spark.hooks.spark.class_archive`), which may not exist.
 
     With an archive a broker starts with half the CPU time.
 
@@ -375,7 +375,8 @@ class EmbeddedKafka(Embedded):
     """A real Kafka 4.2 (KRaft) on free ports of the loopback interface.
 
     Use it as a context manager, or by `start` and `stop`. The brokers end with this process, however that ends: by `stop`, at
-    exit, or because it was killed. Each broker is a controller, too. Jars are fetched once (`airflow_kafka_spark.hooks.jars`).
+    exit, or because it was killed. Each broker is a controller, too. Jars are fetched once
+    (`airflow_kafka_spark.hooks.spark.jars`).
 
     The settings suit a small machine. They differ from Kafka's defaults in these points: topics are not created automatically;
     records are kept without limit unless the topic sets ``retention.ms`` (so that records with old timestamps stay); a silent

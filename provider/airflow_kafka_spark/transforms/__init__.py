@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_kafka_spark.transforms.base import ColumnTransform, KeyOrValueTransform, Transform
+from airflow_kafka_spark.transforms.base import ColumnTransform, KeyOrValueTransform, RecordSchema, Transform
 from airflow_kafka_spark.transforms.chain import apply_chain, chain_problems
 from airflow_kafka_spark.transforms.conversions import Cast, TimestampConverter
 from airflow_kafka_spark.transforms.custom import Python, Sql
@@ -17,7 +17,6 @@ from airflow_kafka_spark.transforms.fields import (
 )
 from airflow_kafka_spark.transforms.headers import DropHeaders, HeaderFrom, InsertHeader
 from airflow_kafka_spark.transforms.predicates import Condition, HasHeaderKey, Predicate, RecordIsTombstone, TopicNameMatches
-from airflow_kafka_spark.transforms.record import RecordSchema
 from airflow_kafka_spark.transforms.routing import Filter, RegexRouter, TimestampRouter
 
 __all__ = [

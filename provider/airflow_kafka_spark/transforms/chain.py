@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.formats.base import spark_column
-from airflow_kafka_spark.formats.internal_columns import ERROR, ROUTE
-from airflow_kafka_spark.transforms.base import ColumnTransform, Transform
+from airflow_kafka_spark.formats.base import ERROR, ROUTE, spark_column
+from airflow_kafka_spark.transforms.base import CARRIED, FIXED, PARTS, ColumnTransform, RecordSchema, Transform, carried_columns
 from airflow_kafka_spark.transforms.custom import Python
-from airflow_kafka_spark.transforms.record import CARRIED, FIXED, PARTS, RecordSchema, carried_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,9 +13,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Literal, get_args
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.transforms.base import KeyOrValueTransform, NullDefaultTransform
+from airflow_kafka_spark.transforms.base import KeyOrValueTransform, NullDefaultTransform, RecordSchema, rebuild_struct
 from airflow_kafka_spark.transforms.options import parse_names, parse_pairs
-from airflow_kafka_spark.transforms.record import RecordSchema, rebuild_struct
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

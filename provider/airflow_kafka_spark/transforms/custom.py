@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, ValidationError
-from airflow_kafka_spark.transforms.base import ColumnTransform, Transform, require_boolean
+from airflow_kafka_spark.transforms.base import SCOPE, ColumnTransform, RecordSchema, Transform, require_boolean
 from airflow_kafka_spark.transforms.options import name_problems, sql_problems
-from airflow_kafka_spark.transforms.record import SCOPE, RecordSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.transforms.base import KeyOrValueTransform, NullDefaultTransform
+from airflow_kafka_spark.transforms.base import KeyOrValueTransform, NullDefaultTransform, RecordSchema, rebuild_struct
 from airflow_kafka_spark.transforms.options import (
     name_problems,
     names_problems,
@@ -18,7 +18,6 @@ from airflow_kafka_spark.transforms.options import (
     parse_path,
     require_unique,
 )
-from airflow_kafka_spark.transforms.record import RecordSchema, rebuild_struct
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

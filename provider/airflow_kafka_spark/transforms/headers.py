@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.transforms.base import ColumnTransform, KeyOrValueTransform, NullDefaultTransform
+from airflow_kafka_spark.transforms.base import (
+    FIXED,
+    ColumnTransform,
+    KeyOrValueTransform,
+    NullDefaultTransform,
+    RecordSchema,
+    rebuild_struct,
+)
 from airflow_kafka_spark.transforms.conversions import to_text
 from airflow_kafka_spark.transforms.options import name_problems, names_problems, parse_names
-from airflow_kafka_spark.transforms.record import FIXED, RecordSchema, rebuild_struct
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -9,9 +9,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.formats.base import spark_column
-from airflow_kafka_spark.formats.internal_columns import LEFT_OUT
-from airflow_kafka_spark.transforms.base import ColumnTransform, Transform, mark_matching
+from airflow_kafka_spark.formats.base import LEFT_OUT, spark_column
+from airflow_kafka_spark.transforms.base import (
+    MEETS,
+    PARTS,
+    ColumnTransform,
+    RecordSchema,
+    Transform,
+    applies_to,
+    carried_columns,
+    mark_matching,
+)
 from airflow_kafka_spark.transforms.conversions import date_format_problems, format_timestamp
 from airflow_kafka_spark.transforms.options import (
     java_regex_problems,
@@ -22,7 +30,6 @@ from airflow_kafka_spark.transforms.options import (
     replacement_problems,
 )
 from airflow_kafka_spark.transforms.predicates import Condition
-from airflow_kafka_spark.transforms.record import MEETS, PARTS, RecordSchema, applies_to, carried_columns
 from airflow_kafka_spark.windows.model import TOPIC_NAME
 
 if TYPE_CHECKING:
@@ -119,7 +126,7 @@ class Capture(Transform):
     def apply_guarded(self, frame: DataFrame) -> DataFrame:
         """Return the frame with the column.
 
-        :param frame: has the column :data:`~airflow_kafka_spark.formats.internal_columns.LEFT_OUT`.
+        :param frame: has the column :data:`~airflow_kafka_spark.formats.base.LEFT_OUT`.
         """
         from pyspark.sql import functions as F
 

@@ -166,7 +166,7 @@ def _change_request(request: ActionRequest, context: ActionContext) -> ChangeReq
 
 
 def _reset(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
-    from airflow_kafka_spark.control.reset import reset
+    from airflow_kafka_spark.control.position import reset
 
     try:
         found = reset(hook, _change_request(request, context), request.to, only=request.only, group_id=context.group)
@@ -188,7 +188,7 @@ def _with_skip(error: WindowOpen) -> KafkaSparkError:
 
 
 def _skip(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
-    from airflow_kafka_spark.control.skip import skip
+    from airflow_kafka_spark.control.position import skip
 
     found = skip(hook, _change_request(request, context), group_id=context.group, running=context.running)
     what = f"Window {found.given_up[0].number}" if found.given_up else "The backlog"
@@ -219,7 +219,7 @@ def _replay(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> 
 
 
 def _resend(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
-    from airflow_kafka_spark.control.resend import resend
+    from airflow_kafka_spark.control.replay import resend
 
     window_number = None if request.interval else request.window
     found = resend(hook, _change_request(request, context), window=window_number, name=request.interval)
@@ -232,7 +232,7 @@ def _resend(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> 
 
 
 def _pause_or_resume(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
-    from airflow_kafka_spark.control.pause import pause, resume
+    from airflow_kafka_spark.control.lifecycle import pause, resume
 
     change = pause if request.action == "pause" else resume
     found = change(hook, _change_request(request, context))

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from airflow_kafka_spark.ledger.lag import epoch_seconds
 from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, task_of_run
 from airflow_kafka_spark.ui.lag_monitor import ReadPosition
-from airflow_kafka_spark.windows.cadence import Cadence, CompletedWindow, cadence_of_windows
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.interval import Interval, missing_between, parse_ledger_name
-from airflow_kafka_spark.windows.lag import Observation
+from airflow_kafka_spark.windows.lag import Cadence, CompletedWindow, Observation, cadence_of_windows
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
     CONTROL,

@@ -38,11 +38,11 @@ from airflow_kafka_spark.ui.snapshot import PipelineSnapshot, PipelineSummary, c
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import DeadLetters, dead_letters_at
-from airflow_kafka_spark.windows.instants import iso
 from airflow_kafka_spark.windows.interval import missing_between
 from airflow_kafka_spark.windows.lag import Status, Verdict
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import Landed, State, TopicPartition
+from airflow_kafka_spark.windows.times import iso
 
 if TYPE_CHECKING:
     from airflow.api_fastapi.auth.managers.models.base_user import BaseUser

@@ -21,14 +21,13 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     DEFAULT_TOPIC,
     Catalog,
     CatalogReader,
+    DagSchedule,
     LedgerName,
     PipelineTask,
 )
-from airflow_kafka_spark.ui.dag_schedule import DagSchedule
 from airflow_kafka_spark.ui.lag_monitor import LagMeasurement, LagMonitor, ReadPosition
 from airflow_kafka_spark.ui.snapshot import LedgerSnapshot, PipelineSummary, summarize
-from airflow_kafka_spark.windows.cadence import Cadence, Unscheduled
-from airflow_kafka_spark.windows.lag import History, Lag, Observation, Status, Verdict, worst_verdict
+from airflow_kafka_spark.windows.lag import Cadence, History, Lag, Observation, Status, Unscheduled, Verdict, worst_verdict
 from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
 

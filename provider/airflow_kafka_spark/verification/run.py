@@ -12,8 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from airflow_kafka_spark.verification.buckets import BucketComparison
 from airflow_kafka_spark.verification.database_side import DatabaseSide
-from airflow_kafka_spark.verification.options import VerificationOptions
-from airflow_kafka_spark.verification.plan import VerificationPlan
+from airflow_kafka_spark.verification.plan import VerificationOptions, VerificationPlan
 from airflow_kafka_spark.verification.ranges import RangeComparison, ScanState
 from airflow_kafka_spark.verification.report import Findings, VerificationReport
 from airflow_kafka_spark.verification.work import Work

@@ -73,8 +73,8 @@ class Binding:
     :param writer: the task that planned the window.
     :param destination: the place that the rows go to.
     :param origin: the place that the rows come from, beside the offsets of the window.
-    :param decided: number of the newest decision (:func:`~airflow_kafka_spark.control.rebind.rebind`) that the ledger held when
-        the window was planned; 0 without one. A later decision allows another binding.
+    :param decided: number of the newest decision (:func:`~airflow_kafka_spark.control.lifecycle.rebind`) that the ledger held
+        when the window was planned; 0 without one. A later decision allows another binding.
     :param owns: True once the ledger has a record that the pipeline uses the group or the replication slot of ``origin``; False
         (default) if that has to be checked.
     """

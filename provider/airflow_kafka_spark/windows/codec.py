@@ -15,7 +15,6 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.windows.binding import binding_from_json, binding_to_json
 from airflow_kafka_spark.windows.changes import landed_from_json, landed_to_json, published_from_json, published_to_json
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
-from airflow_kafka_spark.windows.latency import TimestampHistogram
 from airflow_kafka_spark.windows.model import (
     BadRecord,
     Followed,
@@ -33,6 +32,7 @@ from airflow_kafka_spark.windows.model import (
     tries_to_json,
 )
 from airflow_kafka_spark.windows.plan import Position
+from airflow_kafka_spark.windows.times import TimestampHistogram
 
 
 def json_bytes(value: object) -> bytes:

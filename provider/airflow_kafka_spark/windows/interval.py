@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import count
 
-from airflow_kafka_spark.windows.instants import instant_ms, instant_of, iso
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition, Tries
+from airflow_kafka_spark.windows.times import instant_ms, instant_of, iso
 
 _INSTANT = r"\d{8}T\d{6}(?:\.\d{3})?Z"
 _NAME = re.compile(rf"^({_INSTANT})-({_INSTANT})$")

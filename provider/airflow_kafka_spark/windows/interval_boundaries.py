@@ -17,10 +17,10 @@ from typing import Any
 
 from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, LogTruncated
 from airflow_kafka_spark.windows.codec import json_bytes, packed, unpacked
-from airflow_kafka_spark.windows.instants import iso
 from airflow_kafka_spark.windows.interval import IntervalState, exclude_other_intervals
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
+from airflow_kafka_spark.windows.times import iso
 
 VERSION = 1
 """Version of the records' format. A record of a newer version is refused."""

@@ -25,14 +25,15 @@ Kinds of record, all keyed by pipeline so that compaction keeps the newest of ea
     the task, the destination and the origin of its newest window (:mod:`~airflow_kafka_spark.windows.binding`).
 ``[null, "group", "<group>"]``
     the pipeline that has planned its first window for a consumer group. The metadata of the group's offsets name it only once
-    that window is complete.
-"""
+    that window is complete."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from airflow_kafka_spark.windows.binding import Binding, binding_from_json, binding_to_json
@@ -64,6 +65,7 @@ from airflow_kafka_spark.windows.model import (
     tries_to_json,
 )
 from airflow_kafka_spark.windows.plan import Position, next_position
+from airflow_kafka_spark.windows.times import parse_iso
 
 VERSION = 1
 """Version of the records' format. A record of a newer version is refused."""
@@ -229,7 +231,10 @@ class Memory:
 
     @property
     def oldest_offset(self) -> int:
-        """The offset of the ledger partition from which a reader sees every stored window and every control request in force."""
+        """The offset of the ledger partition from which a reader sees every stored window and every control request in force.
+
+        It includes the position only once a window is complete: both are written together. It does not include markers.
+        """
         offsets = [*(e.offset for e in self.entries.values()), *(d.offset for d in self.dead.values())]
         asked = [c for e in self.entries.values() if e.state is State.COMPLETE and (c := self.replay_asked(e.window))]
         offsets += [c.offset for c in (self.pause, self.rebound_after(self.binding), *asked, *self.counted_resends) if c]
@@ -511,3 +516,105 @@ def _entry(value: Mapping[str, Any], offset: int) -> WindowEntry:
 def key_prefix(pipeline: str) -> bytes:
     """Return the prefix that all keys of a pipeline have, and no key of another pipeline."""
     return json_bytes([pipeline])[:-1] + b","
+
+
+@dataclass(frozen=True)
+class WindowCriteria:
+    """The criteria for a window that a sensor waits for. A window has to meet all that are given.
+
+    :param run: the run that planned it, ``<dag_id>/<run_id>/<task_id>``. Runs of two DAGs match if their ids contain the same
+        moment: ``scheduled__2026-01-01T00:00:00+00:00`` and ``manual__2026-01-01T00:00:00+00:00_x7Qa`` do.
+    :param after: lower bound of its number, exclusive.
+    :param since: lower bound of its completion time, inclusive, in seconds since the epoch.
+    """
+
+    run: str | None = None
+    after: int | None = None
+    since: float | None = None
+
+    def __str__(self) -> str:
+        parts = (
+            f"planned by run {self.run}" if self.run else "",
+            f"numbered above {self.after}" if self.after is not None else "",
+            f"completed since {datetime.fromtimestamp(self.since, timezone.utc).isoformat()}" if self.since is not None else "",
+        )
+        return "a window " + " and ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A complete window that meets the criteria.
+
+    :param window: its number within the pipeline as text; for a window of a data interval, the name of the interval.
+    :param run: the run that planned it.
+    :param report: its report; empty if the ledger holds none for it.
+    """
+
+    window: str
+    run: str
+    report: Mapping[str, Any]
+
+
+def find_completed(memory: Memory, wanted: WindowCriteria) -> Completed | None:
+    """Return the newest complete window that matches, or None.
+
+    :param memory: the pipeline's state in the ledger. Windows that it no longer contains are not found.
+    """
+    for entry in sorted(memory.entries.values(), key=lambda e: e.window.number, reverse=True):
+        if entry.state is State.COMPLETE and entry.report is not None and _is_wanted(entry, wanted):
+            return Completed(entry.window.id, entry.window.run, entry.report)
+    if wanted.run and wanted.after is None and wanted.since is None:
+        for name, state in memory.intervals.newest_first:
+            if state.state is State.COMPLETE and is_same_run(state.run, wanted.run):
+                return Completed(name, state.run, {})
+    return None
+
+
+def _is_wanted(entry: WindowEntry, wanted: WindowCriteria) -> bool:
+    if wanted.run is not None and not is_same_run(entry.window.run, wanted.run):
+        return False
+    if wanted.after is not None and entry.window.number <= wanted.after:
+        return False
+    return wanted.since is None or _completed_at(entry) >= wanted.since
+
+
+def _completed_at(entry: WindowEntry) -> float:
+    text = str((entry.report or {}).get("completed_at") or "")
+    return parse_iso(text).timestamp() if text else 0.0
+
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:?\d\d)?")
+
+
+def is_same_run(known: str, wanted: str) -> bool:
+    """Return True if two names denote one run, or runs of two DAGs for the same moment."""
+    if known == wanted:
+        return True
+    known_dag, known_run, known_task = _parts(known)
+    dag, run, task = _parts(wanted)
+    if (known_dag, known_task) != (dag, task):
+        return False
+    if known_run == run:
+        return True
+    moments = [_moment(text) for text in (known_run, run)]
+    return None not in moments and moments[0] == moments[1]
+
+
+def _parts(run: str) -> tuple[str, str, str]:
+    """Return DAG, run id and task of a run's name. The task includes the map index. Only the run id may contain slashes."""
+    dag, _, rest = run.partition("/")
+    run_id, _, task = rest.rpartition("/")
+    if task.isdecimal() and "/" in run_id:
+        run_id, _, name = run_id.rpartition("/")
+        task = f"{name}/{task}"
+    return dag, run_id, task
+
+
+def _moment(run_id: str) -> datetime | None:
+    """Return the moment in the id of a run; None if the id contains none."""
+    found = _MOMENT.search(run_id)
+    try:
+        moment = parse_iso(found.group()) if found else None
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=timezone.utc) if moment and moment.tzinfo is None else moment

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from airflow_kafka_spark.windows.binding import Binding
-from airflow_kafka_spark.windows.latency import TimestampHistogram
+from airflow_kafka_spark.windows.times import TimestampHistogram
 
 ArrowStream: TypeAlias = bytes
 

@@ -8,8 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters
-from airflow_kafka_spark.windows.instants import iso
-from airflow_kafka_spark.windows.latency import Consumption, Latency, sum_histograms, summarize_consumption, summarize_latency
 from airflow_kafka_spark.windows.model import (
     Applied,
     Followed,
@@ -21,7 +19,15 @@ from airflow_kafka_spark.windows.model import (
     Window,
     merge_landed,
 )
-from airflow_kafka_spark.windows.move_time import WORK
+from airflow_kafka_spark.windows.times import (
+    WORK,
+    Consumption,
+    Latency,
+    iso,
+    sum_histograms,
+    summarize_consumption,
+    summarize_latency,
+)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.formats.json.tasks import decode
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
-from airflow_kafka_spark.formats.tasks import batch_decoder
+from airflow_kafka_spark.formats.tasks import base
 from airflow_kafka_spark.formats.types import parse_ddl
 from tests.formats.budget import MANY, examples, pairs
 from tests.formats.json.random_json import Maker, ddl
@@ -79,8 +79,8 @@ def test_fast_path_equals_reference_for_many_seeds() -> None:
 
 def test_fast_path_equals_reference_where_suspects_are_sifted_out(monkeypatch: pytest.MonkeyPatch) -> None:
     # Several chunks, so that some of them come after one in which bad records were found.
-    monkeypatch.setattr(batch_decoder, "FINDER_MIN_RECORDS", 2)
-    monkeypatch.setattr(batch_decoder, "CHUNK_RECORDS", 8)
+    monkeypatch.setattr(base, "FINDER_MIN_RECORDS", 2)
+    monkeypatch.setattr(base, "CHUNK_RECORDS", 8)
     sifted = 0
     for seed in range(examples(200)):
         maker = Maker(random.Random(seed))
@@ -279,7 +279,7 @@ def test_the_comparison_goes_red_when_the_fast_path_means_something_else(monkeyp
             assert disagreement(schema, values) != "", name
 
 
-@pytest.mark.parametrize(("name", "modules"), [("check_within", (decode, batch_decoder)), ("_odd_infinity", (decode,))])
+@pytest.mark.parametrize(("name", "modules"), [("check_within", (decode, base)), ("_odd_infinity", (decode,))])
 def test_the_random_comparison_goes_red_too(monkeypatch: pytest.MonkeyPatch, name: str, modules: tuple[ModuleType, ...]) -> None:
     for module in modules:
         monkeypatch.setattr(module, name, lambda *_: None)

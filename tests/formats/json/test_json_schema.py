@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from airflow_kafka_spark.errors import RowRejected, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import Debezium, JsonSchema
 from airflow_kafka_spark.formats.json.connect_schema import sql_columns
-from airflow_kafka_spark.formats.json.json_schema import _as_written, _plain_fields
+from airflow_kafka_spark.formats.json.format import _as_written, _plain_fields
 from airflow_kafka_spark.formats.json.schema import bundle_references, fields_of
 from airflow_kafka_spark.formats.json.tasks.json_schema import RegisteredJsonDecoder
 from airflow_kafka_spark.formats.registry import SchemaDocument, wire_header

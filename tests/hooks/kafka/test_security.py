@@ -12,10 +12,10 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import ConnectionInvalid, RightMissing
-from airflow_kafka_spark.hooks.jars import resolve, spark_kafka_connector
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
-from airflow_kafka_spark.hooks.spark import SparkHook
+from airflow_kafka_spark.hooks.spark.hook import SparkHook
+from airflow_kafka_spark.hooks.spark.jars import resolve, spark_kafka_connector
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.windows.model import TopicPartition
 

@@ -28,8 +28,8 @@ from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import RECORD, Staging, escape, partition_directory
 from airflow_kafka_spark.sinks.files.sink import FilesSink
 from airflow_kafka_spark.sinks.storage.store import pipeline_slug, to_safe_name
-from airflow_kafka_spark.sinks.storage.tasks.buffered_files import partition_values
 from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
+from airflow_kafka_spark.sinks.storage.tasks.write import partition_values
 from airflow_kafka_spark.windows.model import OffsetRange, Split, Window
 from tests.sinks import spark_reader
 from tests.sinks.attempt import Victim, apply, result_of, travelled, write_all, write_split

@@ -43,7 +43,7 @@ from pyiceberg.types import (
 )
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
-from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.catalog import catalog_access
 from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink

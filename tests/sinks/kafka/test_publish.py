@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCutOff, TopicMissing
-from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.formats.base import END
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now

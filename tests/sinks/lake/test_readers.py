@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from airflow_kafka_spark.hooks import jars
+from airflow_kafka_spark.hooks.spark import jars
 from tests.sinks import spark_reader
 from tests.sinks.attempt import apply
 from tests.sinks.delta.cases import DeltaCase

@@ -18,8 +18,7 @@ import pytest
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable, WindowConflict
-from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
-from airflow_kafka_spark.hooks.postgres import Name
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED, Name
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.attempt import stage_prefix
 from airflow_kafka_spark.sinks.postgres.server import lock_key, pipeline_key

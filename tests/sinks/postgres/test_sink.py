@@ -348,14 +348,14 @@ def test_identifiers_are_just_names(place: Place, driver: str, options: dict[str
     ],
 )
 def test_tables_are_named_as_written(written: str, parts: tuple):
-    from airflow_kafka_spark.hooks.postgres import parse_name
+    from airflow_kafka_spark.hooks.databases import parse_name
 
     assert parse_name(written) == parts
 
 
 @pytest.mark.parametrize("written", ["", " ", ".", "a.b.c", "a.", ".b", '"a', 'a"b', '""', '"a"b', "a\x00b"])
 def test_what_names_no_table_is_refused(written: str):
-    from airflow_kafka_spark.hooks.postgres import parse_name
+    from airflow_kafka_spark.hooks.databases import parse_name
 
     with pytest.raises(ValueError):
         parse_name(written)
@@ -364,7 +364,7 @@ def test_what_names_no_table_is_refused(written: str):
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(value=text | st.text(alphabet="'\\\"; -%$\n", max_size=20), strict=st.booleans())
 def test_literals_and_identifiers_are_read_back_as_they_are(postgres: EmbeddedPostgres, value: str, strict: bool):
-    from airflow_kafka_spark.hooks.postgres import literal, quote
+    from airflow_kafka_spark.hooks.databases import literal, quote
 
     with postgres.connect(autocommit=True) as connection:
         connection.execute(f"SET standard_conforming_strings = {'on' if strict else 'off'}")

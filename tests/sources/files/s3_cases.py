@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.spark import SparkHook
+from airflow_kafka_spark.hooks.spark.hook import SparkHook
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sources.files.source import FilesSource
 from tests.sources.contract import applied, by_partition, read

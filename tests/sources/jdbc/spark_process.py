@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from airflow_kafka_spark.hooks import jars
+from airflow_kafka_spark.hooks.spark import jars
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 
 ROOT = Path(__file__).parents[2]

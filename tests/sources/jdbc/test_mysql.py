@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 from airflow_kafka_spark.road.watch import reason_of
 from airflow_kafka_spark.sources.jdbc.mysql import LOCK_NAME, MysqlDialect
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource

@@ -10,7 +10,7 @@ from math import inf, nan
 import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.hooks.postgres import quote
+from airflow_kafka_spark.hooks.databases import quote
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.postgres import LOCK_CLASS, MICROS, MICROS_BEFORE_14
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats import Json, Raw, String
-from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_kafka_spark.errors import Unchecked
-from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.jdbc.validation import ServerValidation
 from airflow_kafka_spark.testing import EmbeddedPostgres

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
-from airflow_kafka_spark.hooks.postgres import quote
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED, quote
 from airflow_kafka_spark.sources.jdbc import windows as jdbc_windows
 from airflow_kafka_spark.sources.jdbc.postgres import PostgresSession
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_kafka_spark.errors import LogBehind, ValidationError
-from airflow_kafka_spark.operators.visibility.metrics import collect_metrics
+from airflow_kafka_spark.operators.visibility.progress import collect_metrics
 from airflow_kafka_spark.sensors import SourceLogSensor
 from tests.sources.mysql_cdc.shop import CapturedTable, apply_changes, captured
 from tests.support.oracle import same_multiset

@@ -9,7 +9,7 @@ import pytest
 from airflow_kafka_spark.errors import LedgerBehind, SourceOwned
 from airflow_kafka_spark.faults import CAPTURING, PUBLISHING
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.operators.visibility.metrics import collect_metrics
+from airflow_kafka_spark.operators.visibility.progress import collect_metrics
 from tests.sources.postgres_cdc.shop import captured
 from tests.support.control import forget, reset, skip
 from tests.support.waiting import settled

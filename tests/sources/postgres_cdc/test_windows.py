@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import Row
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, session_name
 from tests.sources.contract import RowSourceCase, WindowsContract
 from tests.sources.postgres_cdc.kit import Windows, changes, drop_slot, log_of

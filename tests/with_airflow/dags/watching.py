@@ -5,7 +5,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, Asset, AssetWatcher, task
 
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor
-from airflow_kafka_spark.triggers.lag import KafkaLagTrigger
+from airflow_kafka_spark.triggers import KafkaLagTrigger
 
 TOPIC = "watched-orders"
 

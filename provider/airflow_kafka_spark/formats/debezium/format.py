@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.formats.base import Decoder, Format, Part
 from airflow_kafka_spark.formats.json.connect_schema import logical_type, map_leaf_types
-from airflow_kafka_spark.formats.json.envelope import JsonEnvelope
-from airflow_kafka_spark.formats.json.format import Json
+from airflow_kafka_spark.formats.json.format import Json, JsonEnvelope
 from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Primitive, Struct, Text, arrow_schema
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
 
     from airflow_kafka_spark.formats.protobuf.schema import FieldLayout
-    from airflow_kafka_spark.formats.tasks.row_encoder import RowEncoder
+    from airflow_kafka_spark.formats.tasks.base import RowEncoder
     from airflow_kafka_spark.hooks.schema_registry import RegisteredSchema
 
 _IS_PROTO = re.compile(r"\{|^\s*(?:syntax|edition)\s*=").search

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import BoundRefused, KafkaUnavailable, PlanError, TimestampsInFuture
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.hooks.kafka.requests import RecordAt
-from airflow_kafka_spark.windows.instants import iso, now_ms
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import (
     EARLIEST,
@@ -25,6 +24,7 @@ from airflow_kafka_spark.windows.offset_specs import (
     Timestamp,
 )
 from airflow_kafka_spark.windows.plan import Log, PartitionLog
+from airflow_kafka_spark.windows.times import iso, now_ms
 
 if TYPE_CHECKING:
     from confluent_kafka import Message

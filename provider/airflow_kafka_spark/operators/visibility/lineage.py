@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import RowSource
-from airflow_kafka_spark.windows.instants import iso
+from airflow_kafka_spark.windows.times import iso
 
 if TYPE_CHECKING:
     import pyarrow as pa

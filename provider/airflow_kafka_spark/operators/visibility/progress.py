@@ -1,4 +1,4 @@
-"""The progress of a task's window, published in Airflow's task state store while the task runs."""
+"""The metrics of a window (statsd, OpenTelemetry), and its progress while the task runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from airflow_kafka_spark.windows.interval import Interval
-from airflow_kafka_spark.windows.move_time import parts_of_move
+from airflow_kafka_spark.windows.times import parts_of_move
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -16,7 +16,51 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.windows.model import Window
     from airflow_kafka_spark.windows.report import Report
 
+
 log = logging.getLogger(__name__)
+
+PREFIX = "kafka_spark.window."
+
+
+def collect_metrics(report: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a report, given as JSON: name -> value."""
+    found: dict[str, float] = {
+        name: report[name]
+        for name in ("records_read", "records_written", "records_deleted", "records_ignored", "records_rejected", "bytes", "rate")
+    }
+    optional = (
+        "records_filtered",
+        "records_routed",
+        "records_removed",
+        "records_out_of_interval",
+        "out_of_interval_seconds",
+        "source_bytes_behind",
+    )
+    found |= {name: report[name] for name in optional if name in report}
+    found["attempts"] = report["attempts"]
+    found |= {f"{step}_seconds": seconds for step, seconds in report["timings"].items()}
+    found |= {f"latency_{name}_seconds": seconds for name, seconds in (report.get("latency") or {}).items()}
+    consumption = report.get("consumption") or {}
+    if "over" in consumption:
+        found |= {"over_consumption": consumption["over"], "under_consumption": consumption["under"]}
+    if (follows := report.get("follows")) is not None and follows["records"] is not None:
+        missing = follows["records"] - report["records_read"]
+        found |= {"over_consumption": max(-missing, 0), "under_consumption": max(missing, 0)}
+    return found
+
+
+def emit(report: Mapping[str, Any]) -> None:
+    """Send the metrics of a report, each as a gauge tagged with its pipeline, and count the window. Never raises."""
+    try:
+        from airflow.sdk.observability import stats
+
+        tags = {"pipeline": report["pipeline"]}
+        for name, value in collect_metrics(report).items():
+            stats.gauge(f"{PREFIX}{name}", value, tags=tags)
+        stats.incr(f"{PREFIX}completed", tags=tags)
+    except Exception as error:
+        log.warning("The metrics of window %s of %s were not sent: %s", report.get("window"), report.get("pipeline"), error)
+
 
 KEY = "kafka_spark.progress"
 """The key of the progress in the task state store."""

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, DeadLetterBuffer, join_streams
-from airflow_kafka_spark.windows.latency import TimestampHistogram, fitting_width
 from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, SplitResult, TopicPartition
+from airflow_kafka_spark.windows.times import TimestampHistogram, fitting_width
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from airflow_kafka_spark.formats.base import NullValues
-from airflow_kafka_spark.formats.internal_columns import OFFSET, ORIGINAL, TOMBSTONE, metadata_type
+from airflow_kafka_spark.formats.base import OFFSET, ORIGINAL, TOMBSTONE, NullValues, metadata_type
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class RowLayout:
         uses the key, and a tombstone has only the key.
     :param key_names: the key's columns.
     :param metadata: column names by the part of a record that they hold, of
-        :data:`~airflow_kafka_spark.formats.internal_columns.METADATA`.
+        :data:`~airflow_kafka_spark.formats.base.METADATA`.
     :param null_values: handling of records without a value.
     """
 
@@ -157,7 +156,7 @@ class RecordLayout:
     :param key: decodes keys into the columns of ``key_schema``; None: keys stay bytes.
     :param key_schema: the columns of a key.
     :param originals: the parts of records that are carried along unchanged, of
-        :data:`~airflow_kafka_spark.formats.internal_columns.ORIGINAL`.
+        :data:`~airflow_kafka_spark.formats.base.ORIGINAL`.
     :param wanted: the columns that are used; others may be null. None: all.
     """
 

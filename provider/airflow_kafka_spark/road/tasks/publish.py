@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import RowRejected, RowsCutOff
-from airflow_kafka_spark.formats.base import NullValues
-from airflow_kafka_spark.formats.internal_columns import END, HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE
-from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
+from airflow_kafka_spark.formats.base import END, HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE, NullValues
+from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, partition_id
 from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, drop_rows
@@ -27,7 +26,7 @@ from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, RecordBatches, publish_split
 from airflow_kafka_spark.windows.codec import encode_result
 from airflow_kafka_spark.windows.model import OUTPUT, PackedSplits, Split, TopicPartition
-from airflow_kafka_spark.windows.move_time import Timed
+from airflow_kafka_spark.windows.times import Timed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.arrow.tasks.program import Program

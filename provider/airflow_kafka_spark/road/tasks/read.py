@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.formats.internal_columns import END, OFFSET
-from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
+from airflow_kafka_spark.formats.base import END, OFFSET
+from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import dead_letters
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import BadRecord, Gap, PackedSplits, Split, TopicPartition
-from airflow_kafka_spark.windows.move_time import Timed
+from airflow_kafka_spark.windows.times import Timed
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.tasks.layout import Layout
@@ -122,7 +122,7 @@ class Task(Protocol):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """See :class:`~airflow_kafka_spark.hooks.tasks.executor_check.CheckedOnExecutors`."""
+        """See :class:`~airflow_kafka_spark.hooks.spark.tasks.executor_check.CheckedOnExecutors`."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the splits with the numbers in the first column of the batches, and return a batch of results for each."""

@@ -14,8 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.formats.base import NullValues
-from airflow_kafka_spark.formats.internal_columns import ERROR, GIVEN, LEFT_OUT, OFFSET, ORIGINAL, ROUTE, TOMBSTONE
+from airflow_kafka_spark.formats.base import ERROR, GIVEN, LEFT_OUT, OFFSET, ORIGINAL, ROUTE, TOMBSTONE, NullValues
 from airflow_kafka_spark.formats.tasks.text import rows_as_json
 from airflow_kafka_spark.road.tasks.account import SplitAccount
 from airflow_kafka_spark.road.tasks.layout import NO_VALUE, Reasons
@@ -50,7 +49,7 @@ class RecordOrigin(Origin):
     """The origin of Kafka records.
 
     :param find: returns the original parts of the records of some rows; None: the rows carry them in the columns
-        :data:`~airflow_kafka_spark.formats.internal_columns.ORIGINAL`.
+        :data:`~airflow_kafka_spark.formats.base.ORIGINAL`.
     """
 
     find: Callable[[pa.RecordBatch], Columns] | None = None

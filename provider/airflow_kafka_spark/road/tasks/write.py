@@ -18,18 +18,17 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, RowsCutOff
-from airflow_kafka_spark.formats.base import NullValues
-from airflow_kafka_spark.formats.internal_columns import LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE
-from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
+from airflow_kafka_spark.formats.base import LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE, NullValues
+from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, partition_id
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin, Sorter
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
+from airflow_kafka_spark.windows.dead_letters import OffsetSet
 from airflow_kafka_spark.windows.model import TASK_PUT, PackedSplits, Split, SplitResult
-from airflow_kafka_spark.windows.move_time import Timed, split_seconds
-from airflow_kafka_spark.windows.offset_set import OffsetSet
+from airflow_kafka_spark.windows.times import Timed, split_seconds
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.road.arrow.tasks.program import Program

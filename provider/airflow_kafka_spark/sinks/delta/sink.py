@@ -71,7 +71,7 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
     def destination(self) -> Endpoint:
         """Return the table, and the server that is asked for it: two servers may have buckets of one name."""
         server = self.store.server
-        return Endpoint({"table": self.uri, **({SERVER: server} if server else {})})
+        return Endpoint({"table": self.uri, **({SERVER: server} if server else {})}, {"directory": self.place.directory})
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, table and rights. Writes nothing."""

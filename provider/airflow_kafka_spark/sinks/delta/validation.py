@@ -171,7 +171,7 @@ def _unsafe_writers(where: str, table: DeltaTable) -> Iterator[Problem]:
 
 
 def _columns(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
-    from airflow_kafka_spark.sinks.storage.tasks.buffered_files import partition_type_problem
+    from airflow_kafka_spark.sinks.storage.tasks.write import partition_type_problem
 
     yield from doubled_names(schema.names)
     for field in schema:

@@ -46,9 +46,8 @@ from airflow_kafka_spark.sinks.storage.attempts import (
     marker_name,
     sweep_abandoned,
 )
-from airflow_kafka_spark.sinks.storage.objects import open_objects
+from airflow_kafka_spark.sinks.storage.objects import UploadsGone, UploadStore, open_objects
 from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore, pipeline_slug
-from airflow_kafka_spark.sinks.storage.uploads import UploadsGone, UploadStore
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, files_of
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.interval import parse_ledger_name

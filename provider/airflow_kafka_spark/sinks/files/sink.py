@@ -92,8 +92,11 @@ class FilesSink(FilesSinkOptions, Sink):
         return self.uri
 
     def destination(self) -> Endpoint:
-        """Return the table and the window column, which together decide where a window's files are, and how it is published."""
-        facts = {"window_column": self.window_column}
+        """Return the table and the window column, which together decide where a window's files are, and how it is published.
+
+        A path with symbolic links has the directory that they lead to.
+        """
+        facts = {"window_column": self.window_column, "directory": self.place.directory}
         if self.renames:
             return Endpoint({"path": self.uri}, facts)
         server = open_manifests(self).store.server

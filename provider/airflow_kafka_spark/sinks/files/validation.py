@@ -204,7 +204,7 @@ def _window_column(sink: FilesSinkOptions, names: list[str]) -> Iterator[Problem
 
 
 def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
-    from airflow_kafka_spark.sinks.storage.tasks.buffered_files import partition_type_problem
+    from airflow_kafka_spark.sinks.storage.tasks.write import partition_type_problem
 
     if problem := partition_type_problem(name, kind):
         yield problem

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
 from airflow_kafka_spark.hooks.connections import require_connection
-from airflow_kafka_spark.hooks.database_sessions import described
+from airflow_kafka_spark.hooks.databases import described
 from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore
 
 if TYPE_CHECKING:

@@ -1,4 +1,8 @@
-"""Preparing an attempt at a window on the driver: end earlier attempts, remove what they left behind, look up the target."""
+"""Prepare an attempt at a window on the driver, and keep the sink's own record of windows.
+
+An attempt ends earlier attempts, removes what they left behind, and looks up the target. The record is a table beside the
+target with one row per window, written in the window's transaction.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from airflow_kafka_spark.errors import SinkRejected, WindowConflict
-from airflow_kafka_spark.hooks.postgres import APPLICATION, Name, parse_name, resolve, rows, run
+from airflow_kafka_spark.hooks.databases import APPLICATION, Name, literal, parse_name, resolve, rows, run
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
@@ -26,8 +30,9 @@ from airflow_kafka_spark.sinks.postgres.columns import (
 )
 from airflow_kafka_spark.sinks.postgres.server import SinkServer, Table, lock_key, pipeline_key, read_table
 from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
-from airflow_kafka_spark.sinks.postgres.windows_table import exists, recorded, refuse_conflict
-from airflow_kafka_spark.windows.model import Split, TopicPartition, Window
+from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
+from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
+from airflow_kafka_spark.windows.model import Applied, Split, TopicPartition, Window
 
 if TYPE_CHECKING:
     import psycopg
@@ -35,6 +40,85 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.base import Shape
     from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
     from airflow_kafka_spark.sinks.postgres.tasks.write import LoadSettings
+
+
+def exists(connection: psycopg.Connection, table: Name) -> bool:
+    """Return True if there is such a table."""
+    return rows(connection, f"SELECT to_regclass({literal(str(table))}) IS NOT NULL")[0][0]
+
+
+def last_recorded(connection: psycopg.Connection, windows: Name, pipeline: str, *, but: int | None = None) -> Applied | None:
+    """Return the pipeline's window with the highest number, other than ``but``."""
+    return _recorded(pipeline, rows(connection, sql.select_last_window(windows, pipeline, but=but)))
+
+
+def recorded(connection: psycopg.Connection, windows: Name, window: Window) -> Applied | None:
+    """Return the row of this window, or None. A replay that is not applied yet has none.
+
+    :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
+    :raises WindowConflict: a window of this number is there, but of other offsets.
+    """
+    found = _recorded(window.pipeline, rows(connection, sql.select_window(windows, window.pipeline, window.number)))
+    if found is None:
+        return None
+    refuse_other(found, window, str(windows))
+    return found if found.replay >= window.replay else None
+
+
+def claim(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool | None:
+    """Insert the window's row, or for a replay update the row of the run before. Only one transaction can.
+
+    :return: True for a new row, False for an updated one, None if another attempt has applied the window.
+    """
+    facts: dict[str, Any] = {
+        "pipeline": window.pipeline,
+        "number": window.number,
+        "ranges": ranges_to_json(window.ranges),
+        "run": window.run,
+        "cluster_id": window.cluster_id,
+        "topic_ids": dict(window.topic_ids),
+        "replay": window.replay,
+    }
+    found = rows(connection, sql.claim_window(windows, facts, target))
+    return bool(found[0][0]) if found else None
+
+
+def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Window) -> None:
+    """Check that the window follows the sink's last window of the pipeline. A replay need not.
+
+    :raises WindowConflict: it does not, or the record that it has to follow is gone.
+    :raises ForeignOffsets: the sink's last window is of another cluster.
+    """
+    refuse_gap(last_recorded(connection, windows, window.pipeline, but=window.number), window, str(windows))
+
+
+def count_written_before(connection: psycopg.Connection, windows: Name, window: Window) -> int:
+    """Return the number of rows that the window has written when it was applied before."""
+    found = rows(connection, sql.select_window(windows, window.pipeline, window.number))
+    return int(found[0][2]) if found else 0
+
+
+def complete_window(
+    connection: psycopg.Connection, windows: Name, window: Window, written: int, deleted: int, keep: int
+) -> Applied:
+    """Set the counts of the row in the transaction that claimed it, and remove old rows.
+
+    Only the newest rows are needed: an open window follows the newest one, and a late attempt or task is refused because of any
+    newer row.
+    """
+    run(connection, sql.delete_old_windows(windows, window.pipeline, window.number, keep))
+    run(connection, sql.count_window(windows, window.pipeline, window.number, written, deleted))
+    return Applied.of(window, written, deleted)
+
+
+def _recorded(pipeline: str, found: list[tuple]) -> Applied | None:
+    if not found:
+        return None
+    number, ranges, written, deleted, topic_ids, replay, cluster_id = found[0]
+    # A table that the sink did not create may hold nulls.
+    ids = (cluster_id or "", topic_ids or {})
+    return Applied(pipeline, number, ranges_from_json(ranges), written, deleted, replay or 0, *ids)
+
 
 log = logging.getLogger(__name__)
 

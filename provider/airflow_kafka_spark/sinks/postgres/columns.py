@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem, SinkRejected
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.postgres import Name, quote, run
+from airflow_kafka_spark.hooks.databases import Name, quote, run
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.server import Table, TargetColumn, lock_key, read_table
 from airflow_kafka_spark.sinks.postgres.sql import MergeColumn

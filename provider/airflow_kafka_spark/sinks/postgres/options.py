@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.errors.arguments import names_of
-from airflow_kafka_spark.hooks.postgres import NAME_BYTES, parse_name
+from airflow_kafka_spark.hooks.databases import NAME_BYTES, parse_name
 from airflow_kafka_spark.sinks.base import MODES, key_problems
 
 if TYPE_CHECKING:

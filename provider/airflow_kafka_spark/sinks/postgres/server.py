@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError, SinkRejected, SinkUnavailable
 from airflow_kafka_spark.hooks.connections import look_up
-from airflow_kafka_spark.hooks.database_sessions import described
-from airflow_kafka_spark.hooks.postgres import APPLICATION, Name, PostgresServer, literal, read_server, rows, run
+from airflow_kafka_spark.hooks.databases import APPLICATION, Name, PostgresServer, described, literal, read_server, rows, run
 from airflow_kafka_spark.sinks.postgres import sql
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.postgres import Name, parse_name, resolve, system_identifier
+from airflow_kafka_spark.hooks.databases import Name, parse_name, resolve, system_identifier
 from airflow_kafka_spark.sinks.base import Guarantee, KeyedSink, Shape, WindowWriter
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
@@ -162,7 +162,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         :raises SinkUnavailable: the server cannot be reached.
         """
-        from airflow_kafka_spark.sinks.postgres import windows_table as record
+        from airflow_kafka_spark.sinks.postgres import attempt as record
 
         with self.server().session("looking for the last window of", pipeline) as connection:
             windows = self._windows(connection)
@@ -175,7 +175,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         :raises WindowConflict: a window of this number is there, but of other offsets.
         :raises SinkUnavailable: the server cannot be reached.
         """
-        from airflow_kafka_spark.sinks.postgres import windows_table as record
+        from airflow_kafka_spark.sinks.postgres import attempt as record
 
         with self.server().session("looking for window", str(window)) as connection:
             windows = self._windows(connection)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from airflow_kafka_spark.hooks.postgres import Name, literal, quote
+from airflow_kafka_spark.hooks.databases import Name, literal, quote
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS
 
 OFFSET_TYPES = ("text", "integer", "bigint")

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.database_sessions import action_for, described
-from airflow_kafka_spark.hooks.postgres import NAME_BYTES, Name, find_tables_ignoring_case, parse_name, quote, resolve
+from airflow_kafka_spark.hooks.databases import (
+    NAME_BYTES,
+    Name,
+    action_for,
+    described,
+    find_tables_ignoring_case,
+    parse_name,
+    quote,
+    resolve,
+)
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
     SYSTEM,

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
-from airflow_kafka_spark.hooks.postgres import Name, quote, rows, run
+from airflow_kafka_spark.hooks.databases import Name, quote, rows, run
 from airflow_kafka_spark.sinks.base import SplitWriter, WindowWriter
+from airflow_kafka_spark.sinks.postgres import attempt as record
 from airflow_kafka_spark.sinks.postgres import sql
-from airflow_kafka_spark.sinks.postgres import windows_table as record
 from airflow_kafka_spark.sinks.postgres.attempt import WindowAttempt, create_stage_registry, drop_attempt_tables
 from airflow_kafka_spark.sinks.postgres.server import is_refusal, message_of
 from airflow_kafka_spark.sinks.postgres.sql import StagedSplit

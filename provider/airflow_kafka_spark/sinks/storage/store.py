@@ -119,6 +119,15 @@ class TablePlace:
         return self.scheme == "file"
 
     @property
+    def directory(self) -> str:
+        """The directory that a local path leads to through symbolic links; empty if there are none, and for object stores.
+
+        A link that leads elsewhere between two attempts at a window is another place.
+        """
+        found = os.path.realpath(self.path) if self.is_local else self.path
+        return found if found != self.path else ""
+
+    @property
     def uri(self) -> str:
         """The place as a URI without credentials."""
         return Path(self.path).as_uri() if self.is_local else f"{self.scheme}://{self.path}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.postgres import parse_name
+from airflow_kafka_spark.hooks.databases import parse_name
 
 DecimalHandling = Literal["precise", "double", "string"]
 TimePrecision = Literal["adaptive", "adaptive_time_microseconds", "connect"]

@@ -1,23 +1,232 @@
-"""Files in a directory, or below a prefix of an object store, as frozen windows of rows."""
+"""Files in a directory, or below a prefix of an object store, as frozen windows of rows.
+
+Spark reads the splits as a DataFrame with one partition for each; its errors about files are explained.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
-from airflow_kafka_spark.sources.files.reading import explain_read_error, read_frame, session_settings
-from airflow_kafka_spark.sources.files.store import FileStore, open_store, read_footers
-from airflow_kafka_spark.sources.files.windows import WindowPlanner, list_files
+from airflow_kafka_spark.sources.files.store import FileStore, ListedFile, LocalStore, join_names, open_store, read_footers
+from airflow_kafka_spark.sources.files.windows import (
+    FileSplit,
+    WindowPlanner,
+    decode_split,
+    escape_path,
+    in_spark_order,
+    is_splittable,
+    list_files,
+    spark_settings,
+    split_files,
+)
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+_PARTITION_FILE = re.compile(r"path: (\S+), range: (\d+)-(\d+), partition values")
+_FAILED_READ = re.compile(r"\[FAILED_READ_FILE\.(\w+)\].*?\bfile:? (\S+?)\.?\s", re.S)
+_MALFORMED = re.compile(r"(Malformed records are detected in record parsing: .*?)\s*\n?Parse Mode", re.S)
+_HEADER = re.compile(r"CSV header does not conform to the schema\.\s*(Header:[^\n]*)\s*(Schema:[^\n]*)")
+_CAUSE = re.compile(r"Caused by: (?:[\w.$]+(?:Exception|Error): )?([^\n]+)")
+_SHOWN = 300
+
+
+def read_frame(
+    options: FilesSourceOptions, store: FileStore, spark: SparkSession, splits: Sequence[Mapping[str, Any]]
+) -> DataFrame:
+    """Return the rows of the splits as a DataFrame; see :meth:`RowSource.frame`. Changes the session's settings if needed.
+
+    :raises SourceUnavailable: the files cannot be listed.
+    :raises SourceRejected: a file is gone or has changed, or Spark would split the files in another way.
+    """
+    if not splits:
+        raise ValueError("there is nothing to read: a window without splits has no rows")
+    decoded = [decode_split(split) for split in splits]
+    split_bytes = int(splits[0]["split_bytes"])  # not of the options, which may have been edited since
+    require_unchanged(store, {part.file.name: part.file for split in decoded for part in split})
+    for name, value in session_settings(store, split_bytes).items():
+        if spark.conf.get(name, None) != value:
+            spark.conf.set(name, value)
+    schema = ", ".join(map(str, parse_ddl(options.schema))) if options.schema is not None else None
+    return SparkFileReader(store, options.format, schema, options.reader_options, split_bytes).frame(spark, decoded)
+
+
+def session_settings(store: FileStore, split_bytes: int) -> dict[str, str]:
+    """Return the SQL settings with which Spark splits as frozen, and fails on files and columns that it cannot read."""
+    local = isinstance(store, LocalStore)
+    return {
+        **spark_settings(split_bytes),
+        "spark.sql.files.ignoreCorruptFiles": "false",
+        "spark.sql.files.ignoreMissingFiles": "false",
+        "spark.sql.csv.parser.columnPruning.enabled": "false",
+        "spark.sql.sources.useV1SourceList": "avro,csv,json,kafka,orc,parquet,text",
+        # Spark lists many files of an object store by a job of its own; for a local disk that is slower.
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000" if local else "32",
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
+    }
+
+
+def require_unchanged(store: FileStore, frozen: Mapping[str, ListedFile]) -> None:
+    """Check that the files are as they were when the window was frozen.
+
+    :raises SourceUnavailable: the files cannot be listed.
+    :raises SourceRejected: a file is gone or has changed.
+    """
+    try:
+        current = store.stat(frozen)
+    except Exception as error:  # an object store's client has errors of its own
+        raise SourceUnavailable(store.uri, "looking at a window's files", f"{type(error).__name__}: {error}") from error
+    gone = [file for name, file in frozen.items() if name not in current]
+    changed = [file for name, file in frozen.items() if name in current and current[name] != file]
+    if gone:
+        raise SourceRejected(
+            store.uri,
+            f"{join_names(gone)} vanished since the window was frozen",
+            "Put back what is missing, with its modification time, and run the task again: the window cannot be read without",
+        )
+    if changed:
+        now = current[changed[0].name]
+        raise SourceRejected(
+            store.uri,
+            f"{join_names(changed)} changed since the window was frozen: `{now.name}` had {changed[0].version}, and has "
+            f"{now.version}",
+            "Put the file back as it was, with its modification time, and run the task again. Writers must not touch files "
+            "that are listed: see `min_age`",
+        )
+
+
+@dataclass(frozen=True)
+class SparkFileReader:
+    """Reads files with Spark, split as they were frozen.
+
+    :param store: the store of the files.
+    :param format: of the files.
+    :param schema: DDL; None for the types in the files.
+    :param options: of Spark's reader.
+    :param split_bytes: the split size with which the splits were frozen.
+    """
+
+    store: FileStore
+    format: str
+    schema: str | None
+    options: Mapping[str, str]
+    split_bytes: int
+
+    def frame(self, spark: SparkSession, splits: Sequence[FileSplit]) -> DataFrame:
+        """Return a DataFrame with exactly one partition per split, in this order.
+
+        :raises SourceRejected: Spark does not find the files, cannot take their types, or cuts them in another way.
+        """
+        files = list({part.file.name: part.file for split in splits for part in split}.values())
+        if self._split(files) == tuple(splits):
+            # These are all splits of a window: with the settings, Spark splits the files in this way.
+            frame = self._load(spark, files)
+            self._require_same_splits(frame, splits)
+            return frame
+        frames = [self._read_split(spark, split) for split in splits]
+        return reduce(lambda left, right: left.union(right), frames)
+
+    def _split(self, files: Sequence[ListedFile]) -> tuple[FileSplit, ...]:
+        whole = {f.name for f in files if not is_splittable(f.name, self.format, self.options)}
+        return split_files(files, self.split_bytes, whole)
+
+    def _load(self, spark: SparkSession, files: Sequence[ListedFile]) -> DataFrame:
+        # In the order that split_files() takes them: Spark keeps it among slices of one length.
+        names = [file.name for file in in_spark_order(files)]
+        reader = spark.read.format(self.format).options(**self.options).options(**self.store.hadoop_options(names))
+        if self.schema:
+            reader = reader.schema(self.schema)
+        try:
+            return reader.load([escape_path(f"{self.store.root}/{name}") for name in names])
+        except Exception as error:
+            if (explained := explain_read_error(self.store.uri, error)) is not None:
+                raise explained from error
+            raise
+
+    def _read_split(self, spark: SparkSession, split: FileSplit) -> DataFrame:
+        """Return one split alone. A slice of a file is found by reading the whole file: Spark's readers take no range."""
+        frames = []
+        if whole := [part.file for part in split if part.is_whole]:
+            frames.append(self._load(spark, whole))
+        for part in split:
+            if not part.is_whole:
+                frame = self._load(spark, [part.file])
+                frames.append(frame.where(frame["_metadata.file_block_start"] == part.start))
+        return reduce(lambda left, right: left.union(right), frames).coalesce(1)
+
+    def _require_same_splits(self, frame: DataFrame, splits: Sequence[FileSplit]) -> None:
+        """Check how Spark has split the files. A server behind Spark Connect cannot be asked.
+
+        :raises SourceRejected: in another way than they were frozen.
+        """
+        if type(frame).__module__.startswith("pyspark.sql.connect"):
+            return
+        partitions: Any = frame._jdf.queryExecution().toRdd().partitions()
+        describe: Any = frame.sparkSession._jvm.scala.runtime.ScalaRunTime.stringOf  # type: ignore[union-attr]
+        found = [
+            [
+                (urllib.parse.unquote(path), int(start), int(end))
+                for path, start, end in _PARTITION_FILE.findall(describe(p.files()))
+            ]
+            for p in partitions
+        ]
+        expected = [[(p.file.name, p.start, p.start + p.length) for p in split] for split in splits]
+        same = len(found) == len(expected) and all(
+            len(there) == len(here)
+            and all(t[1:] == h[1:] and t[0].endswith(f"/{h[0]}") for t, h in zip(there, here, strict=True))
+            for there, here in zip(found, expected, strict=True)
+        )
+        if not same:
+            raise SourceRejected(
+                self.store.uri,
+                f"Spark cuts the files of this window into {len(found)} partitions, which are not the {len(expected)} splits "
+                "they were frozen as",
+                "Either a file has just been changed, or this Spark packs files in another way than 4.0: please report it",
+            )
+
+
+def explain_read_error(source: str, error: BaseException) -> SourceRejected | None:
+    """Return which file an error of a Spark job is about, and why; None if it is not about a file.
+
+    :param source: the source's URI.
+    :param error: as pyspark raised it.
+    """
+    text = str(error)
+    failed = _FAILED_READ.search(text)
+    if failed is None:
+        if "[PATH_NOT_FOUND]" in text:
+            return SourceRejected(
+                source,
+                f"Spark does not find files that this worker sees: {text.splitlines()[0][:_SHOWN]}",
+                "Mount the directory on Spark's machines too, or run both on the same",
+            )
+        return None
+    kind, name = failed[1], urllib.parse.unquote(failed[2])
+    if header := _HEADER.search(text):
+        detail, action = f"its header is not the schema's: {header[1]}. {header[2]}", "Correct the file, or the order in `schema`"
+    elif malformed := _MALFORMED.search(text):
+        detail = malformed[1][:_SHOWN]
+        action = "Correct the file, `schema` or `options`. To see such records rather than to stop at them, see `mode` there"
+    elif kind == "FILE_NOT_EXIST":
+        detail, action = "it is gone", "Put it back, or give the operator a new `pipeline=` name"
+    else:
+        causes = _CAUSE.findall(text)
+        detail = (causes[-1] if causes else text)[:_SHOWN]
+        action = "Replace the damaged file by a whole one of another name, or correct `format` and `schema`"
+    return SourceRejected(source, f"`{name}` cannot be read: {detail}", action)
+
 
 log = logging.getLogger(__name__)
 

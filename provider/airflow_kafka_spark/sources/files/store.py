@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.storage import local_path, scheme_of
-from airflow_kafka_spark.windows.instants import parse_iso
+from airflow_kafka_spark.windows.times import parse_iso
 
 if TYPE_CHECKING:
     import pyarrow as pa

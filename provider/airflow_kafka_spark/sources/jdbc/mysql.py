@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.database_sessions import described
+from airflow_kafka_spark.hooks.databases import described
 from airflow_kafka_spark.sources.jdbc.database import (
     LOCK_SECONDS,
     SPARK_MAX_PRECISION,

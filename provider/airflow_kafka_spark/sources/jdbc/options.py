@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.errors.arguments import names_of
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.postgres import parse_name
+from airflow_kafka_spark.hooks.databases import parse_name
 
 ReadMode = Literal["bulk", "incrementing", "timestamp", "timestamp+incrementing"]
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected
 from airflow_kafka_spark.formats.base import Kind
-from airflow_kafka_spark.hooks.database_sessions import described
-from airflow_kafka_spark.hooks.postgres import (
+from airflow_kafka_spark.hooks.databases import (
     APPLICATION,
     PostgresServer,
+    described,
     find_tables_ignoring_case,
     literal,
     quote,

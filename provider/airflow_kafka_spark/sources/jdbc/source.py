@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.hooks.connections import kind_of, look_up
-from airflow_kafka_spark.hooks.postgres import parse_name
+from airflow_kafka_spark.hooks.databases import parse_name
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
@@ -231,10 +231,10 @@ def database_of(conn_id: str) -> SourceDatabase:
     """
     connection = look_up(conn_id, "postgres", "mysql")
     if kind_of(connection) == "postgres":
-        from airflow_kafka_spark.hooks import postgres
+        from airflow_kafka_spark.hooks import databases
         from airflow_kafka_spark.sources.jdbc.postgres import PostgresDatabase
 
-        return PostgresDatabase(postgres.read_server(connection))
+        return PostgresDatabase(databases.read_server(connection))
     import pymysql  # noqa: F401
 
     from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, read_server

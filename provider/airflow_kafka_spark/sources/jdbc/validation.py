@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.database_sessions import action_for
+from airflow_kafka_spark.hooks.databases import action_for
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, MissingRelation, Relation, SourceColumn, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
 from airflow_kafka_spark.sources.jdbc.windows import look_up_relation, select_statement, selected_columns, split_columns

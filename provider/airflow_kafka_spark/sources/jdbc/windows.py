@@ -16,8 +16,7 @@ from zoneinfo import ZoneInfo
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats.types import backticked
-from airflow_kafka_spark.hooks.database_sessions import SESSION_ENDED, is_session_ended
-from airflow_kafka_spark.hooks.postgres import parse_name
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED, is_session_ended, parse_name
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
 from airflow_kafka_spark.sources.jdbc.database import (
     DatabaseSession,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.postgres import parse_name
+from airflow_kafka_spark.hooks.databases import parse_name
 from airflow_kafka_spark.sources.cdc.options import (
     DecimalHandling,
     Snapshot,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.postgres import quote
+from airflow_kafka_spark.hooks.databases import quote
 from airflow_kafka_spark.sources.cdc.snapshot import Chunks, SnapshotState
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions

@@ -16,7 +16,7 @@ from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.postgres import PostgresServer
+    from airflow_kafka_spark.hooks.databases import PostgresServer
     from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindows
 
 
@@ -97,7 +97,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         """
         import psycopg  # noqa: F401
 
-        from airflow_kafka_spark.hooks.postgres import read_server
+        from airflow_kafka_spark.hooks.databases import read_server
 
         return read_server(look_up(self.conn_id, "postgres"))
 
@@ -111,7 +111,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         server = self.server()
         windows = self._windows()
         with windows.slot.session("asking which server it is") as connection:
-            from airflow_kafka_spark.hooks.postgres import system_identifier
+            from airflow_kafka_spark.hooks.databases import system_identifier
 
             identity = system_identifier(connection)
         place = {SERVER: _address(server), "database": server.database, "slot": self.slot}

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
-from airflow_kafka_spark.hooks.database_sessions import action_for
-from airflow_kafka_spark.hooks.postgres import PostgresServer
+from airflow_kafka_spark.hooks.databases import PostgresServer, action_for
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, foreign_use, session_name
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected
-from airflow_kafka_spark.hooks.postgres import PostgresServer
+from airflow_kafka_spark.hooks.databases import PostgresServer
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.snapshot import SnapshotState, snapshot_after
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name

@@ -65,7 +65,7 @@ from airflow_kafka_spark.formats.avro.tasks.row_decode import (
 )
 from airflow_kafka_spark.formats.avro.tasks.row_encode import encode_long
 from airflow_kafka_spark.formats.registry import HEADER_BYTES, schema_id_of, unknown_schema_id
-from airflow_kafka_spark.formats.tasks.batch_decoder import (
+from airflow_kafka_spark.formats.tasks.base import (
     CHUNK_BYTES,
     ArrayFunction,
     BatchDecoder,

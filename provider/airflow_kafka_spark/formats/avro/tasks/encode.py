@@ -33,8 +33,7 @@ from airflow_kafka_spark.formats.avro.schema import (
 from airflow_kafka_spark.formats.avro.tasks.row_decode import UUID
 from airflow_kafka_spark.formats.avro.tasks.row_encode import default_bytes, encode_long, record_writer, value_writer
 from airflow_kafka_spark.formats.base import Encoded, Encoder
-from airflow_kafka_spark.formats.tasks.batch_decoder import NeedsRowWise
-from airflow_kafka_spark.formats.tasks.row_encoder import invalid_utf8, values_or_raise
+from airflow_kafka_spark.formats.tasks.base import NeedsRowWise, invalid_utf8, values_or_raise
 from airflow_kafka_spark.formats.text_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct
 

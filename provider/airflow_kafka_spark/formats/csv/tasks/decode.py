@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from airflow_kafka_spark.formats.tasks.batch_decoder import (
+from airflow_kafka_spark.formats.tasks.base import (
     FEW_RECORDS,
     BatchDecoder,
     NeedsRowWise,

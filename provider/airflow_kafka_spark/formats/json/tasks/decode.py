@@ -36,7 +36,7 @@ from airflow_kafka_spark.formats.json.tasks.row_decode import (
     unscaled_reader,
     variable_scale_decimal,
 )
-from airflow_kafka_spark.formats.tasks.batch_decoder import (
+from airflow_kafka_spark.formats.tasks.base import (
     FEW_RECORDS,
     ArrayFunction,
     BatchDecoder,

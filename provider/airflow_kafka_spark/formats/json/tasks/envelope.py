@@ -35,7 +35,7 @@ from airflow_kafka_spark.formats.json.tasks.row_decode import (
     skip_value,
     too_deep,
 )
-from airflow_kafka_spark.formats.tasks.batch_decoder import FEW_RECORDS
+from airflow_kafka_spark.formats.tasks.base import FEW_RECORDS
 from airflow_kafka_spark.formats.tasks.text import JsonEncoder
 from airflow_kafka_spark.formats.text_values import BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, arrow_schema, arrow_type
@@ -70,7 +70,7 @@ class _Group:
 
 
 class EnvelopeDecoder(Decoder):
-    """The decoder of :class:`~airflow_kafka_spark.formats.json.envelope.JsonEnvelope`.
+    """The decoder of :class:`~airflow_kafka_spark.formats.json.format.JsonEnvelope`.
 
     :param columns: the columns of the payloads.
     :param few: see :class:`.JsonDecoder`.

@@ -19,7 +19,7 @@ from airflow_kafka_spark.formats.json.connect_schema import LogicalType, sql_col
 from airflow_kafka_spark.formats.json.schema import Property
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 from airflow_kafka_spark.formats.registry import HEADER_BYTES, INTEGER_BITS, schema_id_of, unknown_schema_id, wire_header
-from airflow_kafka_spark.formats.tasks.row_encoder import (
+from airflow_kafka_spark.formats.tasks.base import (
     RowEncoder,
     ValueDoesNotFit,
     map_items,
@@ -34,7 +34,7 @@ _NONE: Mapping[int, Sequence[Column]] = {}
 
 
 class RegisteredJsonDecoder(Decoder):
-    """The decoder of :class:`~airflow_kafka_spark.formats.json.json_schema.JsonSchema`.
+    """The decoder of :class:`~airflow_kafka_spark.formats.json.format.JsonSchema`.
 
     :param wire_columns: the columns with their logical types.
     :param known: the schemas that records may have, by id; for values without a header that of id 0.
@@ -163,7 +163,7 @@ _Write = Callable[[Any], str]
 
 
 class JsonSchemaEncoder(RowEncoder):
-    """The encoder of :class:`~airflow_kafka_spark.formats.json.json_schema.JsonSchema`.
+    """The encoder of :class:`~airflow_kafka_spark.formats.json.format.JsonSchema`.
 
     :param fields: the properties of the schema.
     :param columns: the names of the rows' columns, all of them properties.

@@ -22,7 +22,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.protobuf.schema import FieldLayout, pool_of
 from airflow_kafka_spark.formats.registry import HEADER_BYTES, schema_id_of, unknown_schema_id
-from airflow_kafka_spark.formats.tasks.batch_decoder import BatchDecoder, DecodedPart
+from airflow_kafka_spark.formats.tasks.base import BatchDecoder, DecodedPart
 from airflow_kafka_spark.formats.text_values import MAX_SECOND, MIN_SECOND, BadValue
 from airflow_kafka_spark.formats.types import Struct, arrow_schema, arrow_type
 

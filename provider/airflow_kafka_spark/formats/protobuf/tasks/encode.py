@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.protobuf.schema import FieldLayout, pool_of
-from airflow_kafka_spark.formats.tasks.row_encoder import (
+from airflow_kafka_spark.formats.tasks.base import (
     RowEncoder,
     ValueDoesNotFit,
     map_items,

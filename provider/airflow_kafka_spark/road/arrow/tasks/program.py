@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import SqlFailed
-from airflow_kafka_spark.formats.internal_columns import OFFSET
+from airflow_kafka_spark.formats.base import OFFSET
 from airflow_kafka_spark.road.arrow.tasks.functions import FALLIBLE, FUNCTIONS, ExpressionFailed, Value
 
 COLUMN, LITERAL, FIELD, STRUCT, CASE, KEPT, CALL = "column", "literal", "field", "struct", "case", "kept", "call"

@@ -17,8 +17,14 @@ import pyarrow.parquet
 
 from airflow_kafka_spark.sinks.delta.log import DataFile
 from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
-from airflow_kafka_spark.sinks.storage.tasks.buffered_files import PartitionKey, partition_values
-from airflow_kafka_spark.sinks.storage.tasks.write import StoreFile, StoreSplitWriter, StoreTarget, footer_of
+from airflow_kafka_spark.sinks.storage.tasks.write import (
+    PartitionKey,
+    StoreFile,
+    StoreSplitWriter,
+    StoreTarget,
+    footer_of,
+    partition_values,
+)
 
 if TYPE_CHECKING:
     import pyarrow.dataset

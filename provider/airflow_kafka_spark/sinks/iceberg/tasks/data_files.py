@@ -32,8 +32,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import DateType, IcebergType, IntegerType, LongType, TimestampType, TimestamptzType
 
 from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
-from airflow_kafka_spark.sinks.storage.tasks.buffered_files import PartitionKey
-from airflow_kafka_spark.sinks.storage.tasks.write import StoreFile, StoreSplitWriter, StoreTarget, footer_of
+from airflow_kafka_spark.sinks.storage.tasks.write import PartitionKey, StoreFile, StoreSplitWriter, StoreTarget, footer_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,12 +34,12 @@ from airflow_kafka_spark.errors import (
     SparkJobFailed,
     TransactionTimedOut,
 )
-from airflow_kafka_spark.formats.internal_columns import END
+from airflow_kafka_spark.formats.base import END
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, named_rights, right_missing
 from airflow_kafka_spark.hooks.kafka.config import identity
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
+from airflow_kafka_spark.hooks.kafka.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
-from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
 from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, from_bytes
@@ -55,7 +55,7 @@ from airflow_kafka_spark.windows.memory import (
     window_key,
 )
 from airflow_kafka_spark.windows.model import Landed, Marker, SplitResult, TopicPartition
-from airflow_kafka_spark.windows.move_time import Timed, split_seconds
+from airflow_kafka_spark.windows.times import Timed, split_seconds
 
 KEPT = 4
 """Maximum number of claims whose records a process keeps: several pipelines may share Spark's workers."""

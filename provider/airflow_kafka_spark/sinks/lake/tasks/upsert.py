@@ -21,8 +21,7 @@ import pyarrow.parquet
 
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Rows
 from airflow_kafka_spark.sinks.storage.store import TableStore
-from airflow_kafka_spark.sinks.storage.tasks.buffered_files import PartitionKey
-from airflow_kafka_spark.sinks.storage.tasks.write import StoreFile, StoreSplitWriter, StoreTarget
+from airflow_kafka_spark.sinks.storage.tasks.write import PartitionKey, StoreFile, StoreSplitWriter, StoreTarget
 from airflow_kafka_spark.windows.model import Split, SplitResult, Window
 
 DELETED = "__airflow_deleted"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.hooks.postgres import APPLICATION, Name, quote
+from airflow_kafka_spark.hooks.databases import APPLICATION, Name, quote
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.server import SinkServer
 

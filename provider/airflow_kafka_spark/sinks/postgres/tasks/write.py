@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
 from airflow_kafka_spark.formats.tasks.text import json_values
-from airflow_kafka_spark.hooks.postgres import Name, quote
+from airflow_kafka_spark.hooks.databases import Name, quote
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import StageColumn

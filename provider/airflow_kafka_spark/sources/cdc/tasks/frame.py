@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from airflow_kafka_spark.hooks.tasks.executor_check import CheckedOnExecutors
+from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.sources.base import SplitReader
 
 

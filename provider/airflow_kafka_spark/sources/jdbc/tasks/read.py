@@ -14,8 +14,7 @@ import pyarrow as pa
 from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.formats.tasks.text import concatenate
-from airflow_kafka_spark.hooks.database_sessions import described
-from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer
+from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, described
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES
 

@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogTruncated, OffsetsWentBack
 from airflow_kafka_spark.hooks.kafka.client_errors import drop_group_refusals
 from airflow_kafka_spark.hooks.kafka.log import cut_below
-from airflow_kafka_spark.hooks.tasks.end_of_stream import require_end_of_stream
+from airflow_kafka_spark.hooks.kafka.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.windows.model import Gap, OffsetRange
 
 BATCH_RECORDS = 20_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.hooks.postgres import rows
+from airflow_kafka_spark.hooks.databases import rows
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, BATCH_ROWS, EventReader
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot

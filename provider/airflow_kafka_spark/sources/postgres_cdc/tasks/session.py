@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.database_sessions import described
-from airflow_kafka_spark.hooks.postgres import APPLICATION, PostgresServer, rows, system_identifier
+from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, described, rows, system_identifier
 
 if TYPE_CHECKING:
     import psycopg

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.postgres import literal, quote, rows
+from airflow_kafka_spark.hooks.databases import literal, quote, rows
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import ChunkFilter, Key, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,

@@ -1,0 +1,245 @@
+"""Servers of databases: their addresses from Airflow connections, names and values in statements, and sessions that have
+ended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from airflow_kafka_spark.errors import ConnectionInvalid
+from airflow_kafka_spark.errors.base import quote_names
+
+if TYPE_CHECKING:
+    import psycopg
+    from airflow.sdk import Connection
+
+
+APPLICATION = "airflow-kafka-spark"
+"""Name of the database sessions, or the prefix of their names."""
+
+# Keys of the extra that other users of the connection need, and libpq does not know.
+_NOT_LIBPQ = frozenset(
+    {"cursor", "redshift", "redshift-serverless", "cluster-identifier", "workgroup-name", "aws_conn_id", "sqlalchemy_scheme"}
+    | {"sqlalchemy_query", "enable_log_db_messages"}
+)
+_TOKENS = frozenset({"iam", "azure_conn_id"})
+_DEFAULTS = {
+    "host": "localhost",
+    "port": "5432",
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+}
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """A database to connect to. It is sent to the tasks, because executors have no Airflow connections.
+
+    :param conn_id: the Airflow connection that it was made from.
+    :param where: ``host:port/database``, for display.
+    """
+
+    conn_id: str
+    where: str
+    host: str
+    port: int
+    database: str
+    conninfo: str = field(repr=False)
+    password: str = field(default="", repr=False)
+
+    def named(self, application_name: str) -> str:
+        """Return the connection string of libpq, for psycopg and for ADBC. It contains the password."""
+        return f"{self.conninfo} application_name={_quoted(application_name)}"
+
+    def scrub(self, text: str) -> str:
+        """Return ``text`` without the password, which libpq may quote in its errors."""
+        return text.replace(self.password, "***") if self.password else text
+
+    def cause(self, error: BaseException) -> BaseException | None:
+        """Return ``error`` if a traceback may show it; None if its text contains the password."""
+        return None if self.password and self.password in str(error) else error
+
+
+def read_server(connection: Connection) -> PostgresServer:
+    """Return the server of a connection of type ``postgres``.
+
+    :raises ConnectionInvalid: the connection has options that are not supported.
+    """
+    fields = {"host": connection.host, "port": connection.port, "dbname": connection.schema}
+    fields |= {"user": connection.login, "password": connection.password}
+    options: dict[str, Any] = {**_DEFAULTS, **_libpq_options(connection.conn_id, connection.extra_dejson)}
+    options |= {name: value for name, value in fields.items() if value}
+    # Defaults of libpq.
+    host, port, database = str(options["host"]), options["port"], str(options.get("dbname") or options.get("user") or "")
+    return PostgresServer(
+        conn_id=connection.conn_id,
+        where=f"{host}:{port}/{database}",
+        host=host,
+        port=int(port),
+        database=database,
+        conninfo=" ".join(f"{name}={_quoted(str(value))}" for name, value in options.items()),
+        password=str(options.get("password") or ""),
+    )
+
+
+def _libpq_options(conn_id: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    from psycopg.pq import Conninfo
+
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()} - {"application_name", "fallback_application_name"}
+    if tokens := sorted(name for name in _TOKENS if extra.get(name)):
+        raise ConnectionInvalid(
+            conn_id, f"its extra asks for `{tokens[0]}`, a login by short-lived tokens", "Use a login with a password"
+        )
+    unknown = sorted(set(extra) - known - _NOT_LIBPQ - _TOKENS - {"application_name", "fallback_application_name"})
+    if unknown:
+        names = quote_names(unknown)
+        raise ConnectionInvalid(
+            conn_id, f"its extra holds {names}, which libpq does not know", "Remove it, or correct its spelling"
+        )
+    return {name: value for name, value in extra.items() if name in known and value not in (None, "")}
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def run(connection: psycopg.Connection, statement: str) -> int:
+    """Run a statement, and return the number of rows that it has written."""
+    return connection.execute(statement.encode()).rowcount
+
+
+def rows(connection: psycopg.Connection, statement: str) -> list[tuple]:
+    """Run a query, and return its rows."""
+    return connection.execute(statement.encode()).fetchall()
+
+
+def system_identifier(connection: psycopg.Connection) -> str:
+    """Return the server's own identifier, which does not depend on its address; empty if the role may not read it."""
+    import psycopg
+
+    try:
+        return str(rows(connection, "SELECT system_identifier FROM pg_catalog.pg_control_system()")[0][0])
+    except psycopg.errors.InsufficientPrivilege:
+        return ""
+
+
+# --- names and values in statements -------------------------------------------------------------------------------------
+
+NAME_BYTES = 63
+"""Maximum size in bytes of a name that PostgreSQL does not truncate."""
+
+
+def quote(name: str) -> str:
+    """Return ``name`` as a quoted identifier.
+
+    :raises ValueError: the name is empty, or contains NUL, which PostgreSQL does not allow.
+    """
+    if not name or "\x00" in name:
+        raise ValueError(f"Not a name in PostgreSQL: {name!r}")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: str | int | bool | None) -> str:
+    """Return ``value`` as a literal that does not depend on the setting ``standard_conforming_strings``."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if "\x00" in value:
+        raise ValueError("A text in PostgreSQL cannot hold a NUL")
+    escaped = value.replace("'", "''")
+    return f" E'{escaped.replace(chr(92), chr(92) * 2)}'" if "\\" in escaped else f"'{escaped}'"
+
+
+class Name(NamedTuple):
+    """The name of a table. ``str()`` returns it quoted, for a statement."""
+
+    schema: str
+    table: str
+
+    def __str__(self) -> str:
+        return f"{quote(self.schema)}.{quote(self.table)}"
+
+
+def parse_name(text: str) -> tuple[str | None, str]:
+    """Return schema and table of ``table`` or ``schema.table``. Case is kept; each part may be in double quotes.
+
+    :return: the schema (None if the text names none) and the table.
+    :raises ValueError: the text has neither form.
+    """
+    part = r'"(?:[^"\x00]|"")+"|[^".\x00]+'
+    found = re.fullmatch(rf"\s*(?:({part})\s*\.\s*)?({part})\s*", text)
+    if not found:
+        raise ValueError(f"`{text}` is not the name of a table")
+    schema, table = (_unquote(p) if p else None for p in found.groups())
+    if not table or schema == "":
+        raise ValueError(f"`{text}` is not the name of a table")
+    return schema, table
+
+
+def _unquote(part: str) -> str:
+    part = part.strip()
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part
+
+
+def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> Name:
+    """Return the full name of a table. Without a schema, it is the table that the server finds, or a new one in the current
+    schema."""
+    if schema is not None:
+        return Name(schema, table)
+    found = rows(
+        connection,
+        "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        f"WHERE c.oid = to_regclass({literal(quote(table))})",
+    )
+    current = found or rows(connection, "SELECT coalesce(current_schema(), 'public')")
+    return Name(current[0][0], table)
+
+
+def find_tables_ignoring_case(connection: psycopg.Connection, name: Name) -> list[Name]:
+    """Return the tables whose names differ from ``name`` in upper and lower case only."""
+    found = rows(
+        connection,
+        "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        f"WHERE lower(n.nspname) = lower({literal(name.schema)}) AND lower(c.relname) = lower({literal(name.table)}) "
+        "AND c.relkind IN ('r', 'p') ORDER BY 1, 2",
+    )
+    return [Name(*row) for row in found]
+
+
+SESSION_ENDED = "the database server ended the session, as an administrator, a shutdown or a newer attempt at this window does"
+
+_ENDED = re.compile(
+    # PostgreSQL itself, then libpq and its clients
+    "terminating connection due to administrator command|server closed the connection unexpectedly"
+    "|the connection is (?:lost|closed)|SSL connection has been closed unexpectedly|SSL SYSCALL error: EOF detected"
+    # MariaDB and MySQL, then PyMySQL
+    r"|Connection was killed|MySQL server has gone away|Lost connection to MySQL server during query(?! \(timed out)"
+    # their JDBC drivers
+    "|An I/O error occurred while sending to the backend|unexpected end of stream"
+)
+_NEVER_BEGAN = "connection to server at"
+"""The beginning of libpq's message about a session that could not be opened."""
+
+
+def is_session_ended(message: str) -> bool:
+    """Return True if the message of a driver, or a stack trace with it, says that the server ended an open session."""
+    return _NEVER_BEGAN not in message and _ENDED.search(message) is not None
+
+
+def described(message: str) -> str:
+    """Return the message of a driver; :data:`SESSION_ENDED` if the server ended the session."""
+    return SESSION_ENDED if is_session_ended(message) else message
+
+
+def action_for(found: str, otherwise: str) -> str:
+    """Return the action for a problem that a validation has found: to run the task again, if the server ended the session."""
+    return "Run the task again" if SESSION_ENDED in found else otherwise

@@ -1,0 +1,213 @@
+"""Check that a master answers, that a job runs there, and that the session of this process still works.
+
+``python -m airflow_kafka_spark.hooks.spark.health`` runs a job in a process of its own, so that the JVM ends with it.
+
+PySpark keeps the JVM and the context of a process in class attributes, and returns them even after the JVM was killed, or after
+the context was stopped because the master had ended. :func:`discard_ended` removes them, so that the next window starts another
+session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from subprocess import TimeoutExpired
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaClass, JavaGateway, JVMView
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+REACH_SECONDS = 5.0
+PROBE_SECONDS = 90.0
+
+_REAPED_SECONDS = 2.0
+"""Maximum seconds to wait for the exit code of a JVM that does not answer."""
+
+_PORTS = {"spark": 7077, "sc": 15002}
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""Names of the environment variables with which gRPC uses a proxy."""
+_HADOOP = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+"""Names of the environment variables by which Spark finds YARN."""
+_RESULT = "airflow-kafka-spark: "
+
+
+def discard_ended() -> str:
+    """Discard the context of this process, and its JVM, if they no longer work.
+
+    :return: the reason, as the end of a sentence; "" if they work, or if this process has none.
+    """
+    reason = _why_ended()
+    if reason:
+        discard()
+    return reason
+
+
+def discard() -> None:
+    """Remove the session and the context of this process, whether stopped or not, and the JVM if it has ended."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+    from pyspark.sql.context import SQLContext
+
+    gateway, context, jvm = SparkContext._gateway, SparkContext._active_spark_context, SparkContext._jvm
+    has_ended = gateway is not None and _jvm_ended(gateway) != ""
+    if context is not None:
+        with warnings.catch_warnings(), suppress(Exception):
+            warnings.simplefilter("ignore")
+            context.stop()
+    if jvm is not None and not has_ended:
+        with suppress(Exception):
+            jvm.SparkSession.clearDefaultSession()
+            jvm.SparkSession.clearActiveSession()
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+    SQLContext._instantiatedContext = None
+    SparkContext._active_spark_context = None
+    if gateway is not None and has_ended:
+        with suppress(Exception):
+            gateway.shutdown()
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+def context_of(spark: SparkContext | SparkSession) -> SparkContext | None:
+    """Return the context of a session, or the context itself; None for a client of a Spark Connect server."""
+    # The package of a client only has no contexts that could be compared with.
+    if type(spark).__module__.startswith("pyspark.sql.connect."):
+        return None
+    found: Any = spark
+    context: SparkContext = getattr(found, "sparkContext", found)
+    return context
+
+
+def java_session_class(jvm: JVMView) -> JavaClass:
+    """Return the Java class of sessions that run in the JVM. Spark 4 has another one, for Spark Connect."""
+    from pyspark.sql import SparkSession
+
+    find = getattr(SparkSession, "_get_j_spark_session_class", None)
+    return jvm.SparkSession if find is None else find(jvm)
+
+
+def _why_ended() -> str:
+    from pyspark import SparkContext
+
+    gateway, context = SparkContext._gateway, SparkContext._active_spark_context
+    if gateway is None:
+        return ""
+    if reason := _jvm_ended(gateway):
+        return reason
+    if context is not None and (context._jsc is None or context._jsc.sc().isStopped()):
+        return "its Spark context was stopped, most likely because the master went away or gave the application up"
+    return ""
+
+
+def _jvm_ended(gateway: JavaGateway) -> str:
+    process = getattr(gateway, "proc", None)
+    if process is None or process.poll() is None:
+        try:
+            gateway.jvm.java.lang.System.nanoTime()
+            return ""
+        except Exception:
+            if process is None:
+                return "its JVM does not answer"
+            # The connection is closed a moment before the exit code is available.
+            with suppress(TimeoutExpired):
+                process.wait(_REAPED_SECONDS)
+    code = process.returncode
+    if code is None:
+        return "its JVM does not answer"
+    if code < 0:
+        killed = f"its JVM was killed by {signal.Signals(-code).name}"
+        return f"{killed}, perhaps because the machine ran out of memory" if code == -signal.SIGKILL else killed
+    return f"its JVM ended with exit code {code}"
+
+
+def unreachable(master: str) -> str:
+    """Return the reason why a master or a Connect server cannot be reached. Return an empty text if it can, or if the address
+    cannot be checked (``k8s://``, ``local``, a Connect server behind a proxy).
+
+    The address of YARN is in Hadoop's configuration. Without it, Spark's JVM ends with a message on its standard error only.
+    """
+    if master.startswith("yarn"):
+        has_configuration = any(map(os.environ.get, _HADOOP))
+        return "" if has_configuration else f"Neither {' nor '.join(_HADOOP)} is set in the environment of this process"
+    scheme, _, rest = master.partition("://")
+    if scheme not in _PORTS or not rest or (scheme == "sc" and any(map(os.environ.get, _PROXIES))):
+        return ""
+    reasons = []
+    for place in rest.partition("/")[0].split(","):
+        host, _, port = place.rpartition(":") if place.rpartition(":")[2].isdecimal() else (place, "", str(_PORTS[scheme]))
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS):
+                return ""
+        except OSError as error:
+            reasons.append(f"{host}:{port}: {error.strerror or error}")
+    return f"Nothing answers at {'; '.join(reasons)}"
+
+
+def probe(address: str, settings: Mapping[str, str], *, is_connect: bool, seconds: float = PROBE_SECONDS) -> tuple[bool, str]:
+    """Start a session and count one row with it.
+
+    :param address: a master, or a Connect server's address with its credentials.
+    :param settings: settings of the session.
+    :param is_connect: True for the address of a Connect server.
+    :param seconds: timeout; default 90.
+    :return: True and the version of Spark; or False and the reason.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    if address.startswith("local"):
+        environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    given = json.dumps({"address": address, "settings": dict(settings), "is_connect": is_connect})
+    # Passed through standard input, because every user of the machine can read a command line.
+    command = [sys.executable, "-m", __name__]
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=seconds, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        return False, f"no answer within {seconds:g} s; perhaps it has no executors that are free"
+    answers = [line[len(_RESULT) :] for line in done.stdout.splitlines() if line.startswith(_RESULT)]
+    if answers:
+        answer = json.loads(answers[-1])
+        return bool(answer["done"]), str(answer["outcome"])
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return False, lines[-1][:500] if lines else f"the test ended with {done.returncode}"
+
+
+def first_line(error: Exception) -> str:
+    """Return the most specific line of a Spark error: the Java exception, if there is one. At most 500 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    java = [line.lstrip(": ") for line in lines if re.match(r":? ?[\w.$]+(Exception|Error)\b", line)]
+    return (java or lines or [type(error).__name__])[0][:500]
+
+
+def main() -> None:
+    """Run a job on the Spark that standard input describes, and print the result as one line."""
+    given = json.load(sys.stdin)
+    try:
+        from pyspark.sql import SparkSession
+
+        builder = SparkSession.builder.appName("airflow connection test")
+        builder = builder.remote(given["address"]) if given["is_connect"] else builder.master(given["address"])
+        for name, value in given["settings"].items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        session.range(1).count()
+        answer = {"done": True, "outcome": session.version}
+        session.stop()
+    except Exception as error:
+        answer = {"done": False, "outcome": first_line(error)}
+    print(f"{_RESULT}{json.dumps(answer)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

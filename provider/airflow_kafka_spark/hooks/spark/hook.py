@@ -1,0 +1,569 @@
+"""Spark sessions from the official ``spark`` and ``spark_connect`` connections."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cached_property
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseHook
+
+from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, SparkJobFailed, SparkUnavailable
+from airflow_kafka_spark.hooks.connections import look_up
+from airflow_kafka_spark.hooks.spark import python_daemon
+from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive
+from airflow_kafka_spark.hooks.spark.health import discard, discard_ended, first_line, java_session_class
+from airflow_kafka_spark.hooks.spark.warm import client as warm
+from airflow_kafka_spark.hooks.spark.warm.process import WarmSettings, WarmUnavailable, parse_duration
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_JAVA = "spark.driver.extraJavaOptions"
+_CLASS_PATH = "spark.driver.extraClassPath"
+_PYTHON = "spark.pyspark.python"
+_DAEMON = "spark.python.daemon.module"
+_INCUBATOR = b"WARNING: Using incubator modules: "
+
+_QUICK_START = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
+"""Java options that multiply the thresholds of Java's second compiler (C2) by ten. The start of Spark runs much code a few times,
+and compiling it took a third of the CPU time of the start. Code that works on records reaches the thresholds within a second."""
+
+SECRETS = "(?i)secret|password|passphrase|token|jaas|credential|access[.]?key|keystore[.]key|dsn"
+
+
+class SparkHook(BaseHook):
+    """A Spark session for one task.
+
+    The type of the connection decides where Spark runs: ``spark`` runs the driver in the task (the host is the master:
+    ``local[*]``, ``spark://…``, ``yarn``, ``k8s://…``), ``spark_connect`` (or a host that begins with ``sc://``) connects to a
+    server. Keys of the extra that begin with ``spark.`` are Spark settings. An existing session of the process is used with its
+    own settings: successive windows in one process share it, which saves the seconds of a start.
+
+    The JVM of a local master starts from an archive of its classes, and compiles less while it starts. The first session of a
+    host starts a background process that makes the archive (`airflow_kafka_spark.hooks.spark.class_archive`).
+    ``"class_archive": false`` in the extra switches both off.
+
+    ``"keep_alive": "10m"`` in the extra keeps the Spark of a local master between tasks, for tasks of one user with equal
+    settings (`airflow_kafka_spark.hooks.spark.warm`).
+
+    :param spark_conn_id: the Airflow connection; default ``spark_default``.
+    :param conf: Spark settings that take precedence over the connection's; default none.
+    :param app_name: name of the application in Spark; default ``airflow-kafka-spark``.
+    """
+
+    conn_name_attr = "spark_conn_id"
+    default_conn_name = "spark_default"
+    conn_type = "spark"
+    hook_name = "Spark session"
+
+    def __init__(
+        self,
+        spark_conn_id: str = default_conn_name,
+        *,
+        conf: Mapping[str, str] | None = None,
+        app_name: str = "airflow-kafka-spark",
+    ) -> None:
+        super().__init__()
+        self.spark_conn_id = spark_conn_id
+        self.conf = dict(conf or {})
+        self.app_name = app_name
+        self._early: EarlyStart | None = None
+
+    @cached_property
+    def connection(self) -> Connection:
+        """:raises ConnectionInvalid: it is not defined or of another type."""
+        return look_up(
+            self.spark_conn_id,
+            "spark",
+            "spark_connect",
+            option="spark_conn_id",
+            hint="host: the master, `local[*]` to begin with",
+            get=self.get_connection,
+        )
+
+    @property
+    def is_connect(self) -> bool:
+        """True if the session is a client of a Spark Connect server, so that no JVM is started here."""
+        return self.connection.conn_type == "spark_connect" or self.master.startswith("sc://")
+
+    @property
+    def is_local(self) -> bool:
+        """True if driver and executors are one process on this machine."""
+        return self.master.startswith("local")
+
+    @property
+    def master(self) -> str:
+        """The master, or the address of a Spark Connect server without its credentials."""
+        connection = self.connection
+        host = connection.host or "local[*]"
+        scheme = "sc" if connection.conn_type == "spark_connect" else "spark"
+        if host.startswith(("local", "yarn", "k8s://", "sc://", "spark://", "mesos://")):
+            return f"{host}:{connection.port}" if connection.port and not host.startswith(("local", "yarn")) else host
+        default_port = 15002 if scheme == "sc" else 7077
+        return f"{scheme}://{host}:{connection.port or default_port}"
+
+    @property
+    def _remote(self) -> str:
+        """The Spark Connect address with its credentials, in the form of the official SparkConnectHook."""
+        connection, options = self.connection, ""
+        if connection.login:
+            options += f";user_id={connection.login}"
+        if connection.password:
+            options += f";token={connection.password}"
+        if str(connection.extra_dejson.get("use_ssl", "")).lower() == "true":
+            options += ";use_ssl=true"
+        return f"{self.master}/{options}" if options else self.master
+
+    def settings(self) -> dict[str, str]:
+        """Return the Spark settings of a new session: this package's, overridden by the connection's, overridden by ``conf``."""
+        ours = {
+            "spark.sql.session.timeZone": "UTC",
+            "spark.redaction.regex": SECRETS,
+            "spark.sql.redaction.options.regex": SECRETS,
+            "spark.ui.showConsoleProgress": "false",
+            # A plan is built in hundreds of small steps. Recording the Python stack of each one takes several times as long as
+            # the steps themselves, and serves no purpose here.
+            "spark.python.sql.dataFrameDebugging.enabled": "false",
+            # No speculative execution: a concurrent second attempt at a split would write its rows for nothing.
+            "spark.speculation": "false",
+        }
+        if self.is_local:
+            ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
+        if not self.is_connect:
+            log4j = files("airflow_kafka_spark.hooks.spark").joinpath("log4j2.properties")
+            ours[_JAVA] = f"-Dlog4j2.configurationFile=file:{log4j}"
+        theirs = {
+            key: _text(value) for key, value in self.connection.extra_dejson.items() if key.startswith("spark.")
+        } | self.conf
+        if _JAVA in theirs:
+            theirs[_JAVA] = f"{ours.get(_JAVA, '')} {theirs[_JAVA]}".strip()
+        return ours | theirs
+
+    @cached_property
+    def keep_alive(self) -> float | None:
+        """Seconds for which a local Spark waits for the next task; None if each task has a Spark of its own.
+
+        :raises ConnectionInvalid: the value is no duration of 1 second to 24 hours, or the master is not local.
+        """
+        value = self.connection.extra_dejson.get("keep_alive")
+        if value is None or value is False or value == "":
+            return None
+        if not self.is_local:
+            action = "Remove `keep_alive` from the extra, or use a local master; for other masters run a Spark Connect server"
+            raise ConnectionInvalid(self.spark_conn_id, f"`keep_alive` is set, and the master is `{self.master}`", action)
+        seconds = parse_duration(value)
+        if seconds is None:
+            action = "Use a number with s, m or h, from `1s` to `24h`: `10m`"
+            raise ConnectionInvalid(self.spark_conn_id, f"`keep_alive` is {value!r}, which is no such duration", action)
+        return seconds
+
+    def start_early(self, is_needed: Callable[[], bool]) -> None:
+        """Start the session of a local master in a thread, if it is needed. :meth:`session` waits for it, and raises its error.
+
+        Nothing happens for other masters, whose executors other applications may need, or if this process has a session.
+
+        :param is_needed: called in the thread; an error counts as False.
+        :raises ConnectionInvalid: the connection is not defined or of another type.
+        """
+        if not self.is_local or self.is_connect or self._early is not None:
+            return
+        pyspark = sys.modules.get("pyspark")
+        if pyspark is None or pyspark.SparkContext._active_spark_context is None:
+            self._early = EarlyStart(lambda: self._start(()), is_needed)
+
+    def give_up_early_start(self) -> None:
+        """Cancel :meth:`start_early`, unless the session is being started already."""
+        if self._early is not None:
+            self._early.give_up()
+
+    @contextmanager
+    def session(self, *, jars: tuple[str, ...] = ()) -> Iterator[SparkSession]:
+        """Yield a session that is ready to use.
+
+        On leaving, a session that was made here is stopped, so that its executors are released. A local session is kept for later
+        windows, and ends with the task's process.
+
+        A session of this process that has ended (its JVM was killed, or its master went away) is replaced by a new one.
+
+        :param jars: local jar files for a new session.
+        :raises SparkUnavailable: the session cannot be started, or it ends while it is used.
+        """
+        if self.is_connect:
+            with self._connected() as session:
+                yield session
+            return
+        with self._context(jars) as context:
+            yield _session_in(context)
+
+    def without_sql(self) -> AbstractContextManager[SparkContext | SparkSession]:
+        """Return a context manager that yields a Spark for a job without SQL: a context, or a session of a Connect server, which
+        has no contexts.
+
+        Making a first session takes a JVM more than a CPU second, because it loads the settings and the functions of SQL. In all
+        other respects, this is :meth:`session`.
+        """
+        return self._connected() if self.is_connect else self._context(())
+
+    @contextmanager
+    def _connected(self) -> Iterator[SparkSession]:
+        """Yield a session of a Connect server; one that is made here is stopped on leaving."""
+        from pyspark.sql import SparkSession
+
+        warm.detach_if_ended()
+        active = SparkSession.getActiveSession()
+        if active is not None:
+            yield active
+            return
+        session: SparkSession = self._start(())
+        try:
+            yield session
+        finally:
+            session.stop()
+
+    @contextmanager
+    def _context(self, jars: tuple[str, ...]) -> Iterator[SparkContext]:
+        """Yield a context whose driver runs here, or in a warm process; one that is made here is stopped on leaving, unless it is
+        local.
+
+        :param jars: local jar files for a new context.
+        :raises SparkUnavailable: it cannot be started, or it ends while it is used.
+        """
+        from pyspark import SparkContext
+
+        early, self._early = self._early, None
+        made = early.result() if early is not None else None
+        warm.detach_if_ended()
+        if reason := _discard_ended():
+            made = None
+            log.warning("The Spark session of an earlier window cannot be used: %s. A new one is started", reason)
+        active = SparkContext._active_spark_context if made is None else None
+        if active is not None:
+            with self._explained():
+                yield active
+            return
+        context: SparkContext = made or self._start(jars)
+        try:
+            with self._explained():
+                yield context
+        finally:
+            if not self.is_local:
+                # It may have been discarded.
+                if SparkContext._active_spark_context is not None:
+                    context.stop()
+            elif (archive := self._class_archive()) is not None:
+                archive.make_in_background()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise one clear error instead of those of a context that has ended, or whose JVM has, which name objects of the JVM."""
+        try:
+            yield
+        except Exception as error:
+            if reason := _discard_ended():
+                raise SparkUnavailable(self.spark_conn_id, self.master, reason) from error
+            raise
+
+    def _class_archive(self) -> SparkClassArchive | None:
+        """Return the archive of the classes of a local session; None if it is switched off or impossible."""
+        if not self.is_local or _text(self.connection.extra_dejson.get("class_archive", True)).lower() == "false":
+            return None
+        return SparkClassArchive.find(self.settings().get(_CLASS_PATH, ""))
+
+    def _quick_start(self, given: str) -> tuple[str, ...]:
+        """Return Java options for a faster start of a local JVM; none if ``class_archive`` is false, or without Java 17 to 23.
+
+        :param given: the Java options of the settings.
+        """
+        archive = self._class_archive()
+        return () if archive is None else (*_QUICK_START, *archive.java_options(given))
+
+    def _start(self, jars: tuple[str, ...]) -> Any:
+        """Return a new context, or a session of a Connect server.
+
+        :raises SparkUnavailable: it cannot be started.
+        """
+        _silence_clients()
+        # Without it, workers run whatever `python3` is found, with other packages than this process. Warm processes inherit it.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        settings = self.settings()
+        if jars:
+            settings["spark.jars"] = ",".join(filter(None, [settings.get("spark.jars", ""), *jars]))
+        if self.is_local:
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            settings = {_DAEMON: python_daemon.__name__} | settings
+            if self.keep_alive is not None and (kept := self._open_warm(settings)) is not None:
+                return kept.sparkContext
+            # Before the user's options: of equal names, the last one takes effect.
+            settings[_JAVA] = " ".join([*self._quick_start(settings[_JAVA]), settings[_JAVA]])
+        log.info("Starting Spark on %s", self.master)
+        try:
+            python = "" if self.is_local or self.is_connect else settings.get(_PYTHON, "")
+            with _python_of_executors(python), _errors_to_output():
+                made: Any = self._new_session(settings) if self.is_connect else self._new_context(settings)
+        except Exception as error:
+            reason = first_line(error)
+            if not self.is_connect:
+                reason = discard_ended() or reason
+                discard()
+            raise SparkUnavailable(self.spark_conn_id, self.master, self._without_secret(reason)) from error
+        if not (self.is_connect or self.is_local):
+            _send_package(made)
+        return made
+
+    def _new_session(self, settings: Mapping[str, str]) -> SparkSession:
+        from pyspark.sql import SparkSession
+
+        builder: Any = SparkSession.builder.appName(self.app_name).remote(self._remote)
+        for key, value in settings.items():
+            if key.startswith("spark.sql."):
+                builder = builder.config(key, value)
+        session: SparkSession = builder.getOrCreate()
+        return session
+
+    def _new_context(self, settings: Mapping[str, str]) -> SparkContext:
+        from pyspark import SparkConf, SparkContext
+
+        conf = SparkConf().setAppName(self.app_name).setMaster(self.master).setAll(list(settings.items()))
+        return SparkContext.getOrCreate(conf)
+
+    def _open_warm(self, settings: Mapping[str, str]) -> SparkSession | None:
+        """Return a session in the warm process; None if that cannot be used, after a line in the log with the reason."""
+        from pyspark import SparkContext
+
+        assert self.keep_alive is not None
+        # The retry of a task that was killed waits until the Python workers of its cancelled jobs have ended.
+        ours = {"spark.python.task.killTimeout": "100ms"}
+        wanted = WarmSettings(
+            self.master, {**ours, **settings}, self.keep_alive, java_options=self._quick_start(settings[_JAVA]),
+        )  # fmt: skip
+        try:
+            if SparkContext._active_spark_context is not None and not warm.is_attached():
+                raise WarmUnavailable("this process has a Spark of its own already")
+            return warm.open_session(wanted, self.app_name)
+        except WarmUnavailable as error:
+            log.warning("The warm Spark process cannot be used, so that this task starts its own: %s", error)
+            return None
+
+    def begin_jobs(self, context: SparkContext, group: str, description: str) -> None:
+        """Put the jobs that this thread starts from now on into a group, after ending jobs of the group that an earlier attempt
+        has left in a warm process.
+
+        :param context: the context of the jobs.
+        :param group: name of the group, for :meth:`pyspark.SparkContext.cancelJobGroup`.
+        :param description: description of the jobs on Spark's pages.
+        :raises KafkaSparkError: the jobs of an earlier attempt did not end.
+        """
+        try:
+            warm.end_leftovers(context, group)
+        except (OSError, WarmUnavailable) as error:
+            raise SparkJobFailed(description, str(error)) from error
+        context.setJobGroup(group, description, interruptOnCancel=True)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Start a session, run a job, and return True and Spark's version, or False and the reason, for Airflow's UI.
+
+        The session runs in a process of its own, so that no JVM is left in Airflow's. An address at which nothing answers is
+        reported within seconds; the whole test takes at most 90 seconds.
+        """
+        from airflow_kafka_spark.hooks.spark.health import probe, unreachable
+        from airflow_kafka_spark.hooks.spark.jars import find_java
+
+        try:
+            _ = self.keep_alive
+            if not self.is_connect:
+                find_java()
+            if reason := unreachable(self.master):
+                return False, reason
+            settings = self.settings()
+            if self.is_connect:
+                settings = {key: value for key, value in settings.items() if key.startswith("spark.sql.")}
+            done, outcome = probe(self._remote if self.is_connect else self.master, settings, is_connect=self.is_connect)
+        except KafkaSparkError as error:
+            return False, str(error)
+        if done:
+            return True, f"Connected to Spark {outcome} at {self.master}."
+        return False, f"Spark at {self.master}: {self._without_secret(outcome)}"
+
+    def _without_secret(self, text: str) -> str:
+        secret = self.connection.password
+        return text.replace(secret, "***") if secret else text
+
+
+class SparkConnectHook(SparkHook):
+    """Spark sessions on connections of type ``spark_connect``."""
+
+    conn_type = "spark_connect"
+    hook_name = "Spark Connect session"
+
+
+class EarlyStart:
+    """Starts a session in a thread if the window will need one.
+
+    :param start: starts Spark, and returns its context.
+    :param is_needed: called in the thread; returns True if the window will have records. An error counts as False, because the
+        task itself will raise it, too.
+    """
+
+    def __init__(self, start: Callable[[], SparkContext], is_needed: Callable[[], bool]) -> None:
+        self._start, self._is_needed = start, is_needed
+        self._deciding = threading.Lock()
+        self._is_given_up = self._has_begun = False
+        self._context: SparkContext | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="spark start", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the session is being started."""
+        return self._has_begun
+
+    def give_up(self) -> None:
+        """Cancel the start of the session, unless it has begun already."""
+        with self._deciding:
+            self._is_given_up = True
+
+    def result(self) -> SparkContext | None:
+        """Return the context as soon as it is ready. If its start has not begun, cancel it and return None.
+
+        :raises SparkUnavailable: it could not be started.
+        """
+        self.give_up()
+        if not self._has_begun:
+            return None
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._context
+
+    def _run(self) -> None:
+        try:
+            is_needed = self._is_needed()
+        except Exception:
+            log.debug("Whether the window will have records is not known yet", exc_info=True)
+            return
+        with self._deciding:
+            if self._is_given_up or not is_needed:
+                return
+            self._has_begun = True
+        try:
+            self._context = self._start()
+        except BaseException as error:
+            self._error = error
+
+
+def _silence_clients() -> None:
+    """Keep lines out of a task's log that are of no use there: each connection that py4j closes, the Java stack trace of an error
+    in SQL, which Spark logs before it raises the error, and that pyspark was not made for pandas 3, of which nothing is used."""
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+    try:
+        from pyspark.logger import PySparkLogger
+    except ImportError:  # Spark 3.5 logs no such error
+        return
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _session_in(context: SparkContext) -> SparkSession:
+    """Return the session of a context, a new one if it has none, and make it active in this thread."""
+    from pyspark.sql import SparkSession
+
+    if (attached := warm.session()) is not None:
+        return attached
+    if (active := SparkSession.getActiveSession()) is not None:
+        return active
+    session = SparkSession(context)
+    # Spark has one active session per thread.
+    java_session_class(session._jvm).setActiveSession(session._jsparkSession)
+    return session
+
+
+def _discard_ended() -> str:
+    """Discard the session of this process if it no longer works, also that of a warm process.
+
+    :return: the reason, as the end of a sentence; "" if it works.
+    """
+    reason = discard_ended()
+    # The server of a warm process closes the connection only after it has noticed the end of its JVM.
+    if reason and (warm_log := warm.detach()):
+        return f"{reason}; {warm_log} may tell why"
+    return reason
+
+
+@contextmanager
+def _python_of_executors(path: str) -> Iterator[None]:
+    """Set the Python of the executors of a session that is started in this block; an empty path changes nothing.
+
+    PySpark reads only the environment variable, not the setting ``spark.pyspark.python``.
+    """
+    before = os.environ["PYSPARK_PYTHON"]
+    os.environ["PYSPARK_PYTHON"] = path or before
+    try:
+        yield
+    finally:
+        os.environ["PYSPARK_PYTHON"] = before
+
+
+@contextmanager
+def _errors_to_output() -> Iterator[None]:
+    """Redirect the standard error of a JVM that is started in this block to standard output, as long as the JVM lives.
+
+    Airflow shows lines on the standard error of a task's processes as errors. Each JVM of Spark 4 begins with a warning about an
+    incubator module that Spark itself uses, and that no Java option switches off. This line is left out.
+    """
+    try:
+        saved = os.dup(2)
+    except OSError:  # this process has no standard error
+        yield
+        return
+    reading, writing = os.pipe()
+    threading.Thread(target=_copy_lines, args=(reading, os.dup(1)), name="kafka-spark-jvm-output", daemon=True).start()
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _copy_lines(reading: int, writing: int) -> None:
+    """Copy lines without :data:`_INCUBATOR` until the pipe ends. If writing fails, reading goes on: the JVM must not block."""
+    with open(reading, "rb") as lines, open(writing, "wb", buffering=0) as output:
+        for line in lines:
+            if _INCUBATOR not in line:
+                with suppress(OSError):
+                    output.write(line)
+
+
+def _send_package(context: SparkContext) -> None:
+    """Send this package to the executors, so that only confluent-kafka and pyarrow have to be installed there."""
+    import shutil
+    import tempfile
+    from pathlib import Path
+
+    package = Path(__file__).parents[1]
+    target = Path(tempfile.mkdtemp(prefix="airflow-kafka-spark-")) / "airflow_kafka_spark"
+    context.addPyFile(shutil.make_archive(str(target), "zip", package.parent, package.name))
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,311 @@
+"""A task's side of a warm Spark process: find or start the process, and open a session in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_kafka_spark.hooks.spark.class_archive import available_memory
+from airflow_kafka_spark.hooks.spark.health import java_session_class
+from airflow_kafka_spark.hooks.spark.warm.process import (
+    ProcessFiles,
+    WarmSettings,
+    WarmUnavailable,
+    connect,
+    environment,
+    is_readable,
+    open_sockets,
+    private_directory,
+    receive,
+    send,
+)
+
+if TYPE_CHECKING:
+    import socket
+
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+MAX_PROCESSES = 4
+"""Maximum number of warm processes of one user on a host."""
+
+START_SECONDS = 300.0
+_MEMORY_NEEDED = 1 << 30
+
+
+@dataclass
+class WarmConnection:
+    """The warm process that this process uses. When the connection is closed, the warm process ends the jobs of this process.
+
+    :param key: key of the settings.
+    :param connection: connection to the warm process.
+    :param session: session in the warm process.
+    """
+
+    key: str
+    connection: socket.socket
+    session: SparkSession
+
+    @property
+    def is_alive(self) -> bool:
+        """Return True while the warm process keeps the connection open."""
+        # The warm process sends nothing without a request, so a readable connection is a closed one.
+        return not is_readable(self.connection)
+
+
+_attached: WarmConnection | None = None
+_asking = threading.Lock()
+
+
+def is_attached() -> bool:
+    """Return True if this process uses a session in a warm process."""
+    return _attached is not None
+
+
+def open_session(settings: WarmSettings, name: str) -> SparkSession:
+    """Return the session of this process in the warm process with these settings, which is started if it does not run.
+
+    :param settings: settings of the warm process.
+    :param name: name of the task, for the log of the warm process.
+    :raises WarmUnavailable: the warm process cannot be used.
+    :raises JavaMissing: there is no Java.
+    """
+    global _attached
+    if _attached is not None and _attached.key == settings.key:
+        return _attached.session
+    if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() != "true":
+        raise WarmUnavailable("PYSPARK_PIN_THREAD is set, and a warm process takes threads that are pinned")
+    begun = time.monotonic()
+    connection, answer, started = _enter(settings, name)
+    try:
+        session = _open(answer)
+    except Exception as error:
+        connection.close()
+        _detach()
+        raise WarmUnavailable(f"no session could be opened in it: {type(error).__name__}: {error}") from error
+    _attached = WarmConnection(settings.key, connection, session)
+    log.info(
+        "%s warm Spark process %d on %s after %.1f s (%.0f s old, %d tasks and %d jobs before this one); its log is %s",
+        "Started the" if started else "Reusing the",
+        answer["jvm"], settings.master, time.monotonic() - begun, answer["age"], answer["tasks"], answer["jobs"],
+        ProcessFiles(private_directory(), settings.key).log,
+    )  # fmt: skip
+    return session
+
+
+def detach_if_ended() -> None:
+    """Remove the session of a warm process that has ended, so that the next one is opened in another process."""
+    if _attached is not None and not _attached.is_alive:
+        log.warning("The warm Spark process has ended")
+        detach()
+
+
+def detach() -> str:
+    """Remove the session in a warm process, so that the next one of this process is a new one.
+
+    :return: the path of the log of the warm process; "" if this process used none.
+    """
+    if _attached is None:
+        return ""
+    used = ProcessFiles(private_directory(), _attached.key)
+    _attached.connection.close()
+    _detach()
+    return str(used.log)
+
+
+def session() -> SparkSession | None:
+    """Return the session of this process in a warm process; None if it uses none."""
+    return None if _attached is None else _attached.session
+
+
+def end_leftovers(context: SparkContext, group: str) -> None:
+    """End jobs of a group that an earlier attempt has left in a warm process; do nothing for a context of another kind.
+
+    :param context: a context.
+    :param group: a job group without jobs of this process.
+    :raises WarmUnavailable: the jobs did not end.
+    """
+    if _attached is None or _attached.session.sparkContext is not context:
+        return
+    with _asking:
+        send(_attached.connection, {"end": group})
+        answer = _answer(_attached.connection)
+    if answer is None:
+        raise WarmUnavailable("the warm Spark process has ended")
+    if "refused" in answer:
+        raise WarmUnavailable(answer["refused"])
+    if answer["ended"]:
+        log.warning("Cancelled %d jobs that an earlier attempt has left in the warm Spark process", answer["ended"])
+
+
+def _enter(settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any], bool]:
+    """Return a connection to the warm process, its answer, and True if this call has started it."""
+    place = ProcessFiles(private_directory(), settings.key)
+    if entered := _hello(place, settings, name):
+        return (*entered, False)
+    with place.locked():
+        # Another task may have started the process meanwhile.
+        if entered := _hello(place, settings, name):
+            return (*entered, False)
+        place.socket.unlink(missing_ok=True)
+        _start(place, settings)
+        if entered := _hello(place, settings, name):
+            return (*entered, True)
+    raise WarmUnavailable(f"it ended as soon as it was started; {place.log} may tell why")
+
+
+def _hello(place: ProcessFiles, settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any]] | None:
+    connection = connect(place.socket)
+    if connection is None:
+        return None
+    try:
+        send(connection, {"name": name, "keep_alive": settings.keep_alive})
+        answer = _answer(connection)
+    except OSError:
+        answer = None
+    except BaseException:
+        connection.close()
+        raise
+    if answer is None or "refused" in answer:
+        connection.close()
+        if answer is not None:
+            raise WarmUnavailable(answer["refused"])
+        return None  # the process was ending
+    return connection, answer
+
+
+def _answer(connection: socket.socket) -> dict[str, Any] | None:
+    connection.settimeout(START_SECONDS)
+    try:
+        return receive(connection)
+    except TimeoutError:
+        raise WarmUnavailable(f"it did not answer within {START_SECONDS:g} s") from None
+    finally:
+        connection.settimeout(None)
+
+
+def _start(place: ProcessFiles, settings: WarmSettings) -> None:
+    """Start the process and wait until it listens."""
+    if (others := open_sockets(place.directory, place.socket)) >= MAX_PROCESSES:
+        raise WarmUnavailable(f"{others} warm processes with other settings run already, which is the most of one user on a host")
+    if available_memory() < _MEMORY_NEEDED:
+        raise WarmUnavailable(f"less than {_MEMORY_NEEDED >> 30} GiB of memory is free")
+    log.info("Starting a warm Spark process on %s, which ends after %g s without a task", settings.master, settings.keep_alive)
+    read_end, write_end = os.pipe()
+    # Passed through standard input, because every user of the machine can read a command line.
+    given = {
+        "master": settings.master,
+        "spark": settings.started,
+        "keep_alive": settings.keep_alive,
+        "key": settings.key,
+        "directory": str(place.directory),
+    }
+    with open(os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), "wb") as output:
+        try:
+            # The process forks at once, so that the server is no child of this task, and then exits.
+            starter = subprocess.Popen(
+                [sys.executable, "-m", "airflow_kafka_spark.hooks.spark.warm.server", str(write_end)],
+                env=environment(), start_new_session=True, pass_fds=[write_end],
+                stdin=subprocess.PIPE, stdout=output, stderr=output,
+            )  # fmt: skip
+        except OSError as error:
+            os.close(read_end)
+            raise WarmUnavailable(f"it could not be started: {error}") from error
+        finally:
+            os.close(write_end)
+    with open(read_end, "rb", buffering=0) as answer:
+        with contextlib.suppress(BrokenPipeError):
+            starter.communicate(json.dumps(given).encode())
+        ready = is_readable(answer, START_SECONDS)
+        said = answer.read(10_000).decode() if ready else ""
+    if said != "ready":
+        reason = said or (f"it did not start within {START_SECONDS:g} s" if not ready else "it ended while it started")
+        raise WarmUnavailable(f"{reason}; {place.log} may tell why")
+
+
+def _open(answer: dict[str, Any]) -> SparkSession:
+    """Return a session of this process in the JVM that an answer describes."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway = {"PYSPARK_GATEWAY_PORT": str(answer["port"]), "PYSPARK_GATEWAY_SECRET": str(answer["secret"])}
+    os.environ |= gateway
+    try:
+        SparkContext._ensure_initialized()
+    finally:
+        for name in gateway:
+            del os.environ[name]
+    jvm: Any = SparkContext._jvm
+    running = getattr(getattr(jvm, "org.apache.spark.SparkContext$"), "MODULE$").getActive().get()
+    with _unchanged_process():
+        context = SparkContext(
+            conf=SparkConf(_jconf=running.conf()), gateway=SparkContext._gateway,
+            jsc=jvm.JavaSparkContext.fromSparkContext(running),
+        )  # fmt: skip
+    # The values of accumulators go to the warm process instead of this one: the thread that schedules all jobs sends them, and
+    # would block all tasks while this process is stopped.
+    context._javaAccumulator = jvm.org.apache.spark.util.AccumulatorContext.get(answer["accumulator"]).get()
+    classes = java_session_class(jvm)
+    root = classes.getDefaultSession().get()
+    session = SparkSession(context, root.newSession())
+    # The session of this process must not become the JVM's default session, which other tasks would get.
+    classes.setDefaultSession(root)
+    return session
+
+
+@contextlib.contextmanager
+def _unchanged_process() -> Iterator[None]:
+    """Undo what a new ``SparkContext`` changes in this process."""
+    path, handler = list(sys.path), signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        # Restore the handler, because pyspark's cancels all jobs of the JVM.
+        with contextlib.suppress(ValueError, TypeError):  # not the main thread
+            signal.signal(signal.SIGINT, handler)
+
+
+def _detach() -> None:
+    """Remove the JVM from pyspark's state, so that the next session of this process is a new one."""
+    global _attached
+    _attached = None
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway = SparkContext._gateway
+    context = SparkContext._active_spark_context
+    if context is not None:
+        context._jsc = None
+        if getattr(context, "_accumulatorServer", None):
+            context._accumulatorServer.shutdown()
+            context._accumulatorServer = None  # type: ignore[assignment]
+    SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+    if gateway is not None:
+        # The gateway belongs to this process only.
+        with contextlib.suppress(Exception):
+            gateway.shutdown()
+
+
+def _after_fork() -> None:
+    """Close this process's copy of the connection after a fork: the warm process detects the end of a task by its closing."""
+    global _attached
+    if _attached is not None:
+        _attached.connection.close()
+        _attached = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
