@@ -601,7 +601,8 @@ class WindowOperator(VisibleOperator):
                 return [Problem("spark_conn_id", "Spark Connect needs grpcio-status, which is not installed", action)]
             if reason := unreachable(self.spark.master):
                 found = f"{reason} (connection `{self.spark.spark_conn_id}`, master `{self.spark.master}`)"
-                return [Problem("spark_conn_id", found, "Start it, or correct the connection")]
+                action = "Set one of them" if self.spark.master.startswith("yarn") else "Start it"
+                return [Problem("spark_conn_id", found, f"{action}, or correct the connection")]
             return []
         except KafkaSparkError as error:
             return [problem_from("spark_conn_id", error)]
