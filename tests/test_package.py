@@ -273,17 +273,32 @@ def test_windows_imports_neither_airflow_nor_spark_nor_kafka() -> None:
 
 def test_what_runs_in_sparks_tasks_imports_neither_airflow_nor_spark() -> None:
     """Executors have no Airflow, and a worker that imports pyspark's driver side takes seconds to start."""
-    modules = module_files()
-    in_tasks = [name for name in modules if ".tasks." in name]
+    in_tasks = [name for name in module_files() if ".tasks." in name]
     assert len(in_tasks) > 30
-    reached, left = set(in_tasks), list(in_tasks)
+    for name, target in reached_imports(in_tasks):
+        assert target.split(".")[0] not in ("airflow", "pyspark"), f"{name} imports {target}, and Spark's tasks import {name}"
+
+
+@pytest.mark.parametrize("table", ["delta", "iceberg"])
+def test_tasks_that_write_a_lake_table_import_neither_its_library_nor_pandas(table) -> None:
+    """pyiceberg and pandas take seconds of CPU in each Python worker: longer than the writing of most windows."""
+    slow = ("deltalake", "pandas", "pyiceberg", "pyarrow.dataset")
+    found = {target for _, target in reached_imports([f"airflow_kafka_spark.sinks.{table}.tasks.data_files"])}
+    assert "pyarrow.parquet" in found
+    assert not {target for target in found if target.startswith(slow)}
+
+
+def reached_imports(names: list[str]) -> Iterator[tuple[str, str]]:
+    """Each module that is imported with these, and what it imports itself."""
+    modules = module_files()
+    reached, left = set(names), list(names)
     while left:
         name = left.pop()
         parts = name.split(".")
         # The packages above a module are imported with it.
         targets = [".".join(parts[:end]) for end in range(1, len(parts))]
         for target in imported_at_once(modules[name]):
-            assert target.split(".")[0] not in ("airflow", "pyspark"), f"{name} imports {target}, and Spark's tasks import {name}"
+            yield name, target
             targets += [target, target.rpartition(".")[0]]
         new = {target for target in targets if target in modules} - reached
         reached |= new

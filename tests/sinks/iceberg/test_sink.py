@@ -48,8 +48,9 @@ from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.catalog import catalog_access
 from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
 from airflow_kafka_spark.sinks.iceberg.snapshots import PIPELINE, WINDOW, tag_name
-from airflow_kafka_spark.sinks.iceberg.table import PartitionField
-from airflow_kafka_spark.sinks.iceberg.tasks.data_files import transformed
+from airflow_kafka_spark.sinks.iceberg.table import PartitionField, file_columns
+from airflow_kafka_spark.sinks.iceberg.tasks.data_files import file_statistics, transformed
+from airflow_kafka_spark.sinks.iceberg.tasks.table_files import column_metrics
 from airflow_kafka_spark.windows.binding import other_endpoint, other_place
 from airflow_kafka_spark.windows.codec import ranges_to_json
 from tests.sinks.attempt import Victim, apply, write_all
@@ -321,13 +322,49 @@ def test_the_bounds_of_a_file_are_right_for_readers_that_skip_files(tmp_path):
     assert len(list(table.scan(GreaterThanOrEqual("id", 40)).plan_files())) == 3, "the first window's file is skipped"
 
 
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {},
+        {"write.metadata.metrics.default": "counts", "write.metadata.metrics.column.name": "truncate(3)"},
+        {"write.metadata.metrics.default": "full", "write.metadata.metrics.column.id": "none"},
+    ],
+    ids=["by default", "counts", "full"],
+)
+@pytest.mark.parametrize("integers", [False, True], ids=["decimals", "decimals as integers"])
+def test_statistics_of_a_file_are_those_of_pyiceberg(lake, tmp_path, properties, integers):
+    from pyiceberg.io.pyarrow import (
+        compute_statistics_plan,
+        data_file_statistics_from_parquet_metadata,
+        parquet_path_to_id_mapping,
+    )
+
+    lake.schema, feed = SCHEMA, Feed(SCHEMA)
+    apply(lake.sink, job := feed.next(60, 0, 0))
+    arrow, columns = file_columns(SCHEMA, current(lake).metadata)
+    lines = [{**line, "ratio": line["ratio"] or 1.5} for line in job.expected if line["name"] != TEXTS[-1]]
+    with pyarrow.parquet.ParquetWriter(tmp_path / "file", arrow, store_decimal_as_integer=integers) as writer:
+        for part in (lines[:30], lines[30:]):
+            writer.write_table(pa.Table.from_pylist(part, arrow))
+    footer = pyarrow.parquet.read_metadata(tmp_path / "file")
+    plan, paths = compute_statistics_plan(columns, properties), parquet_path_to_id_mapping(columns)
+    expected = data_file_statistics_from_parquet_metadata(footer, plan, paths).to_serialized_dict()
+    found = file_statistics(footer, column_metrics(columns, properties))
+    assert found["split_offsets"] == expected["split_offsets"]
+    for name in ("column_sizes", "value_counts", "null_value_counts"):
+        assert found[name] == {str(key): count for key, count in expected[name].items()}, name
+    for name in ("lower_bounds", "upper_bounds"):
+        assert found[name] == {str(key): bound.hex() for key, bound in expected[name].items()}, name
+
+
 # --- partitions and order ---------------------------------------------------------------------------------------------
 
 _NUMBERS = [0, 1, -1, 34, 2**31 - 1, -(2**31) + 10, None, 7]
 _LONGS = [*_NUMBERS, 2**63 - 1, -(2**63) + 100]
 _DATES = [dt.date(1970, 1, 1), dt.date(1969, 12, 31), dt.date(2026, 2, 28), None, dt.date(1, 1, 1), dt.date(9999, 12, 31)]
 _NAIVE = [at.replace(tzinfo=None) for at in INSTANTS]
-_DECIMALS = [Decimal("1.23"), Decimal("-0.05"), None, Decimal("0.00"), Decimal("99999999.99")]
+_DECIMALS = [Decimal(text) for text in ("1.23", "-0.05", "0.00", "-1.28", "-1.29", "1.27", "1.28", "99999999.99")]
+_WIDE = [Decimal("9" * 38), Decimal("-" + "9" * 38), None]
 CASES = [
     (pa.int32(), IntegerType(), _NUMBERS, (BucketTransform(16), TruncateTransform(10), IdentityTransform())),
     (pa.int64(), LongType(), _LONGS, (BucketTransform(7), TruncateTransform(100), IdentityTransform())),
@@ -341,7 +378,8 @@ CASES = [
     (pa.timestamp("us"), TimestampType(), [None, *_NAIVE], (BucketTransform(3), DayTransform(), HourTransform())),
     (pa.string(), StringType(), [*TEXTS, None], (BucketTransform(9), TruncateTransform(3), IdentityTransform())),
     (pa.binary(), BinaryType(), [b"", b"\0\xff\1\2", None], (BucketTransform(9), TruncateTransform(2))),
-    (pa.decimal128(12, 2), DecimalType(12, 2), _DECIMALS, (BucketTransform(4), TruncateTransform(5))),
+    (pa.decimal128(12, 2), DecimalType(12, 2), [*_DECIMALS, None], (BucketTransform(4), TruncateTransform(5))),
+    (pa.decimal128(38, 0), DecimalType(38, 0), _WIDE, (BucketTransform(64), IdentityTransform())),
 ]
 
 
@@ -350,7 +388,7 @@ def test_partition_values_are_those_of_pyiceberg(arrow, kind, values, transforms
     from pyiceberg.partitioning import _to_partition_representation
 
     for transform in transforms:
-        found = transformed(pa.array(values, arrow), transform, kind).to_pylist()
+        found = transformed(pa.array(values, arrow), str(transform)).to_pylist()
         compute = transform.transform(kind)
         assert found == [compute(_to_partition_representation(kind, value)) for value in values], transform
 

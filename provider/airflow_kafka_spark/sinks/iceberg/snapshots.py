@@ -190,7 +190,7 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
         return files
 
     def files_with(self, upsert: Upsert) -> Sequence[TableFile]:
-        from airflow_kafka_spark.sinks.iceberg.tasks.data_files import table_files
+        from airflow_kafka_spark.sinks.iceberg.tasks.table_files import table_files
 
         return table_files(self.table, head(self.table.metadata, self.branch), upsert, {name: name for name in upsert.key})
 

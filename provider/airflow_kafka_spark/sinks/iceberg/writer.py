@@ -111,17 +111,10 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         :param columns: the table whose columns they get; None: the columns of the window's rows.
         """
         from airflow_kafka_spark.sinks.iceberg.tasks.data_files import IcebergSplitWriter, IcebergTarget
+        from airflow_kafka_spark.sinks.iceberg.tasks.table_files import written_as
 
         file_schema, written = self._row_columns() if columns is None else table_columns(columns.metadata)
-        properties = {name: value for name, value in self.table.properties.items() if name.startswith("write.metadata.metrics.")}
-        target = IcebergTarget(
-            **self.common_target(file_schema, of_rows),
-            columns=written,
-            partitions=self.table.spec(),
-            order=self.table.sort_order(),
-            properties=properties,
-        )
-        return IcebergSplitWriter(target)
+        return IcebergSplitWriter(IcebergTarget(**self.common_target(file_schema, of_rows), **written_as(self.table, written)))
 
     # --- commit ---------------------------------------------------------------------------------------------------------
 
@@ -146,7 +139,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
             raise self.lake.unavailable(self.committing, what)
 
     def merge(self, table: LoadedIceberg, upsert: Upsert) -> Merged:
-        from airflow_kafka_spark.sinks.iceberg.tasks.data_files import table_files
+        from airflow_kafka_spark.sinks.iceberg.tasks.table_files import table_files
 
         matched = match(self.shape.schema, table.table.metadata)
         names = {found.row.name: found.column.name for found in matched if found.column is not None}
@@ -155,7 +148,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
 
     def prepare(self, table: LoadedIceberg, change: TableChange[Mapping[str, Any], DataFile]) -> tuple[Recorded, TryCommit]:
         """Write the manifests of the window's snapshot."""
-        from airflow_kafka_spark.sinks.iceberg.tasks.data_files import data_file
+        from airflow_kafka_spark.sinks.iceberg.tasks.table_files import data_file
 
         spec_id = self.table.metadata.default_spec_id
         self.added = [file["path"] for file in change.added]

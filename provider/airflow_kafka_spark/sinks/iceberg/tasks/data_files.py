@@ -1,73 +1,95 @@
-"""Data files of an Iceberg table: writing them in a Spark task, their metadata, and reading those that may hold a key."""
+"""Data files of an Iceberg table: writing them in a Spark task, and their metadata.
+
+Tasks do not import pyiceberg: that takes longer than writing a small window. The driver translates the table's types, partitions
+and sort order for them (``table_files.py``).
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import decimal
+import re
+import struct
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
-from pyiceberg import transforms
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Reference
-from pyiceberg.expressions.literals import literal
-from pyiceberg.io.pyarrow import (
-    ArrowScan,
-    _read_all_delete_files,
-    compute_statistics_plan,
-    data_file_statistics_from_parquet_metadata,
-    parquet_path_to_id_mapping,
-)
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask, Table
-from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
-from pyiceberg.typedef import Record
-from pyiceberg.types import DateType, IcebergType, IntegerType, LongType, TimestampType, TimestamptzType
 
-from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
 from airflow_kafka_spark.sinks.storage.tasks.write import PartitionKey, StoreFile, StoreSplitWriter, StoreTarget, footer_of
+
+
+@dataclass(frozen=True)
+class TransformedColumn:
+    """A column of the table and a transform of its values: a partition field, or a part of the sort order.
+
+    :param source_id: the column's id.
+    :param transform: the transform as Iceberg's metadata has it, for instance ``bucket[16]``.
+    :param descending: of a sort order: greater values first.
+    :param nulls_first: of a sort order: nulls before all values.
+    """
+
+    source_id: int
+    transform: str
+    descending: bool = False
+    nulls_first: bool = False
+
+
+@dataclass(frozen=True)
+class ColumnMetrics:
+    """The metadata that a file has for a column that is no structure.
+
+    :param field_id: the column's id.
+    :param kind: its type as Iceberg's metadata has it, without precision or length.
+    :param scale: of a decimal: digits behind the point.
+    :param counts: True if values and nulls are counted.
+    :param bounds: True if there are a lower and an upper bound.
+    :param length: the characters of a text, or the bytes of a binary, that a bound keeps; None for all.
+    """
+
+    field_id: int
+    kind: str
+    scale: int = 0
+    counts: bool = True
+    bounds: bool = True
+    length: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class IcebergTarget(StoreTarget):
     """The part of an attempt that tasks need. The columns of the files have the table's ids.
 
-    :param columns: the files' columns in Iceberg's terms.
-    :param partitions: the table's partition spec.
-    :param order: the table's sort order.
-    :param properties: the table's properties that say which columns have statistics.
+    :param names: the files' columns by their ids.
+    :param partitions: the fields of the table's partition spec.
+    :param order: the fields of the table's sort order; none if it is not sorted.
+    :param order_id: the id of the sort order.
+    :param metrics: the metadata of each column by its path in Parquet's schema.
     """
 
-    columns: Schema
-    partitions: PartitionSpec
-    order: SortOrder
-    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    names: Mapping[int, str]
+    partitions: tuple[TransformedColumn, ...] = ()
+    order: tuple[TransformedColumn, ...] = ()
+    order_id: int = 0
+    metrics: Mapping[str, ColumnMetrics] = field(default_factory=dict, repr=False)
 
     @property
     def partition_by(self) -> tuple[str, ...]:
         """A name for each partition field, which no column has."""
-        return tuple(f"\0{number}" for number in range(len(self.partitions.fields)))
+        return tuple(f"\0{number}" for number in range(len(self.partitions)))
 
-    @cached_property
-    def names(self) -> Mapping[int, str]:
-        """The files' columns by their ids."""
-        return {f.field_id: f.name for f in self.columns.fields}
-
-    def values(self, batch: pa.RecordBatch | pa.Table, source_id: int, transform: Any) -> pa.Array:
+    def values(self, batch: pa.RecordBatch | pa.Table, wanted: TransformedColumn) -> pa.Array:
         """Return the result of a transform of a column; nulls if the rows do not have it."""
-        name = self.names.get(source_id)
+        name = self.names.get(wanted.source_id)
         if name is None:
             return pa.nulls(batch.num_rows, pa.int32())
         column = batch.column(name)
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        return transformed(column, transform, self.columns.find_field(source_id).field_type)
+        return transformed(column, wanted.transform)
 
 
 class IcebergDataFile(StoreFile):
@@ -83,27 +105,26 @@ class IcebergDataFile(StoreFile):
     def write(self) -> None:
         if self.waiting:
             self.groups += 1
-            if not self.target.order.is_unsorted:
+            if self.target.order:
                 self.waiting = _sorted(pa.Table.from_batches(self.waiting, self.schema), self.target).to_batches()
         super().write()
 
     @property
     def sort_order(self) -> int | None:
         """The id of the sort order that the file keeps from beginning to end."""
-        return self.target.order.order_id if self.groups == 1 and not self.target.order.is_unsorted else None
+        return self.target.order_id if self.groups == 1 and self.target.order else None
 
 
 def _sorted(table: pa.Table, target: IcebergTarget) -> pa.Table:
     """Return rows in the table's sort order; equal ones stay in offset order."""
     keys: dict[str, pa.Array] = {}
     order: list[tuple[str, str]] = []
-    for number, wanted in enumerate(target.order.fields):
-        values = target.values(table, wanted.source_id, wanted.transform)
+    for number, wanted in enumerate(target.order):
+        values = target.values(table, wanted)
         keys[f"null {number}"], keys[f"value {number}"] = values.is_null(), values
-        nulls = "descending" if wanted.null_order == NullOrder.NULLS_FIRST else "ascending"
         order += [
-            (f"null {number}", nulls),
-            (f"value {number}", "ascending" if wanted.direction == SortDirection.ASC else "descending"),
+            (f"null {number}", "descending" if wanted.nulls_first else "ascending"),
+            (f"value {number}", "descending" if wanted.descending else "ascending"),
         ]
     keys["row"] = pa.array(np.arange(table.num_rows))
     return table.take(pc.sort_indices(pa.table(keys), sort_keys=[*order, ("row", "ascending")]))
@@ -119,14 +140,13 @@ class IcebergSplitWriter(StoreSplitWriter[IcebergDataFile]):
 
     def describe(self, file: IcebergDataFile, key: PartitionKey) -> Mapping[str, Any]:
         """Return partition values, sort order and statistics."""
-        statistics = file_statistics(footer_of(file), self.target.columns, self.target.properties)
+        statistics = file_statistics(footer_of(file), self.target.metrics)
         return {"partition": partition_to_json(key), "sort_order": file.sort_order, "statistics": statistics}
 
     def _groups(
         self, batch: pa.RecordBatch, stored: pa.RecordBatch, offsets: pa.Array
     ) -> Iterator[tuple[PartitionKey, pa.RecordBatch]]:
-        fields = self.target.partitions.fields
-        values = [self.target.values(stored, field.source_id, field.transform) for field in fields]
+        values = [self.target.values(stored, wanted) for wanted in self.target.partitions]
         if values:
             batch = pa.RecordBatch.from_arrays(values, names=list(self.target.partition_by))
         return super()._groups(batch, stored, offsets)
@@ -137,31 +157,101 @@ class IcebergSplitWriter(StoreSplitWriter[IcebergDataFile]):
         return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False)
 
 
-# --- data files as JSON, on their way from a task to the driver -------------------------------------------------------
+# --- metadata of files, as JSON ---------------------------------------------------------------------------------------
 
-_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
-_BOUNDS = ("lower_bounds", "upper_bounds")
+COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+BOUNDS = ("lower_bounds", "upper_bounds")
+_NUMBERS = {"boolean": "?", "int": "<i", "long": "<q", "float": "<f", "double": "<d"}
+_EXACT = decimal.Context(prec=76)
+_EPOCH = dt.datetime(1970, 1, 1)
+_MICROSECOND = dt.timedelta(microseconds=1)
 
 
-def file_statistics(footer: pyarrow.parquet.FileMetaData, schema: Schema, properties: Mapping[str, str]) -> dict[str, Any]:
-    """Return counts and bounds of a file's columns, as JSON has them.
+def file_statistics(footer: pyarrow.parquet.FileMetaData, metrics: Mapping[str, ColumnMetrics]) -> dict[str, Any]:
+    """Return counts and bounds of a file's columns, as JSON has them: column ids are texts, and bounds are hexadecimal.
 
     :param footer: the file's footer.
-    :param schema: the file's columns with the table's ids.
-    :param properties: the table's properties, which say which columns have bounds (``write.metadata.metrics``).
+    :param metrics: which of them each column has, by its path in Parquet's schema.
     """
-    found: dict[str, Any] = {}
-    for wanted in (dict(properties), {"write.metadata.metrics.default": "counts"}):
-        try:
-            plan = compute_statistics_plan(schema, wanted)
-            statistics = data_file_statistics_from_parquet_metadata(footer, plan, parquet_path_to_id_mapping(schema))
-            found = statistics.to_serialized_dict()
-            break
-        except (OverflowError, ValueError, TypeError):  # an instant outside of Python's years: no bounds
+    found: dict[str, dict[str, Any]] = {name: {} for name in (*COUNTS, *BOUNDS)}
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    for at in range(footer.num_columns):
+        wanted = metrics[footer.schema.column(at).path]
+        chunks, key = [group.column(at) for group in groups], str(wanted.field_id)
+        found["column_sizes"][key] = sum(chunk.total_compressed_size for chunk in chunks)
+        if not wanted.counts:
             continue
-    statistics_of = {name: {str(key): value for key, value in found.get(name, {}).items()} for name in _COUNTS}
-    bounds = {name: {str(key): value.hex() for key, value in found.get(name, {}).items()} for name in _BOUNDS}
-    return {**statistics_of, **bounds, "split_offsets": found.get("split_offsets", [])}
+        found["value_counts"][key] = sum(chunk.num_values for chunk in chunks)
+        statistics = [chunk.statistics for chunk in chunks]
+        if any(one is None or not one.has_null_count for one in statistics):
+            continue
+        found["null_value_counts"][key] = sum(one.null_count for one in statistics)
+        filled = [one for one in statistics if one.num_values]
+        # A row group without a bound (a long text, a NaN in each row) may hold any value.
+        if not wanted.bounds or not filled or not all(one.has_min_max for one in filled):
+            continue
+        try:
+            low = _bound(wanted, min(one.min for one in filled), above=False)
+            high = _bound(wanted, max(one.max for one in filled), above=True)
+        except (OverflowError, ValueError):  # an instant outside of Python's years
+            continue
+        if low is not None and high is not None:
+            found["lower_bounds"][key], found["upper_bounds"][key] = low.hex(), high.hex()
+    return {**found, "split_offsets": sorted(_begin_of(group.column(0)) for group in groups)}
+
+
+def _bound(column: ColumnMetrics, value: Any, above: bool) -> bytes | None:
+    """Return a bound as Iceberg's metadata has it; None if there is none of the wanted length.
+
+    :param above: True for an upper bound.
+    """
+    if isinstance(value, (str, bytes)):
+        kept = value[: column.length]
+        if above and len(kept) < len(value):
+            return _next_text(kept) if isinstance(kept, str) else _next_bytes(kept)
+        return kept.encode() if isinstance(kept, str) else kept
+    if isinstance(value, uuid.UUID):
+        return value.bytes
+    if column.kind == "decimal":
+        return _signed(value if isinstance(value, int) else unscaled(value, column.scale))
+    if isinstance(value, dt.datetime):
+        return struct.pack("<q", (value.replace(tzinfo=None) - _EPOCH) // _MICROSECOND)
+    if isinstance(value, dt.date):
+        return struct.pack("<i", value.toordinal() - _EPOCH.toordinal())
+    if isinstance(value, dt.time):
+        return struct.pack("<q", ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond)
+    return struct.pack(_NUMBERS[column.kind], value)
+
+
+def _next_text(text: str) -> bytes | None:
+    """Return the lowest text of at most this length that is greater than all that begin with it; None if there is none."""
+    for end in range(len(text), 0, -1):
+        code = ord(text[end - 1]) + 1
+        if code < 0x110000:
+            # Surrogates are no characters.
+            return (text[: end - 1] + chr(0xE000 if 0xD800 <= code < 0xE000 else code)).encode()
+    return None
+
+
+def _next_bytes(value: bytes) -> bytes | None:
+    short = value.rstrip(b"\xff")
+    return short[:-1] + bytes([short[-1] + 1]) if short else None
+
+
+def unscaled(value: Decimal, scale: int) -> int:
+    """Return a decimal as a number of its smallest unit."""
+    return int(value.scaleb(scale, _EXACT))
+
+
+def _signed(value: int) -> bytes:
+    """Return a number in the fewest bytes of two's complement."""
+    return value.to_bytes((~value if value < 0 else value).bit_length() // 8 + 1, "big", signed=True)
+
+
+def _begin_of(chunk: pyarrow.parquet.ColumnChunkMetaData) -> int:
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset < chunk.data_page_offset:
+        return int(chunk.dictionary_page_offset)
+    return int(chunk.data_page_offset)
 
 
 def partition_to_json(values: Sequence[Any]) -> list[Any]:
@@ -169,70 +259,59 @@ def partition_to_json(values: Sequence[Any]) -> list[Any]:
     return [{"decimal": str(v)} if isinstance(v, Decimal) else {"bytes": v.hex()} if isinstance(v, bytes) else v for v in values]
 
 
-def _partition_from_json(values: Sequence[Any]) -> list[Any]:
-    return [
-        v if not isinstance(v, dict) else Decimal(v["decimal"]) if "decimal" in v else bytes.fromhex(v["bytes"]) for v in values
-    ]
-
-
-def data_file(value: Mapping[str, Any], path: str, spec_id: int) -> DataFile:
-    """Return the data file that a token names.
-
-    :param path: its path as Iceberg's metadata has it.
-    :param spec_id: the partition spec that the task wrote for.
-    """
-    statistics = value["statistics"]
-    facts: dict[str, Any] = dict(
-        content=DataFileContent.DATA,
-        file_path=path,
-        file_format=FileFormat.PARQUET,
-        partition=Record(*_partition_from_json(value["partition"])),
-        record_count=value["rows"],
-        file_size_in_bytes=value["bytes"],
-        sort_order_id=value["sort_order"],
-        equality_ids=None,
-        key_metadata=None,
-        split_offsets=statistics["split_offsets"],
-        **{name: {int(key): number for key, number in statistics[name].items()} for name in _COUNTS},
-        **{name: {int(key): bytes.fromhex(text) for key, text in statistics[name].items()} for name in _BOUNDS},
-    )
-    made = DataFile.from_args(**facts)
-    made.spec_id = spec_id
-    return made
-
-
 # --- partition and sort transforms over Arrow arrays ------------------------------------------------------------------
 
 # pyiceberg computes them for one value at a time, or by an extension in Rust that is not installed with it.
+# The tests compare each with pyiceberg's.
 
 _DAY = 86_400_000_000
 _HOUR = 3_600_000_000
 
 
-def transformed(values: pa.Array, transform: transforms.Transform[Any, Any], kind: IcebergType) -> pa.Array:
+def transformed(values: pa.Array, transform: str) -> pa.Array:
     """Return the result of a transform for each value: dates and instants as numbers, as Iceberg's metadata has them.
 
     :param values: a column of the rows, in the type that files have.
-    :param kind: the column's type in Iceberg's terms.
+    :param transform: the transform as Iceberg's metadata has it.
+    :raises ValueError: the transform is not known.
     """
     plain = _numbers(values)
-    if isinstance(transform, transforms.IdentityTransform):
+    parts = re.fullmatch(r"(\w+)(?:\[(\d+)\])?", transform)
+    name, number = (parts[1], int(parts[2] or 0)) if parts else ("", 0)
+    if name == "identity":
         return plain
-    if isinstance(transform, transforms.VoidTransform):
+    if name == "void":
         return pa.nulls(len(values), pa.int32())
-    if isinstance(transform, transforms.TimeTransform):
-        return _time(plain, transform, isinstance(kind, DateType))
-    if isinstance(transform, transforms.TruncateTransform) and isinstance(kind, (IntegerType, LongType)):
+    if name in ("year", "month", "day", "hour"):
+        return _time(plain, name, pa.types.is_date(values.type))
+    if name not in ("truncate", "bucket") or not number:
+        raise ValueError(f"the transform `{transform}` is not known")
+    if pa.types.is_integer(plain.type):
         numbers = pc.fill_null(plain, 0).to_numpy(zero_copy_only=False)
+        if name == "bucket":
+            return _masked(((_murmur3(numbers) & 0x7FFFFFFF) % number).astype(np.int32), plain)
         with np.errstate(over="ignore"):
-            return _masked(numbers - numbers % numbers.dtype.type(transform.width), plain)
-    hashed = (IntegerType, LongType, DateType, TimestampType, TimestamptzType)
-    if isinstance(transform, transforms.BucketTransform) and isinstance(kind, hashed):
-        longs = pc.fill_null(plain.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-        return _masked(((_murmur3(longs) & 0x7FFFFFFF) % transform.num_buckets).astype(np.int32), plain)
+            return _masked(numbers - numbers % numbers.dtype.type(number), plain)
     encoded = plain.dictionary_encode()
-    compute = transform.transform(kind)
-    return pa.array([compute(value) for value in encoded.dictionary.to_pylist()]).take(encoded.indices)
+    compute = _bucket if name == "bucket" else _truncate
+    scale = plain.type.scale if pa.types.is_decimal(plain.type) else 0
+    found = [None if value is None else compute(value, number, scale) for value in encoded.dictionary.to_pylist()]
+    return pa.array(found, pa.int32() if name == "bucket" else plain.type).take(encoded.indices)
+
+
+def _bucket(value: Any, count: int, scale: int) -> int:
+    import mmh3
+
+    if isinstance(value, Decimal):
+        value = _signed(unscaled(value, scale))
+    return (mmh3.hash(value.bytes if isinstance(value, uuid.UUID) else value) & 0x7FFFFFFF) % count
+
+
+def _truncate(value: Any, width: int, scale: int) -> Any:
+    if isinstance(value, Decimal):
+        number = unscaled(value, scale)
+        return Decimal(number - number % width).scaleb(-scale, _EXACT)
+    return value[:width]
 
 
 def _numbers(values: pa.Array) -> pa.Array:
@@ -241,15 +320,14 @@ def _numbers(values: pa.Array) -> pa.Array:
     return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
 
 
-def _time(plain: pa.Array, transform: object, is_date: bool) -> pa.Array:
+def _time(plain: pa.Array, unit: str, is_date: bool) -> pa.Array:
     numbers = pc.fill_null(plain, 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    if isinstance(transform, transforms.HourTransform):
+    if unit == "hour":
         return _masked((numbers // _HOUR).astype(np.int32), plain)
     days = numbers if is_date else numbers // _DAY
-    if isinstance(transform, transforms.DayTransform):
+    if unit == "day":
         return _masked(days.astype(np.int32), plain)
-    unit = "M" if isinstance(transform, transforms.MonthTransform) else "Y"
-    return _masked(days.astype("datetime64[D]").astype(f"datetime64[{unit}]").astype(np.int32), plain)
+    return _masked(days.astype("datetime64[D]").astype(f"datetime64[{unit[0].upper()}]").astype(np.int32), plain)
 
 
 def _masked(numbers: np.ndarray, like: pa.Array) -> pa.Array:
@@ -273,56 +351,3 @@ def _murmur3(longs: np.ndarray) -> np.ndarray:
         found = (found ^ (found >> np.uint32(16))) * np.uint32(0x85EBCA6B)
         found = (found ^ (found >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return found ^ (found >> np.uint32(16))
-
-
-# --- reading, for upserts ---------------------------------------------------------------------------------------------
-
-
-class IcebergFile(TableFile):
-    """A data file of an Iceberg table, without the rows that delete files take from it.
-
-    :param table: the table as it was loaded.
-    :param task: the file, and its delete files.
-    :param names: the table's columns by the names that the rows have for them.
-    """
-
-    def __init__(self, table: Table, task: FileScanTask, names: Mapping[str, str]) -> None:
-        self.identity = (task.file.file_path, *sorted(file.file_path for file in task.delete_files))
-        self.table, self.task, self.names, self.file = table, task, names, task.file
-
-    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        schema, io = self.table.schema(), self.table.io
-        if columns is not None:
-            schema = schema.select(*(self.names[name] for name in columns))
-        scan = ArrowScan(self.table.metadata, io, schema, AlwaysTrue())
-        # Not `to_record_batches`, which reads a file as a whole.
-        deletes = _read_all_delete_files(io, [self.task])
-        for batch in scan._record_batches_from_scan_tasks_and_deletes([self.task], deletes):
-            if columns is None:
-                yield batch
-            else:
-                found = [batch.column(self.names[name]) for name in columns]
-                yield pa.RecordBatch.from_arrays(found, names=list(columns))
-
-
-def table_files(table: Table, snapshot_id: int | None, upsert: Upsert, names: Mapping[str, str]) -> list[IcebergFile]:
-    """Return the files of a snapshot that may hold a key of an upsert, by their partition values and statistics.
-
-    :param names: the table's columns by the names that the rows have for them.
-    :raises Exception: the store did not answer.
-    """
-    if snapshot_id is None or not upsert.events.num_rows:
-        return []
-    within: BooleanExpression = AlwaysTrue()
-    for name in upsert.key:
-        low, high = (_json_value(bound) for bound in upsert.bounds(name))
-        if isinstance(low, (int, str)) and not isinstance(low, bool):
-            column = Reference(names[name])
-            bounds: tuple[Any, Any] = (literal(low), literal(high))
-            within = And(within, GreaterThanOrEqual(term=column, value=bounds[0]), LessThanOrEqual(term=column, value=bounds[1]))
-    tasks = table.scan(row_filter=within, snapshot_id=snapshot_id).plan_files()
-    return [IcebergFile(table, task, names) for task in tasks]
-
-
-def _json_value(value: object) -> Any:
-    return value.isoformat() if isinstance(value, dt.date) and not isinstance(value, dt.datetime) else value

@@ -1,0 +1,167 @@
+"""Data files of an Iceberg table on the driver: how tasks write them, how a commit names them, and reading those that may hold a
+key."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Reference
+from pyiceberg.expressions.literals import literal
+from pyiceberg.io.pyarrow import (
+    ArrowScan,
+    MetricModeTypes,
+    _read_all_delete_files,
+    compute_statistics_plan,
+    parquet_path_to_id_mapping,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.sorting import NullOrder, SortDirection
+from pyiceberg.typedef import Record
+from pyiceberg.types import DecimalType
+
+from airflow_kafka_spark.sinks.iceberg.tasks.data_files import BOUNDS, COUNTS, ColumnMetrics, TransformedColumn
+from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
+
+# --- what tasks need --------------------------------------------------------------------------------------------------
+
+
+def written_as(table: Table, columns: Schema) -> dict[str, Any]:
+    """Return the parameters of an :class:`.IcebergTarget` that say how the table's files are written.
+
+    :param columns: the files' columns with the table's ids.
+    """
+    order = table.sort_order()
+    return {
+        "names": {found.field_id: found.name for found in columns.fields},
+        "partitions": tuple(TransformedColumn(found.source_id, str(found.transform)) for found in table.spec().fields),
+        "order": tuple(
+            TransformedColumn(
+                found.source_id,
+                str(found.transform),
+                found.direction == SortDirection.DESC,
+                found.null_order == NullOrder.NULLS_FIRST,
+            )
+            for found in order.fields
+        ),
+        "order_id": order.order_id,
+        "metrics": column_metrics(columns, table.properties),
+    }
+
+
+def column_metrics(columns: Schema, properties: Mapping[str, str]) -> dict[str, ColumnMetrics]:
+    """Return the metadata that files have for each column, by its path in Parquet's schema.
+
+    :param columns: the files' columns with the table's ids.
+    :param properties: the table's properties, which say which columns have bounds (``write.metadata.metrics``). If they cannot be
+        understood, no column has.
+    """
+    try:
+        plan = compute_statistics_plan(columns, dict(properties))
+    except ValueError:
+        plan = compute_statistics_plan(columns, {"write.metadata.metrics.default": "counts"})
+    found = {}
+    for path, field_id in parquet_path_to_id_mapping(columns).items():
+        kind, mode = plan[field_id].iceberg_type, plan[field_id].mode
+        found[path] = ColumnMetrics(
+            field_id,
+            "decimal" if isinstance(kind, DecimalType) else str(kind),
+            kind.scale if isinstance(kind, DecimalType) else 0,
+            mode.type != MetricModeTypes.NONE,
+            mode.type in (MetricModeTypes.TRUNCATE, MetricModeTypes.FULL),
+            mode.length,
+        )
+    return found
+
+
+# --- what a commit names ----------------------------------------------------------------------------------------------
+
+
+def _partition_from_json(values: Sequence[Any]) -> list[Any]:
+    return [
+        v if not isinstance(v, dict) else Decimal(v["decimal"]) if "decimal" in v else bytes.fromhex(v["bytes"]) for v in values
+    ]
+
+
+def data_file(value: Mapping[str, Any], path: str, spec_id: int) -> DataFile:
+    """Return the data file that a token names.
+
+    :param path: its path as Iceberg's metadata has it.
+    :param spec_id: the partition spec that the task wrote for.
+    """
+    statistics = value["statistics"]
+    facts: dict[str, Any] = dict(
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(*_partition_from_json(value["partition"])),
+        record_count=value["rows"],
+        file_size_in_bytes=value["bytes"],
+        sort_order_id=value["sort_order"],
+        equality_ids=None,
+        key_metadata=None,
+        split_offsets=statistics["split_offsets"],
+        **{name: {int(key): number for key, number in statistics[name].items()} for name in COUNTS},
+        **{name: {int(key): bytes.fromhex(text) for key, text in statistics[name].items()} for name in BOUNDS},
+    )
+    made = DataFile.from_args(**facts)
+    made.spec_id = spec_id
+    return made
+
+
+# --- reading, for upserts ---------------------------------------------------------------------------------------------
+
+
+class IcebergFile(TableFile):
+    """A data file of an Iceberg table, without the rows that delete files take from it.
+
+    :param table: the table as it was loaded.
+    :param task: the file, and its delete files.
+    :param names: the table's columns by the names that the rows have for them.
+    """
+
+    def __init__(self, table: Table, task: FileScanTask, names: Mapping[str, str]) -> None:
+        self.identity = (task.file.file_path, *sorted(file.file_path for file in task.delete_files))
+        self.table, self.task, self.names, self.file = table, task, names, task.file
+
+    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        schema, io = self.table.schema(), self.table.io
+        if columns is not None:
+            schema = schema.select(*(self.names[name] for name in columns))
+        scan = ArrowScan(self.table.metadata, io, schema, AlwaysTrue())
+        # Not `to_record_batches`, which reads a file as a whole.
+        deletes = _read_all_delete_files(io, [self.task])
+        for batch in scan._record_batches_from_scan_tasks_and_deletes([self.task], deletes):
+            if columns is None:
+                yield batch
+            else:
+                found = [batch.column(self.names[name]) for name in columns]
+                yield pa.RecordBatch.from_arrays(found, names=list(columns))
+
+
+def table_files(table: Table, snapshot_id: int | None, upsert: Upsert, names: Mapping[str, str]) -> list[IcebergFile]:
+    """Return the files of a snapshot that may hold a key of an upsert, by their partition values and statistics.
+
+    :param names: the table's columns by the names that the rows have for them.
+    :raises Exception: the store did not answer.
+    """
+    if snapshot_id is None or not upsert.events.num_rows:
+        return []
+    within: BooleanExpression = AlwaysTrue()
+    for name in upsert.key:
+        low, high = (_json_value(bound) for bound in upsert.bounds(name))
+        if isinstance(low, (int, str)) and not isinstance(low, bool):
+            column = Reference(names[name])
+            bounds: tuple[Any, Any] = (literal(low), literal(high))
+            within = And(within, GreaterThanOrEqual(term=column, value=bounds[0]), LessThanOrEqual(term=column, value=bounds[1]))
+    tasks = table.scan(row_filter=within, snapshot_id=snapshot_id).plan_files()
+    return [IcebergFile(table, task, names) for task in tasks]
+
+
+def _json_value(value: object) -> Any:
+    return value.isoformat() if isinstance(value, dt.date) and not isinstance(value, dt.datetime) else value
