@@ -364,9 +364,9 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
         window = super().plan(ledger, run)
-        is_checked = not self._sql or self.transforms or (window.is_empty and window.number > 1)
-        # No retry could finish a window whose SQL Spark refuses.
-        if not is_checked and (problems := self._fitting_problems()):
+        # Transforms were checked before. No retry could finish a window whose SQL Spark refuses.
+        is_needed = not self.transforms and (not window.is_empty or (window.number == 1 and bool(self._sql)))
+        if is_needed and not self._projection.is_none and (problems := self._fitting_problems()):
             raise ValidationError(problems)
         self.sink.ensure_topic(self.kafka)
         return replace(window, target=describe_target(self.kafka, self.sink))

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
@@ -464,9 +465,10 @@ class EarlyStart:
 
 
 def _silence_clients() -> None:
-    """Keep lines out of a task's log that are of no use there: each connection that py4j closes, and the Java stack trace of an
-    error in SQL, which Spark logs before it raises the error."""
+    """Keep lines out of a task's log that are of no use there: each connection that py4j closes, the Java stack trace of an error
+    in SQL, which Spark logs before it raises the error, and that pyspark was not made for pandas 3, of which nothing is used."""
     logging.getLogger("py4j").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     try:
         from pyspark.logger import PySparkLogger
     except ImportError:  # Spark 3.5 logs no such error
