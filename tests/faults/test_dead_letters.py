@@ -13,7 +13,7 @@ from tests.support.dead_letters import check_sorted_out, is_bad, letters, produc
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import row_of
 
-POINTS = (*faults.DEAD_LETTERS, "sink.committed")  # the close is that of test_kill.py
+POINTS = (*faults.DEAD_LETTERS, "sink.committed", "close.in_transaction")
 CASES = [*(("postgres", point) for point in POINTS), ("postgres-split", "dead.in_transaction")]
 
 
