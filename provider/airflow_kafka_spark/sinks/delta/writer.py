@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
@@ -143,9 +144,11 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
 
         try:
             table = self.load().table
+            faults.reached("sink.compacting")
             found = table.optimize.compact(
                 writer_properties=WriterProperties(compression=_CODECS[self.spec.compression or "snappy"])
             )
+            faults.reached("sink.compacted")
         except Exception as error:  # deltalake and each store have errors of their own
             log.warning("Window %s is committed; its table is not compacted: %s", self.window, error)
             return
