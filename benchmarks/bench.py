@@ -171,6 +171,7 @@ def stand(
     from pyspark.sql import SparkSession
 
     from airflow_kafka_spark.hooks.spark import SparkHook
+    from airflow_kafka_spark.hooks.warm_spark import python_daemon
 
     spark_jars = [
         *jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True),
@@ -193,6 +194,7 @@ def stand(
         # As operators make one.
         configuration = {
             **SparkHook().settings(),
+            "spark.python.daemon.module": python_daemon.__name__,
             "spark.master": "local[2]",
             "spark.jars": ",".join(map(str, spark_jars)),
             "spark.driver.memory": "2g",
