@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=4_000_000)
     parser.add_argument("--rounds", type=int, default=3, help="measured turns after one to warm up; the median counts")
     parser.add_argument("--windows", type=int, default=1_000, help="of lakes: windows behind which commits are measured")
-    parser.add_argument("--files", type=int, default=10_000, help="of lakes: files of one window")
+    parser.add_argument("--files", type=int, default=2_000, help="of lakes: files of one window")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-bench-") as temporary:
         os.environ.setdefault("AIRFLOW_HOME", str(Path(temporary) / "airflow"))
@@ -89,7 +89,9 @@ def main() -> None:
             "verification": verification.run,
             "capture": lambda: capture.run(Path(temporary), min(options.records, 1_000_000), options.rounds),
             "bulk": bulk.run,
-            "lakes": lambda: lakes.run(Path(temporary), options.records, options.rounds, options.windows, options.files),
+            "lakes": lambda: lakes.run(
+                Path(temporary), min(options.records, 2_000_000), min(options.rounds, 2), options.windows, options.files
+            ),
         }
         chosen = options.which or [*alone, *known]
         for name in (name for name in chosen if name in alone):

@@ -126,6 +126,7 @@ def stand(
     """
     from pyspark.sql import SparkSession
 
+    from airflow_kafka_spark.hooks.spark import python_daemon
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
     spark_jars = [
@@ -149,6 +150,7 @@ def stand(
         # As operators make one.
         configuration = {
             **SparkHook().settings(),
+            "spark.python.daemon.module": python_daemon.__name__,
             "spark.master": "local[2]",
             "spark.jars": ",".join(map(str, spark_jars)),
             "spark.driver.memory": "2g",

@@ -19,6 +19,9 @@ from typing import Any
 from benchmarks import events
 from benchmarks.bench import SCHEMA, Stand, compare, operate, plain_spark, stand
 from benchmarks.measure import Stopwatch, Table, print_title
+from tests.sinks.attempt import write_all
+from tests.sinks.feed import SCHEMA as SCHEMA_OF_ALL
+from tests.sinks.feed import Feed
 
 PACKAGES = (
     "io.delta:delta-spark_2.13:4.0.0",
@@ -26,6 +29,8 @@ PACKAGES = (
     "org.xerial:sqlite-jdbc:3.50.3.0",
 )
 UPDATES = "updates"
+SUMMARY: list[tuple[str, str]] = []
+"""What is claimed, and what was measured."""
 STEP = 11
 """Every so many keys of the table are upserted, and a part of them is new."""
 
@@ -33,15 +38,19 @@ STEP = 11
 def run(directory: Path, records: int, rounds: int, windows: int, files: int) -> None:
     """Measure all of it.
 
-    :param records: of an append. An upsert has a quarter of that, into a table of ten times its rows.
+    :param records: of an append. An upsert has an eighth of that, into a table of ten times its rows.
     :param windows: number of windows behind which commits are measured.
     :param files: number of files of one window.
     """
+    SUMMARY.clear()
     _commits(directory / "commits", windows)
     _many_files(directory / "files", files)
     with _stand(records, rounds, directory) as made:
         _appends(made)
         _upserts(made)
+    print("\n## Summary\n\n| | |\n| --- | ---: |")
+    for line in SUMMARY:
+        print(f"| {' | '.join(line)} |", flush=True)
 
 
 @contextmanager
@@ -103,8 +112,9 @@ def _appends(stand: Stand) -> None:
         of_iceberg: spark_iceberg,
     }
     compare(stand, "Kafka -> lake, append", contestants, base=parquet)
-    for title, sink, own in ((delta, delta, of_delta), (iceberg, iceberg, of_iceberg)):
-        print(f"{title}: {stand.ratio(sink) / stand.ratio(own):.2f} times Spark's own append", flush=True)
+    for name, sink, own in (("DeltaSink", delta, of_delta), ("IcebergSink", iceberg, of_iceberg)):
+        SUMMARY.append((f"{name}, append: records/s, times those of FilesSink", f"{stand.ratio(sink):.2f}"))
+        SUMMARY.append((f"{name}, append: times those of Spark's own", f"{stand.ratio(sink) / stand.ratio(own):.2f}"))
     for source in (f"delta.`{stand.directory}/delta`", "lake.shop.ours"):
         _check(stand, source, stand.records)
 
@@ -124,7 +134,7 @@ def _check(stand: Stand, source: str, rows: int) -> None:
 def _upserts(stand: Stand) -> None:
     from airflow_kafka_spark.sinks import DeltaSink, IcebergSink
 
-    count = stand.records // 4
+    count = stand.records // 8
     rows = count * 10
     new = sum(1 for n in range(count) if n * STEP >= rows)
     stand.kafka.create_topic(UPDATES, 4)
@@ -162,7 +172,10 @@ def _upserts(stand: Stand) -> None:
         **{name: partial(upsert, name=name[-20:], sink=sink) for name, sink in ours.items()},
     }
     compare(stand, f"Upsert of {count:,} rows into {rows:,}", contestants, base=of_delta, records=count)
-    print(f"IcebergSink: {stand.ratio(list(ours)[1]) / stand.ratio(of_iceberg):.2f} times Spark's MERGE into Iceberg", flush=True)
+    for name, sink, own in zip(("DeltaSink", "IcebergSink"), ours, (of_delta, of_iceberg), strict=True):
+        SUMMARY.append(
+            (f"{name}, upsert: records/s, times those of Spark's MERGE", f"{stand.ratio(sink) / stand.ratio(own):.2f}")
+        )
     for source in (*(f"delta.`{place}/{name}`" for name in tables), *(f"lake.{table}" for table in tables.values())):
         _check(stand, source, rows + new)
 
@@ -180,28 +193,70 @@ def _sinks(directory: Path, **options: Any) -> dict[str, Any]:
 
 
 def _commits(directory: Path, windows: int) -> None:
-    """Measure the driver's part of a window with one small file: the look, the beginning of an attempt, and the commit."""
-    from tests.sinks.attempt import write_all
-    from tests.sinks.feed import SCHEMA, Feed
+    """Measure the driver's part of a window with one small file: the look, the beginning of an attempt, and the commit.
 
+    The windows before are made without tasks: each is an entry of Delta's log with a file, or a snapshot of Iceberg's metadata.
+    """
     print_title(f"A commit behind {windows:,} windows")
     table = Table("sink", "windows before", "commit, s", "all of the driver, s", "CPU s")
     for name, sink in _sinks(directory).items():
-        feed = Feed(SCHEMA)
-        measured: list[tuple[float, float, float]] = []
-        for number in range(windows + 10):
-            job = feed.next(1, 0, 0)
-            with Stopwatch() as driver:
-                assert sink.applied(job.window) is None
-                with sink.begin(job.window, job.splits, job.shape) as writer:
-                    with driver.paused():
-                        results = write_all(writer, job)
-                    with Stopwatch() as commit:
-                        writer.commit(results)
-            measured.append((commit.seconds, driver.seconds, driver.cpu))
-            if number in (9, windows + 9):
-                medians = (statistics.median(column) for column in zip(*measured[-10:], strict=True))
-                table.row(name, f"{number - 9:,}", *(f"{value:.3f}" for value in medians))
+        feed = Feed(SCHEMA_OF_ALL)
+        for before in (0, windows):
+            if before:
+                _FILL[name](sink, before)
+            measured = [_window(sink, feed) for _ in range(10)]
+            commit, all_of_it, cpu = (statistics.median(column) for column in zip(*measured, strict=True))
+            table.row(name, f"{before:,}", *(f"{value:.3f}" for value in (commit, all_of_it, cpu)))
+        SUMMARY.append((f"{name}, commit behind {windows:,} windows", f"{commit:.2f} s"))
+        SUMMARY.append((f"{name}, all of the driver's part behind {windows:,} windows", f"{all_of_it:.2f} s, CPU {cpu:.2f} s"))
+
+
+def _window(sink: Any, feed: Feed) -> tuple[float, float, float]:
+    """Return the seconds of the commit, those of all of the driver's part of a window, and its CPU seconds."""
+    job = feed.next(1, 0, 0)
+    with Stopwatch() as driver:
+        assert sink.applied(job.window) is None
+        with sink.begin(job.window, job.splits, job.shape) as writer:
+            with driver.paused():
+                results = write_all(writer, job)
+            with Stopwatch() as commit:
+                writer.commit(results)
+    return commit.seconds, driver.seconds, driver.cpu
+
+
+def _fill_delta(sink: Any, windows: int) -> None:
+    """Commit windows of another pipeline, whose files nobody reads."""
+    from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
+
+    log, version = DeltaLog(sink.store), PipelineVersion.unpack(None)
+    table = log.load("filling")
+    assert table is not None
+    for number in range(1, windows + 1):
+        version = version.after(number)
+        file = DataFile(f"airflow-other-{number:020d}/orders-0-{number:020d}.parquet", 10_000, 100, {}, '{"numRecords": 100}')
+        assert log.try_commit(table, "other", version, [file], metadata={"pipeline": "other", "number": number}) is None
+        table.update_incremental()
+
+
+def _fill_iceberg(sink: Any, windows: int) -> None:
+    """Put copies of the newest snapshot into the table's metadata, as windows that were applied long ago."""
+    with sink.open() as lake:
+        path = Path(lake.loaded("filling").metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_text())
+    newest, oldest = metadata["snapshots"][-1], metadata["snapshot-log"][0]["timestamp-ms"]
+    record = json.loads(newest["summary"]["airflow.window"])
+    copies = []
+    for number in range(windows):
+        own = 1_000_000 + number
+        summary = {**newest["summary"], "airflow.window": json.dumps({**record, "number": -number, "snapshot": own})}
+        copies.append({**newest, "snapshot-id": own, "sequence-number": 1, "timestamp-ms": oldest, "summary": summary})
+    metadata["snapshots"] = [*copies, *metadata["snapshots"]]
+    made = [{"snapshot-id": copy["snapshot-id"], "timestamp-ms": oldest} for copy in copies]
+    metadata["snapshot-log"] = [*made, *metadata["snapshot-log"]]
+    path.write_text(json.dumps(metadata))
+
+
+_FILL: dict[str, Callable[[Any, int], None]] = {"DeltaSink": _fill_delta, "IcebergSink": _fill_iceberg}
 
 
 def _many_files(directory: Path, files: int) -> None:
@@ -210,8 +265,6 @@ def _many_files(directory: Path, files: int) -> None:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.base import Rows
-    from tests.sinks.attempt import write_all
-    from tests.sinks.feed import Feed
 
     print_title(f"A window of {files:,} files")
     table = Table("sink", "write, s", "commit, s", "CPU s")

@@ -79,6 +79,12 @@ CONTROL = (
 )
 """Points of changes by hand."""
 
+COMPACTING = (
+    "sink.compacting",  # the window is committed, and the version of the table that is going to be compacted was read
+    "sink.compacted",  # the compaction is committed
+)
+"""Points of a compaction behind a window, with ``optimize=`` of ``DeltaSink``."""
+
 
 def reached(point: str) -> None:
     """Inject the fault that the environment asks for at ``point``; return at once if it asks for none.

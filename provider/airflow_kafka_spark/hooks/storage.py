@@ -101,7 +101,11 @@ class S3Access:
             "aws_endpoint_url": self.endpoint,
             "aws_allow_http": "true" if self.endpoint.startswith("http:") else "",
         }
-        return {"aws_conditional_put": "etag", **{name: value for name, value in named.items() if value}}
+        retries = {
+            "max_retries": str(_RETRIES["max_retries"]),
+            "retry_timeout": f"{_RETRIES['retry_timeout'].total_seconds():.0f}s",
+        }
+        return {"aws_conditional_put": "etag", **retries, **{name: value for name, value in named.items() if value}}
 
     def object_store(self, bucket: str) -> obstore.store.S3Store:
         """Return a bucket, by a client that writes on conditions."""

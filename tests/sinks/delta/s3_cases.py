@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +15,8 @@ import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_kafka_spark.errors import Fenced, SinkUnavailable
+from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkUnavailable
+from airflow_kafka_spark.hooks import storage
 from airflow_kafka_spark.hooks.storage import s3_access
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.windows.binding import other_endpoint, other_place
@@ -21,6 +24,7 @@ from tests.sinks.attempt import Victim, apply, travelled, write_all, write_split
 from tests.sinks.feed import SCHEMA, Feed
 from tests.sinks.oracle import same_multiset
 from tests.sinks.postgres.kit import Pipeline, dead, write
+from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3 import Bucket, EmbeddedS3
 
 READS_ONLY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ["s3:Get*", "s3:List*"], "Resource": "*"}]}
@@ -145,6 +149,64 @@ def test_a_late_task_of_an_attempt_that_has_ended_leaves_no_object(lake, feed):
     with pytest.raises(Fenced):
         write_split(travelled(writer.split_writer()), job.splits[0], job.rows[0])
     assert lake.data() == lake.named()
+
+
+ALL = os.environ.get("STORE_FAULTS") == "all"
+"""True: each request fails in each way, in minutes. False: every twentieth, in one of them."""
+FAULTS: dict[Fault, int] = {"skewed": 1_000_000, "expired": 1_000_000, "lost": 0, "unavailable": 0}
+"""How many requests fail after the first one."""
+
+
+@pytest.fixture
+def faulty(lake: Lake, s3: EmbeddedS3) -> Iterator[tuple[FaultProxy, DeltaSink]]:
+    """The sink behind a proxy, with a checkpoint at every fifth window: without one, each look reads the whole log."""
+    with FaultProxy(s3.url) as proxy:
+        connection = json.loads(s3.connection_json())
+        connection["extra"]["endpoint_url"] = proxy.url
+        os.environ["AIRFLOW_CONN_FAULTY"] = json.dumps(connection)
+        properties = {"delta.checkpointInterval": "5"}
+        yield proxy, replace(lake.sink, conn_id="faulty", partition_by=[], table_properties=properties)
+
+
+def test_a_window_is_there_once_whichever_request_fails(lake, faulty):
+    (proxy, sink), feed = faulty, Feed(KEYED.remove(1))
+    jobs = [feed.next(1, 0, 0) for _ in range(2)]
+    for job in jobs:
+        proxy.arm(None)
+        apply(sink, job)
+    errors = Counter[str]()
+    for number in range(1, len(proxy.requests) + 1):
+        for kind, (fault, more) in enumerate(FAULTS.items()):
+            if not ALL and (number % 20 or number // 20 % len(FAULTS) != kind):
+                continue
+            jobs.append(feed.next(1, 0, 0))
+            proxy.arm(fault, number, number + more)
+            try:
+                apply(sink, jobs[-1])
+            except KafkaSparkError as error:
+                assert isinstance(error, SinkUnavailable), (fault, number, proxy.failed[0])
+                errors[fault] += 1
+            proxy.arm(None)
+            assert apply(sink, jobs[-1]).ranges == jobs[-1].window.ranges
+    assert len(jobs) > 4 and (errors["expired"] or errors["skewed"])
+    assert sorted(lake.ids()) == sorted(i for job in jobs for i in job.ids)
+    apply(sink, feed.next(1, 0, 0))
+    data = {name for name in lake.data() if not name.startswith("_delta_log/")}
+    assert data == lake.named(), "the last attempt has removed what earlier ones could not"
+
+
+def test_a_store_that_stays_unavailable_ends_the_attempt_with_its_answer(lake, faulty, monkeypatch):
+    (proxy, sink), job = faulty, Feed(KEYED.remove(1)).next(1, 0, 0)
+    monkeypatch.setattr(storage, "_RETRIES", {"max_retries": 1, "retry_timeout": timedelta(seconds=60)})
+    proxy.arm("unavailable", 1, 1_000_000)
+    with pytest.raises(SinkUnavailable) as error:
+        apply(sink, job)
+    message = str(error.value)
+    assert "503 Service Unavailable" in message and "retried" in message
+    assert message.isprintable(), "neither colours nor lines of a terminal"
+    assert len(proxy.failed) == 2, "the options of retries reach deltalake's client"
+    proxy.arm(None)
+    assert apply(sink, job).ranges == job.window.ranges
 
 
 def test_a_replay_replaces_its_window(lake, feed):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +18,14 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 from deltalake.table import TableOptimizer
 
+from airflow_kafka_spark.faults import COMPACTING
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import METADATA, PipelineVersion, app_id
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.sinks.delta.tasks.data_files import LONGEST_TEXT
 from airflow_kafka_spark.sinks.storage.store import TablePlace
 from airflow_kafka_spark.windows.codec import ranges_to_json
-from tests.sinks.attempt import apply
+from tests.sinks.attempt import Victim, apply
 from tests.sinks.delta.cases import DeltaCase
 from tests.sinks.feed import SCHEMA, Feed, replayed, row
 from tests.sinks.oracle import same_multiset
@@ -76,6 +79,54 @@ def test_a_compaction_that_fails_leaves_its_window_committed(lake, feed, monkeyp
     assert "not compacted" in caplog.text
     same_multiset(job.expected, lake.read())
     assert [problem.where for problem in replace(sink, optimize=0).validate(feed.shape)] == ["sink.optimize"]
+
+
+@pytest.mark.parametrize("point", COMPACTING)
+def test_an_attempt_that_is_killed_while_it_compacts_loses_and_doubles_nothing(tmp_path, feed, point):
+    case = DeltaCase(tmp_path / "lake" / "orders", optimize=2)
+    case.schema = SMALL
+    first, job, *others = (feed.next() for _ in range(4))
+    apply(case.sink, first)
+    with Victim(case.sink, job, point, tmp_path / "victim") as victim:
+        assert victim.died()
+    assert Counter(case.ids()) == Counter(first.ids + job.ids), "the window was committed before"
+    case.of_others(-1)
+    for one in (job, *others):
+        assert apply(case.sink, one).ranges == one.window.ranges
+    assert Counter(case.ids()) == Counter([i for one in (first, job, *others) for i in one.ids] + [-1])
+    assert len(case.files()) == 1, "the next compaction is not disturbed"
+
+
+def test_an_attempt_that_is_killed_when_its_compacted_file_appears_loses_and_doubles_nothing(tmp_path, feed):
+    case = DeltaCase(tmp_path / "lake" / "orders", optimize=2)
+    case.schema = SMALL
+    first, job, third = feed.next(), feed.next(200, 0, 0), feed.next()
+    apply(case.sink, first)
+    with Victim(case.sink, job, "sink.compacting:stop", tmp_path / "victim") as victim:
+        assert victim.stopped()
+        os.kill(victim.process.pid, signal.SIGCONT)
+        # Its file is there, and its entry of the log perhaps.
+        while not list(case.path.glob("part-*.parquet")) and victim.process.poll() is None:
+            pass
+    case.of_others(-1)
+    for one in (job, third):
+        apply(case.sink, one)
+    assert Counter(case.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1])
+
+
+def test_a_compaction_that_wakes_up_behind_other_writers_undoes_nothing_of_theirs(tmp_path, feed):
+    case = DeltaCase(tmp_path / "lake" / "orders", optimize=2)
+    case.schema = SMALL
+    first, job, third = (feed.next() for _ in range(3))
+    apply(case.sink, first)
+    with Victim(case.sink, job, "sink.compacting:stop", tmp_path / "zombie") as zombie:
+        assert zombie.stopped()
+        case.of_others(-1)
+        for one in (job, third):
+            apply(case.sink, one)
+        DeltaTable(case.path).delete(f"id = {first.ids[0]}")
+        assert zombie.wake() == 0
+    assert Counter(case.ids()) == Counter([*first.ids[1:], *job.ids, *third.ids, -1])
 
 
 # --- what the table remembers ---------------------------------------------------------------------------------------

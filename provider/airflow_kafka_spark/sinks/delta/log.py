@@ -10,9 +10,11 @@ read (``max_commit_retries=0``). Whatever was committed in between takes that en
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,7 @@ METADATA = "airflow"
 """The key of a window's record in the information of its commit."""
 
 _NONCE_BITS, _COUNT_BITS = 16, 14
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,19 @@ class DeltaLog:
 
     store: TableStore
 
+    @contextmanager
+    def answering(self, doing: str) -> Iterator[None]:
+        """Raise errors of deltalake and of the store as :class:`SinkUnavailable`. A handle that is loaded still sends requests.
+
+        :param doing: for messages.
+        """
+        from deltalake.exceptions import DeltaError
+
+        try:
+            yield
+        except (DeltaError, OSError) as error:
+            raise SinkUnavailable(self.store.place.uri, doing, describe(error)) from error
+
     def load(self, doing: str) -> DeltaTable | None:
         """Return a new handle on the newest version, or None if there is no table.
 
@@ -112,14 +128,12 @@ class DeltaLog:
         :raises SinkUnavailable: the log cannot be read.
         """
         from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError, TableNotFoundError
+        from deltalake.exceptions import TableNotFoundError
 
-        try:
-            return DeltaTable(self.store.place.location, storage_options=dict(self.store.storage_options), without_files=False)
-        except TableNotFoundError:
-            return None
-        except (DeltaError, OSError) as error:
-            raise SinkUnavailable(self.store.place.uri, doing, str(error)) from error
+        options = dict(self.store.storage_options)
+        with self.answering(doing), suppress(TableNotFoundError):
+            return DeltaTable(self.store.place.location, storage_options=options, without_files=False)
+        return None
 
     def version(self, table: DeltaTable, pipeline: str) -> PipelineVersion:
         """Return the pipeline's transaction version."""
@@ -186,3 +200,9 @@ class DeltaLog:
 def app_id(pipeline: str) -> str:
     """Return the application id of a pipeline in Delta's log."""
     return f"airflow:{pipeline}"
+
+
+def describe(error: object) -> str:
+    """Return the message of an error in one line. deltalake writes each cause in a line of its own, in colours for a terminal."""
+    lines = (line.strip(" \t↳") for line in _COLOUR.sub("", str(error)).splitlines())
+    return ": ".join(line for line in lines if line)

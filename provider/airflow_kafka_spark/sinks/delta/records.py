@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.delta.log import METADATA, DataFile, DeltaLog, PipelineVersion
+from airflow_kafka_spark.sinks.delta.log import METADATA, DataFile, DeltaLog, PipelineVersion, describe
 from airflow_kafka_spark.sinks.lake.sink import REPLACED, LoadedTable
 from airflow_kafka_spark.sinks.storage.attempts import (
     ATTEMPTS,
@@ -147,7 +147,7 @@ class Records:
             if error is None:
                 self._remove(left, table)
                 return fenced
-        raise SinkUnavailable(self.store.place.uri, "fencing earlier attempts", str(error))
+        raise SinkUnavailable(self.store.place.uri, "fencing earlier attempts", describe(error))
 
     def _remove(self, markers: Iterable[str], table: DeltaTable) -> None:
         """Remove attempts that can no longer commit, except for files that the table names.

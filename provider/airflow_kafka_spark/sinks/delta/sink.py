@@ -97,7 +97,9 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         """Return the table as it is now."""
         from airflow_kafka_spark.sinks.delta.records import Records
 
-        yield Records(DeltaLog(self.store)).load(doing)
+        log = DeltaLog(self.store)
+        with log.answering(doing):
+            yield Records(log).load(doing)
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> DeltaWindowWriter:
         """Begin an attempt: create or evolve the table, and remove what earlier attempts have left.

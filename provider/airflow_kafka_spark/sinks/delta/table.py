@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable
-from airflow_kafka_spark.sinks.delta.log import LOG, DeltaLog
+from airflow_kafka_spark.sinks.delta.log import LOG, DeltaLog, describe
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,7 +75,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
                 return table
         except (DeltaError, OSError) as failed:
             error = failed  # perhaps another writer was faster: look again
-    raise SinkUnavailable(sink.uri, doing, str(error))
+    raise SinkUnavailable(sink.uri, doing, describe(error))
 
 
 def _nullable(schema: Any) -> Any:

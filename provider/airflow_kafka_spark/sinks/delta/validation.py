@@ -155,7 +155,16 @@ def _table(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
 
 
 def _unsafe_writers(where: str, table: DeltaTable) -> Iterator[Problem]:
-    for commit in table.history(_RECENT):
+    from deltalake.exceptions import DeltaError
+
+    from airflow_kafka_spark.sinks.delta.log import describe
+
+    try:
+        commits = table.history(_RECENT)
+    except (DeltaError, OSError) as error:
+        yield Problem(where, f"its history cannot be read: {describe(error)}", "Check path, `conn_id` and its rights")
+        return
+    for commit in commits:
         engine = str(commit.get("engineInfo", ""))
         if "spark" in engine.lower() or "databricks" in engine.lower():
             yield Problem(

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
+from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion, describe
 from airflow_kafka_spark.sinks.delta.records import RECORD, LoadedDelta, Records
 from airflow_kafka_spark.sinks.delta.table import open_table
 from airflow_kafka_spark.sinks.lake.writer import LakeWindowWriter, TryCommit
@@ -35,9 +36,10 @@ def begin_attempt(sink: DeltaSinkOptions, window: Window, splits: Sequence[Split
     """Begin an attempt. See :meth:`.DeltaSink.begin`."""
     records = Records(DeltaLog(sink.store))
     rows = sink.rows(shape)
-    table = open_table(sink, records.log, rows.schema)
-    base = records.sweep(window.pipeline)
-    return DeltaWindowWriter(sink, window, splits, rows, records, base, table)
+    with records.log.answering(f"beginning window {window}"):
+        table = open_table(sink, records.log, rows.schema)
+        base = records.sweep(window.pipeline)
+        return DeltaWindowWriter(sink, window, splits, rows, records, base, table)
 
 
 class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
@@ -66,7 +68,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         super().__init__(sink, sink.uri, splits, shape, attempt, sink.spec(), {})
 
     def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
-        return SinkUnavailable(self.uri, doing, str(error))
+        return SinkUnavailable(self.uri, doing, describe(error))
 
     # --- tasks ----------------------------------------------------------------------------------------------------------
 
@@ -143,9 +145,11 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
 
         try:
             table = self.load().table
+            faults.reached("sink.compacting")
             found = table.optimize.compact(
                 writer_properties=WriterProperties(compression=_CODECS[self.spec.compression or "snappy"])
             )
+            faults.reached("sink.compacted")
         except Exception as error:  # deltalake and each store have errors of their own
             log.warning("Window %s is committed; its table is not compacted: %s", self.window, error)
             return
