@@ -51,7 +51,7 @@ class Stand:
         return self.watch.paused()
 
     def table(self, name: str, *, primary_key: bool = True) -> str:
-        """A new, empty table; the server's buffers are written out first, so that nobody pays for another's rows."""
+        """Return a new, empty table. The server's buffers are written first, so that no contestant pays for another's rows."""
         with self.put_aside(), self.postgres.connect(autocommit=True) as connection:
             connection.execute(f"DROP TABLE IF EXISTS {name}")
             connection.execute(f"CREATE TABLE {name} ({COLUMNS}{', PRIMARY KEY (id)' if primary_key else ''})")
@@ -59,7 +59,7 @@ class Stand:
         return name
 
     def count(self, name: str) -> None:
-        """Not only how many: sums of what the rows hold, so that a wrong value shows."""
+        """Check the number of rows, and sums of their ids, so that a wrong value shows."""
         with self.put_aside(), self.postgres.connect(autocommit=True) as connection:
             found = connection.execute(f"SELECT count(*), count(DISTINCT id), sum(id) FROM {name}").fetchone()
         n = self.records
@@ -119,7 +119,7 @@ def produce_at_the_limit(stand: Stand, topic: str) -> None:
 def stand(
     records: int, rounds: int, directory: Path, packages: Sequence[str] = (), settings: Mapping[str, str] | None = None
 ) -> Iterator[Stand]:
-    """Everything started and filled.
+    """Start the servers and a session, and fill the topic.
 
     :param packages: Maven coordinates of further jars.
     :param settings: further settings of Spark's session.
@@ -166,7 +166,7 @@ def stand(
 
 
 def offsets(stand: Stand, topic: str = events.TOPIC) -> tuple[str, str]:
-    """The whole topic, as Spark's Kafka source wants it."""
+    """Return the offsets of a whole topic, as options of Spark's Kafka source."""
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     with KafkaHook() as hook:
@@ -177,7 +177,7 @@ def offsets(stand: Stand, topic: str = events.TOPIC) -> tuple[str, str]:
 
 
 def read_plainly(stand: Stand, topic: str = events.TOPIC) -> Any:
-    """``spark.read.format("kafka")`` of a whole topic."""
+    """Return ``spark.read.format("kafka")`` of a whole topic."""
     start, end = offsets(stand, topic)
     return (
         stand.spark.read.format("kafka")
@@ -190,7 +190,7 @@ def read_plainly(stand: Stand, topic: str = events.TOPIC) -> Any:
 
 
 def plain_spark(stand: Stand, topic: str = events.TOPIC, schema: str = SCHEMA) -> Any:
-    """``spark.read.format("kafka")`` -> ``from_json``, as everybody writes it."""
+    """Return ``spark.read.format("kafka")`` with ``from_json``, as it is usually written."""
     from pyspark.sql import functions as F
 
     frame = read_plainly(stand, topic)
@@ -200,7 +200,7 @@ def plain_spark(stand: Stand, topic: str = events.TOPIC, schema: str = SCHEMA) -
 def operate(
     stand: Stand, name: str, turn: int, sink: Any, *, topic: str = events.TOPIC, records: int | None = None, **options: Any
 ) -> dict[str, Any]:
-    """One whole window through the operator: validate, fence, plan, move, commit, close."""
+    """Move one window with the operator: validate, fence, plan, move, commit, close. Return its report."""
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.operators import KafkaToSinkOperator
     from tests.support.runs import context

@@ -1,4 +1,4 @@
-"""What lies between bytes and rows, Kafka -> Parquet: Avro through a schema registry against Spark's bare ``from_avro``, ten
+"""Measure the decoding of records, Kafka -> Parquet: Avro through a schema registry against Spark's bare ``from_avro``, ten
 transforms against none, and tolerated errors against none."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast the pages of many pipelines answer: from the first request to the first whole list, and each request afterwards.
+"""Measure the pages of many pipelines: the time from the first request to the first whole list, and each request afterwards.
 
 Needs neither Spark nor a database beside Airflow's own.
 """
@@ -85,7 +85,7 @@ def run(directory: Path) -> None:
 
 
 def _write(kafka: Any) -> int:
-    """A ledger as operators leave it; how many records it has."""
+    """Write a ledger as operators leave it, and return the number of its records."""
     from confluent_kafka import Producer
 
     from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
@@ -132,7 +132,7 @@ def _get(url: str, path: str, **query: Any) -> Any:
 
 
 def _times(url: str, path: str, query: dict[str, Any]) -> list[float]:
-    """Milliseconds of each request."""
+    """Return the milliseconds of each request."""
     times = []
     for _ in range(REQUESTS):
         began = time.monotonic()
@@ -142,5 +142,5 @@ def _times(url: str, path: str, query: dict[str, Any]) -> list[float]:
 
 
 def _memory(server: Any) -> float:
-    """Megabytes of a process and of those that it has started."""
+    """Return the megabytes of a process and of those that it has started."""
     return sum(process.memory_info().rss for process in (server, *server.children(recursive=True))) / 1e6

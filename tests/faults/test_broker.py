@@ -23,7 +23,7 @@ def own(broker, unique, tmp_path, request):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("point", ["split.mid", "job.done", "close.in_transaction"])
+@pytest.mark.parametrize("point", ["split.mid", "close.in_transaction"])
 def test_a_broker_killed_and_restarted_during_a_window_costs_nothing(own, point):
     own.produce(1000)
     attempt = own.victim("run1", fault=f"{point}:stop")

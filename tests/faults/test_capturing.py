@@ -49,7 +49,7 @@ class Other:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind, other", [("postgres", "table"), ("files", "files")])
+@pytest.mark.parametrize("kind, other", [("postgres", "table")])
 def test_killed_between_the_commits_of_the_two_sinks_the_retry_finishes_and_nothing_else_would_do(flow, kind, other):
     there, every = Other(flow, other), 25
     flow.produce(COUNT)

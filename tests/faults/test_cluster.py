@@ -18,9 +18,11 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
+from unittest.mock import patch
 
 import pytest
 
+from airflow_kafka_spark.cli import pack
 from airflow_kafka_spark.cli.definition import main as cli
 from airflow_kafka_spark.errors import Fenced
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
@@ -57,6 +59,13 @@ def master(places):
 
 
 @pytest.fixture(scope="module")
+def driver(master, places):
+    """The driver of all applications on that cluster, one after the other: the session of a cluster ends with its window."""
+    with Driver(connection(master), places / "driver") as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
 def bare(places):
     """A Python without any package, as executors may have it."""
     subprocess.run([sys._base_executable, "-m", "venv", "--without-pip", str(places / "bare")], check=True)
@@ -68,7 +77,8 @@ def packed(places, bare):
     """Settings by which such executors have the packages of an archive. Their daemon is Spark's own: the one of the tests is not
     in the archive."""
     archive = places / "env.tar.gz"
-    assert cli(["pack", "--source", "kafka", "jdbc", "--sink", "kafka", "postgres", "-o", str(archive)]) == 0
+    with patch.object(pack, "_LEVEL", 1):
+        assert cli(["pack", "--source", "kafka", "jdbc", "--sink", "kafka", "postgres", "-o", str(archive)]) == 0
     return {
         **SMALL,
         "spark.python.daemon.module": "pyspark.daemon",
@@ -122,8 +132,8 @@ def table(request, kafka, postgres, unique, tmp_path):
         yield made
 
 
-def check_table(table, report):
-    assert (report["records_written"], report["attempts"]) == (ORDERS, 1), "Spark ran the split again, nobody the task"
+def check_table(table, report, *, attempts=1):
+    assert (report["records_written"], report["attempts"]) == (ORDERS, attempts), "Spark ran the split again, nobody the task"
     table.reports.append(report)
     assert table.check() == ORDERS
     assert table.run("run1") == report
@@ -131,19 +141,7 @@ def check_table(table, report):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("table", ["postgres", "postgres-split"], indirect=True)
-def test_an_executor_killed_in_the_middle_of_a_split_into_a_table_costs_nothing(table, local_cluster, tmp_path):
-    once = tmp_path / "fired"
-    local_cluster.start(pipelines.make, table.arguments, "run1", ("split.mid:stop", once))
-    worker = wait_stopped(once, os.getpid())
-    os.kill(executor_of(worker), signal.SIGKILL)
-    report = local_cluster.result()
-    wake(worker)
-    check_table(table, report)
-
-
-@pytest.mark.faults
-def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_two_ports(orders, master, tmp_path):
+def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_two_ports(orders, driver, master, tmp_path):
     """Speculation, and a firewall before the driver: executors and master connect to two ports that are known beforehand."""
     once = tmp_path / "fired"
     port, blocks = free_ports(2)
@@ -160,13 +158,12 @@ def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_
         # The copy that lost lives on.
         "spark.python.task.killTimeout": "600s",
     }
-    with Driver(connection(master, **eager), tmp_path) as driver:
-        driver.start(make, orders.arguments, "run1", ("publish.mid:stop", once))
-        stopped = wait_stopped(once, os.getpid())
-        heard = set().union(*(listening(pid) for pid in session(driver.process.pid) if driver.process.pid in ancestors(pid)))
-        # It sleeps in the middle of its split: that the window completes all the same is the other copy's doing.
-        report = driver.result()
-        wake(stopped)
+    driver.start(make, orders.arguments, "run1", ("publish.mid:stop", once), spark=connection(master, **eager))
+    stopped = wait_stopped(once, os.getpid())
+    heard = set().union(*(listening(pid) for pid in session(driver.process.pid) if driver.process.pid in ancestors(pid)))
+    # It sleeps in the middle of its split: that the window completes all the same is the other copy's doing.
+    report = driver.result()
+    wake(stopped)
     # The third is that of the JVM for the Python of its own task.
     assert {port, blocks} <= heard and len(heard) == 3, heard
     check(orders, report)
@@ -175,25 +172,20 @@ def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_
 @pytest.mark.faults
 @pytest.mark.parametrize("table", ["postgres"], indirect=True)
 def test_executors_without_packages_are_named_before_they_read_and_work_with_the_archive_of_pack(
-    orders, table, master, bare, packed, tmp_path
+    table, driver, master, bare, packed
 ):
-    """From a table to a topic, and from a topic into a table."""
+    """From a topic into a table; the next test is about a table to a topic."""
     alone = {**SMALL, "spark.python.daemon.module": "pyspark.daemon", "spark.cores.max": "1", "spark.pyspark.python": bare}
-    with Driver(connection(master, **alone), tmp_path) as driver:
-        driver.start(make, orders.arguments, "run1")
-        error = driver.error()
-        assert error.startswith("ExecutorUnfit: Spark cannot run the tasks of window"), error
-        for name in ("pyarrow", "pandas", "confluent-kafka", "adbc-driver-postgresql"):
-            assert f"{name} is missing (driver: {metadata.version(name)})" in error
-        assert f"at {bare}" in error
-        assert orders.records() == []
+    driver.start(pipelines.make, table.arguments, "run1", spark=connection(master, **alone))
+    error = driver.error()
+    assert error.startswith("ExecutorUnfit: Spark cannot run the tasks of window"), error
+    for name in ("pyarrow", "pandas", "confluent-kafka", "adbc-driver-postgresql"):
+        assert f"{name} is missing (driver: {metadata.version(name)})" in error
+    assert f"at {bare}" in error
+    assert table.rows() == []
 
-        driver.start(make, orders.arguments, "run1", spark=connection(master, **packed))
-        report = driver.result()
-        driver.start(pipelines.make, table.arguments, "run1")
-        check_table(table, driver.result())
-    assert report["attempts"] == 2
-    assert orders.check() == ORDERS
+    driver.start(pipelines.make, table.arguments, "run1", spark=connection(master, **packed))
+    check_table(table, driver.result(), attempts=2)
 
 
 @pytest.mark.faults
@@ -211,7 +203,7 @@ def test_a_spark_connect_server_on_the_cluster_has_the_packages_of_the_archive_a
 
 @pytest.mark.faults
 @pytest.mark.parametrize("table", ["postgres-split"], indirect=True)
-def test_an_executor_without_packages_beside_one_that_has_them_gets_no_further_split(table, master, places, bare, tmp_path):
+def test_an_executor_without_packages_beside_one_that_has_them_gets_no_further_split(table, driver, master, places, bare):
     """Executors that differ, and Spark's own setting by which a task that failed on one is tried on another."""
     for number, python in (("1", bare), ("2", sys.executable)):
         link = places / number / "bin" / "some-python"
@@ -224,29 +216,27 @@ def test_an_executor_without_packages_beside_one_that_has_them_gets_no_further_s
         "spark.pyspark.python": "some-python",
         "spark.excludeOnFailure.enabled": "true",
     }
-    with Driver(connection(master, **mixed), tmp_path) as driver:
-        driver.start(pipelines.make, table.arguments, "run1")
-        check_table(table, driver.result())
+    driver.start(pipelines.make, table.arguments, "run1", spark=connection(master, **mixed))
+    check_table(table, driver.result())
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("table", ["postgres-split"], indirect=True)
-def test_a_worker_decommissioned_in_the_middle_of_a_split_that_then_dies_costs_nothing(table, master, places, tmp_path):
+def test_a_worker_decommissioned_in_the_middle_of_a_split_that_then_dies_costs_nothing(table, driver, master, places, tmp_path):
     """Its machine is taken away before its split has ended. The last test of the cluster, which then has one worker."""
     once = tmp_path / "fired"
     leaving = {**OURS, **SMALL, "spark.decommission.enabled": "true"}
-    with Driver(connection(master, **leaving), tmp_path) as driver:
-        driver.start(pipelines.make, table.arguments, "run1", ("split.mid:stop", once))
-        stopped = wait_stopped(once, os.getpid())
-        executor = executor_of(stopped)
-        worker = ancestors(executor)[0]
-        os.kill(worker, signal.SIGPWR)
-        log = places / "cluster.log"
-        assert wait_until(lambda: "Telling app of decommission executors" in log.read_text(), 60), tail(log)
-        for process in (worker, executor):
-            os.kill(process, signal.SIGKILL)
-        report = driver.result()
-        wake(stopped)
+    driver.start(pipelines.make, table.arguments, "run1", ("split.mid:stop", once), spark=connection(master, **leaving))
+    stopped = wait_stopped(once, os.getpid())
+    executor = executor_of(stopped)
+    worker = ancestors(executor)[0]
+    os.kill(worker, signal.SIGPWR)
+    log = places / "cluster.log"
+    assert wait_until(lambda: "Telling app of decommission executors" in log.read_text(), 60), tail(log)
+    for process in (worker, executor):
+        os.kill(process, signal.SIGKILL)
+    report = driver.result()
+    wake(stopped)
     check_table(table, report)
 
 

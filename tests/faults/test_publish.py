@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 
 IN_A_TASK = ("publish.mid", "publish.flushed", "publish.marked", "publish.committed")
 # What happens to the ledger alone is tested with a sink (test_kill.py).
-POINTS = ("publish.mid", "publish.flushed", "publish.marked", "publish.committed", "job.done", "close.in_transaction")
+POINTS = ("publish.mid", "publish.marked", "publish.committed", "job.done")
 
 
 @pytest.fixture

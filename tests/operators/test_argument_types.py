@@ -37,6 +37,37 @@ def to_sink(**options: Any) -> KafkaToSinkOperator:
     return KafkaToSinkOperator(**{**NOWHERE, **given, **options})
 
 
+def test_typical_mistakes_are_named_with_what_to_write_instead(monkeypatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_HOST_AND_PORT", "kafka://broker:9092")
+    monkeypatch.setenv("AIRFLOW_CONN_YARN", '{"conn_type": "spark", "host": "yarn"}')
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"value": Json}, r"value: .*Write `Json\(...\)`"),
+        ({"value": Json(schema={"id": "bigint"})}, r'columns as a text, as "id bigint, name string"'),
+        ({"value": Json()}, r"as in `id bigint, name string`"),
+        ({"kafka_conn_id": "host_and_port"}, r"its extra names no brokers. Set its extra to"),
+        ({"spark_conn_id": "yarn"}, r"Neither HADOOP_CONF_DIR nor YARN_CONF_DIR .*Set one of them"),
+    ]
+    for options, expected in cases:
+        with pytest.raises(ValidationError, match=expected):
+            to_sink(**options).execute(context("run"))
+
+
+def test_an_unknown_argument_is_refused_with_the_one_that_is_meant() -> None:
+    for name, meant in (
+        ("topic", "topics"),
+        ("max_record", "max_records"),
+        ("retires", "retries"),
+        ("errors_tolerence", "errors_tolerance"),
+    ):
+        with pytest.raises(TypeError, match=f"Did you mean `{meant}` for `{name}`"):
+            to_sink(**{name: "x"})
+    with pytest.raises(TypeError, match="something_else") as error:
+        to_sink(something_else=1, retries=3)
+    assert "Did you mean" not in str(error.value)
+
+
 def to_kafka(**options: Any) -> KafkaToKafkaOperator:
     return KafkaToKafkaOperator(**{**NOWHERE, "topics": "a", "group_id": "group", "sink": KafkaSink(topic="b"), **options})
 

@@ -183,6 +183,7 @@ OF_SQL: dict[str, tuple[dict[str, object], str]] = {
     "a column without a type": ({"columns": {"x": "NULL"}}, "no type"),
     "two names that differ in case": ({"columns": {"x": "id", "X": "id"}}, "ignores case"),
     "a number as raw bytes": ({"columns": {"x": "id"}, "output_value": Raw()}, "cannot be written"),
+    "another format that does not fit": ({"value": Json(schema="id bigint"), "output_value": Raw()}, "cannot be written"),
 }
 
 
@@ -191,7 +192,7 @@ def test_sql_that_spark_refuses_is_named_before_a_window_is_planned(orders, uniq
     target = unique("target")
     for options, expected in OF_SQL.values():
         with pytest.raises(ValidationError) as found:
-            orders.run(value=ORDERS, topic=target, auto_create=True, **options)
+            orders.run(**{"value": ORDERS, "topic": target, "auto_create": True, **options})
         assert expected in str(found.value) and "__kafka" not in str(found.value), options
     with KafkaHook() as kafka:
         ledger = Ledger(kafka, orders.name, "another", group_id=orders.name, topic=orders.arguments["ledger_topic"])

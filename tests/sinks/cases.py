@@ -33,11 +33,13 @@ class Case(ABC):
     :ivar sink: the sink.
     :ivar schema: columns of all types it takes.
     :ivar secrets: what must never show up in a repr.
+    :ivar prepares_commit: True if ``commit`` does something before ``sink.staged``; else a kill at ``job.done`` is one there.
     """
 
     sink: Sink
     schema: pa.Schema
     secrets: tuple[str, ...] = ()
+    prepares_commit: bool = True
 
     @property
     def impatient(self) -> Sink:
@@ -87,6 +89,8 @@ class Case(ABC):
 
 class FilesCase(Case):
     """A files sink, read by Arrow (JSON by Python's own parser), hidden files passed over as readers do."""
+
+    prepares_commit = False
 
     def __init__(self, path: Path, format: str, **options: Any) -> None:
         path.parent.mkdir(parents=True)

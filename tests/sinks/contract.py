@@ -115,7 +115,7 @@ class SinkContract:
         same_multiset(first.expected + second.expected, case.read())
 
     def test_a_polling_reader_sees_windows_in_a_row_one_after_the_other_and_whole(self, case: Case, feed: Feed) -> None:
-        jobs = [feed.next(30, 20, 25) for _ in range(8)]
+        jobs = [feed.next(30, 20, 25) for _ in range(5)]
         of_window = {i: job.window.number for job in jobs for i in job.ids}
         apply(case.sink, jobs[0])
         seen: list[Counter[int]] = []
@@ -148,7 +148,7 @@ class SinkContract:
         if case.whole_windows:
             assert {count for look in seen for count in look.values()} == {75}
         assert case.leftovers() == []
-        assert same_multiset([line for job in jobs for line in job.expected], case.read()) == 600
+        assert same_multiset([line for job in jobs for line in job.expected], case.read()) == 375
 
     def test_leaving_without_commit_leaves_nothing(self, case: Case, feed: Feed) -> None:
         first, second = feed.next(), feed.next()
@@ -284,6 +284,7 @@ class SinkContract:
     def test_a_crashed_attempt_is_repeated_and_the_window_is_there_once(
         self, case: Case, feed: Feed, point: str, tmp_path: Path
     ) -> None:
+        _skip_twin(case, point)
         first, job, third = feed.next(), feed.next(), feed.next()
         apply(case.sink, first)
         with Victim(case.sink, job, point, tmp_path / "victim") as victim:
@@ -308,6 +309,7 @@ class SinkContract:
     def test_a_paused_zombie_that_wakes_after_the_retry_changes_nothing(
         self, case: Case, feed: Feed, point: str, tmp_path: Path
     ) -> None:
+        _skip_twin(case, point)
         first, job = feed.next(), feed.next()
         apply(case.sink, first)
         with Victim(case.sink, job, f"{point}:stop", tmp_path / "victim") as zombie:
@@ -532,6 +534,12 @@ class SinkContract:
         assert all(hasattr(case.sink, name) for name in case.sink.template_fields)
         with pytest.raises(AttributeError):
             case.sink.anything = 1  # type: ignore[attr-defined]
+
+
+def _skip_twin(case: Case, point: str) -> None:
+    """Skip a kill at ``job.done`` if the sink is then in the state of ``sink.staged``."""
+    if point == "job.done" and not case.prepares_commit:
+        pytest.skip("commit() of this sink begins with `sink.staged`")
 
 
 def _rows(batch: pa.RecordBatch, ids: range) -> Rows:

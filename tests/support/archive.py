@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.hooks.spark import class_archive
-from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive, is_whole, making
+from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive, is_whole, publish_archive
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing.kafka import JVM_OPTIONS
 from airflow_kafka_spark.testing.kafka import class_archive as kafka_archive
@@ -60,7 +60,7 @@ def _make_for_kafka() -> None:
     """Of a broker that has done a little of everything, written when it ends."""
     training = EmbeddedKafka()
     training._prepare()
-    with making(kafka_archive(training._java, training._jars), wait=True) as written:
+    with publish_archive(kafka_archive(training._java, training._jars), wait=True) as written:
         if written is None:
             return
         with EmbeddedKafka(jvm_options=(*JVM_OPTIONS, f"-XX:ArchiveClassesAtExit={written}", "-Xlog:disable")) as kafka:

@@ -193,11 +193,24 @@ def standalone(directory: Path) -> Iterator[str]:
         supervisor.close()
 
 
+def _launch_jvm() -> None:
+    """Start the JVM of all applications, with the settings that need its start: they are defaults of every later application."""
+    from pyspark import SparkConf, SparkContext
+
+    extra = json.loads(os.environ["AIRFLOW_CONN_SPARK_DEFAULT"])["extra"]
+    conf = SparkConf(loadDefaults=False)
+    for name in ("spark.driver.memory", "spark.driver.extraJavaOptions"):
+        conf.set(name, extra[name])
+    SparkContext._ensure_initialized(conf=conf)
+
+
 def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    for line in sys.stdin:
+    for number, line in enumerate(sys.stdin):
         make, options, run_id, environment, fault = pickle.loads(bytes.fromhex(line))
         os.environ.update(environment)
+        if number == 0:
+            _launch_jvm()
         try:
             with fault_in_tasks(*fault) if fault else contextlib.nullcontext():
                 told = {"report": run(make, options, run_id)}

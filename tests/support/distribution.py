@@ -51,6 +51,17 @@ TOGETHER = {
     "tests/sources/mysql_cdc", "tests/verification",
 }  # fmt: skip
 
+# Tests with an attempt that sleeps while another one works: each needs a second engine (tests/support/engine.py), which is a JVM.
+# One test process runs all of them.
+TWO_ENGINES = (
+    "tests/faults/test_zombie.py",
+    "tests/faults/test_dead_letters.py::test_a_zombie_",
+    "tests/faults/test_kafka_to_kafka.py::test_a_zombie_",
+    "tests/faults/test_publish.py::test_a_zombie_",
+    "tests/faults/test_publish.py::test_a_late_task_",
+    "tests/sources/postgres_cdc/test_faults.py::test_a_copy_of_a_table_equals_it_after_every_drain_",
+)
+
 # Tests that use neither the broker nor the Spark of their test process: pure functions, databases, and servers that a test starts
 # for itself. The last test process runs them beside the others, which often wait for a broker or for Spark. Long ones come first.
 WITHOUT_BROKER = (
@@ -125,7 +136,7 @@ def order(items: list[pytest.Item]) -> None:
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """Give a test to the next free process, and keep together what :data:`TOGETHER` names.
+    """Give a test to the next free process, and keep together what :data:`TOGETHER` and :data:`TWO_ENGINES` name.
 
     Of :data:`SEVERAL` processes or more, the last one runs :data:`WITHOUT_BROKER`: its tests keep the cores busy while others
     wait, and it starts neither a broker nor Spark. The one before it runs :data:`WAITING`. A process whose own tests are done
@@ -133,14 +144,16 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
     """
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
-        lists = (*SERVER_TESTS, *LONG, *TOGETHER, *WITHOUT_BROKER, *WAITING)
-        moved = [name for name in lists if not (config.rootpath / name).exists()]
+        lists = (*SERVER_TESTS, *LONG, *TOGETHER, *TWO_ENGINES, *WITHOUT_BROKER, *WAITING)
+        moved = [name for name in lists if not (config.rootpath / name.partition("::")[0]).exists()]
         assert not moved, f"{Path(__file__).name} names what is not there (any more): {moved}"
         config.option.loadscopereorder = False  # in the order of `order`
         super().__init__(config, log)
         self._queues: dict[str, deque[str]] = {}
 
     def _split_scope(self, nodeid: str) -> str:
+        if place(nodeid, TWO_ENGINES) < len(TWO_ENGINES):
+            return TWO_ENGINES[0]
         file = nodeid.partition("::")[0]
         directory = file.rpartition("/")[0]
         return directory if directory in TOGETHER else file if file in TOGETHER else nodeid

@@ -24,6 +24,8 @@ import pytest
 from airflow_kafka_spark.hooks.spark import jars
 from airflow_kafka_spark.testing import _processes as processes
 
+PAGE = 50
+"""Objects in one answer to a listing; Amazon's have a thousand."""
 PACKAGES = Path(__file__).with_name("s3_packages.txt")
 HADOOP = "org.apache.hadoop:hadoop-aws:3.4.1"
 # Hadoop names 2.24.6, of which there is no transfer manager; and all of it in one jar of 500 MB, for what takes 9.
@@ -92,7 +94,7 @@ class EmbeddedS3:
         (port,) = processes.free_ports(1)
         self.url = f"http://{processes.LOOPBACK}:{port}"
         # So many calls are let in without anybody to sign them: those that make the first user.
-        env = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "3", "PYTHONUNBUFFERED": "1"}
+        env = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "3", "PYTHONUNBUFFERED": "1", "MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE)}
         command = [sys.executable, "-m", "moto.server", "-H", processes.LOOPBACK, "-p", str(port)]
         self._process = self._supervisor.spawn(command, log=self.log, env=env)
         assert processes.wait_until(lambda: "Running on" in self.log.read_text(), 180), processes.tail(self.log)

@@ -11,6 +11,7 @@ daemon serves attempts with different faults. In Spark's own way each of them wo
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -34,6 +35,10 @@ def set_variables(path: str, variables: dict[str, str]) -> None:
 
 
 def main() -> None:
+    # Spark's workers end with each task attempt that dies, and those of the next one would import these again.
+    for name in ("adbc_driver_postgresql.dbapi", "psycopg"):
+        with contextlib.suppress(ImportError), contextlib.redirect_stdout(sys.stderr):
+            importlib.import_module(name)
     python_daemon.run(begin=_apply_variables, end=_save_coverage)
 
 

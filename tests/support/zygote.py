@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import subprocess
@@ -75,6 +77,12 @@ def main() -> None:
     import pyarrow.dataset  # noqa: F401
     import pyspark.sql  # noqa: F401
 
+    for name in ("adbc_driver_postgresql.dbapi", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"):
+        with contextlib.suppress(ImportError):  # the extras of sinks
+            importlib.import_module(name)
+    import airflow.models  # noqa: F401
+    from sqlalchemy.orm import configure_mappers
+
     import airflow_kafka_spark.ledger.attempt
     import airflow_kafka_spark.operators
     import airflow_kafka_spark.road.write
@@ -83,6 +91,8 @@ def main() -> None:
     from tests.sinks import attempt
     from tests.support import victim
 
+    # Iceberg's catalog does this with its first query, which imports all models of Airflow: a second of each attempt.
+    configure_mappers()
     mains = {"task": victim.main, "sink": attempt.main}
     assert threading.active_count() == 1, "a thread would be lost in every fork"
     ended: dict[int, int] = {}

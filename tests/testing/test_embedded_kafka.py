@@ -369,25 +369,15 @@ def test_a_secured_broker_restarts(secured: EmbeddedKafka) -> None:
     assert reachable(secured.connection_extra("bob", "SCRAM-SHA-256"))
 
 
-def test_sasl_without_tls() -> None:
-    with EmbeddedKafka(security=KafkaSecurity("SASL_PLAINTEXT", {"alice": "secret"}, ("SCRAM-SHA-256",))) as kafka:
-        right = kafka.connection_extra()
-        assert right == {
-            "bootstrap.servers": kafka.bootstrap_servers,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "SCRAM-SHA-256",
-            "sasl.username": "alice",
-            "sasl.password": "secret",
-        }
-        assert reachable(right) and not reachable({**right, "sasl.password": "wrong"}, 2)
-        assert not reachable({**right, "sasl.mechanism": "PLAIN"}, 2)
-
-
-def test_mutual_tls_refuses_a_client_without_a_certificate() -> None:
-    with EmbeddedKafka(security=KafkaSecurity("SSL", client_certificates=True)) as kafka:
-        right = kafka.connection_extra()
-        assert reachable(right)
-        assert not reachable({key: value for key, value in right.items() if "certificate" not in key and ".key." not in key}, 2)
+def test_the_settings_of_a_client_without_tls(tmp_path: Path) -> None:
+    """tests/hooks/kafka/test_security.py connects by them, and with certificates of clients."""
+    security = KafkaSecurity("SASL_PLAINTEXT", {"alice": "secret"}, ("SCRAM-SHA-256",))
+    assert security.client_settings(None, None, tmp_path) == {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": "alice",
+        "sasl.password": "secret",
+    }
 
 
 @pytest.mark.parametrize(

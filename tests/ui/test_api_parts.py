@@ -13,7 +13,7 @@ from airflow_kafka_spark.ui.actions import parse_request
 from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, task_of_run
 from airflow_kafka_spark.ui.app import read_bundle
 from airflow_kafka_spark.ui.previews import preview_bytes, run_with_timeout
-from airflow_kafka_spark.ui.responses import RequestRefused, redacted, status_of
+from airflow_kafka_spark.ui.responses import RequestRefused, redact, status_of
 from airflow_kafka_spark.ui.views import ListQuery, list_page
 
 EVERY = dict(readable=frozenset("ab"), editable=frozenset("a"), known=frozenset("abc"), sees_pages=True, edits_all=False)
@@ -90,7 +90,7 @@ def test_texts_are_cut_and_bytes_are_hex():
 
 
 def test_an_error_without_its_secrets():
-    told = redacted("sasl.password=hunter2, postgres://bob:hunter2@host/db and token: hunter2")
+    told = redact("sasl.password=hunter2, postgres://bob:hunter2@host/db and token: hunter2")
     assert "hunter2" not in told
     assert "@host/db" in told
 

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_kafka_spark.formats import Avro, Csv, Debezium, Json, String
 from airflow_kafka_spark.operators.visibility.configuration import argument_json
-from airflow_kafka_spark.ui.previews import TopicFormats, decoded, make_format, topic_formats
+from airflow_kafka_spark.ui.previews import TopicFormats, decode_columns, make_format, topic_formats
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_values_are_decoded_and_a_bad_one_says_why():
     format = argument_json(Json(schema="id bigint, price decimal(20,2), raw binary"))
     big = 2**60
     values = [b'{"id": %d, "price": 1.5, "raw": "AAE="}' % big, None, b"no json", b'{"id": 1}']
-    found, problem = decoded(format, "value", "orders", values)
+    found, problem = decode_columns(format, "value", "orders", values)
     assert problem == ""
     # JavaScript would round it.
     assert found[0] == ({"id": str(big), "price": "1.50", "raw": "0001"}, None)
@@ -43,14 +43,14 @@ def test_values_are_decoded_and_a_bad_one_says_why():
 
 
 def test_without_a_usable_format_records_are_bytes():
-    assert decoded(None, "key", "orders", [b"x"]) == ([(None, None)], "")
-    found, problem = decoded(argument_json(Csv(schema="id bigint,")), "value", "orders", [b"x"])
+    assert decode_columns(None, "key", "orders", [b"x"]) == ([(None, None)], "")
+    found, problem = decode_columns(argument_json(Csv(schema="id bigint,")), "value", "orders", [b"x"])
     assert found == [(None, None)] and problem.startswith("The values are shown as bytes: ")
 
 
 def test_records_that_a_sink_has_written_as_json_without_a_schema_are_decoded():
     values = [b'{"id": %d, "price": 1.50}' % (2**60), None, b"[1]", b"no json"]
-    found, problem = decoded(argument_json(Json()), "value", "orders", values)
+    found, problem = decode_columns(argument_json(Json()), "value", "orders", values)
     assert problem == ""
     assert found[:3] == [({"id": str(2**60), "price": "1.50"}, None), (None, None), (None, None)]
     assert found[3][0] is None and found[3][1].startswith("it is no JSON: ")

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import ForeignOffsets, SinkRecordMissing, WindowConflict
-from airflow_kafka_spark.windows.continuity import continues, drop_recreated_topics, refuse_foreign, refuse_gap, same_ranges
+from airflow_kafka_spark.windows.continuity import (
+    drop_recreated_topics,
+    find_contradictions,
+    refuse_foreign,
+    refuse_gap,
+    same_ranges,
+)
 from airflow_kafka_spark.windows.model import Applied, Gap, OffsetRange, Window
 
 
@@ -29,11 +35,11 @@ AFTER = window(5, ("t", 0, 20, 30), ("t", 1, 5, 5))
 
 
 def test_a_window_that_starts_where_the_last_one_ended_follows_it():
-    assert continues(BEFORE, AFTER) == []
+    assert find_contradictions(BEFORE, AFTER) == []
 
 
 def test_numbers_may_have_holes_since_empty_windows_never_reach_a_sink():
-    assert continues(BEFORE, replace(AFTER, number=50)) == []
+    assert find_contradictions(BEFORE, replace(AFTER, number=50)) == []
 
 
 def test_a_sink_without_a_record_takes_a_first_window_and_none_that_has_a_predecessor_there():
@@ -48,22 +54,22 @@ def test_a_sink_without_a_record_takes_a_first_window_and_none_that_has_a_predec
 
 @pytest.mark.parametrize("number", [3, 4])
 def test_a_window_that_is_not_newer_does_not_follow(number):
-    (reason,) = continues(BEFORE, replace(AFTER, number=number))
+    (reason,) = find_contradictions(BEFORE, replace(AFTER, number=number))
     assert "#4" in reason and f"#{number}" in reason
 
 
 def test_offsets_that_were_applied_already_are_named():
-    (reason,) = continues(BEFORE, window(5, ("t", 0, 19, 30), ("t", 1, 5, 5)))
+    (reason,) = find_contradictions(BEFORE, window(5, ("t", 0, 19, 30), ("t", 1, 5, 5)))
     assert "t-0" in reason and "19" in reason and "20" in reason
 
 
 def test_offsets_that_would_be_left_out_are_named():
-    (reason,) = continues(BEFORE, window(5, ("t", 0, 20, 30), ("t", 1, 7, 9)))
+    (reason,) = find_contradictions(BEFORE, window(5, ("t", 0, 20, 30), ("t", 1, 7, 9)))
     assert "t-1" in reason and "7" in reason and "5" in reason
 
 
 def test_every_contradiction_is_reported():
-    assert len(continues(BEFORE, window(5, ("t", 0, 19, 30), ("t", 1, 7, 9)))) == 2
+    assert len(find_contradictions(BEFORE, window(5, ("t", 0, 19, 30), ("t", 1, 7, 9)))) == 2
 
 
 @pytest.mark.parametrize(
@@ -81,25 +87,25 @@ def test_every_contradiction_is_reported():
     ids=["one", "two", "more than needed", "too short", "too late", "a hole between", "other partition", "other topic"],
 )
 def test_gaps_explain_offsets_that_were_left_out(gaps, fine):
-    found = continues(BEFORE, window(5, ("t", 0, 25, 30), ("t", 1, 5, 5), gaps=gaps))
+    found = find_contradictions(BEFORE, window(5, ("t", 0, 25, 30), ("t", 1, 5, 5), gaps=gaps))
     assert (found == []) is fine
 
 
 def test_a_partition_new_to_the_pipeline_may_start_anywhere():
-    assert continues(BEFORE, window(5, ("t", 0, 20, 30), ("t", 1, 5, 5), ("t", 2, 77, 80), ("u", 0, 3, 4))) == []
+    assert find_contradictions(BEFORE, window(5, ("t", 0, 20, 30), ("t", 1, 5, 5), ("t", 2, 77, 80), ("u", 0, 3, 4))) == []
 
 
 def test_a_partition_that_is_missing_is_named_but_a_whole_topic_may_be_left_out():
-    (reason,) = continues(BEFORE, window(5, ("t", 0, 20, 30)))
+    (reason,) = find_contradictions(BEFORE, window(5, ("t", 0, 20, 30)))
     assert "t-1" in reason
-    assert continues(BEFORE, window(5, ("u", 0, 0, 1))) == []
+    assert find_contradictions(BEFORE, window(5, ("u", 0, 0, 1))) == []
 
 
 def test_a_topic_that_was_created_again_starts_anew():
     again = window(5, ("t", 0, 0, 3), ("t", 1, 0, 3), ids={"t": "new"})
 
     def reasons(**ids):
-        return continues(drop_recreated_topics(replace(BEFORE, topic_ids=ids), again), again)
+        return find_contradictions(drop_recreated_topics(replace(BEFORE, topic_ids=ids), again), again)
 
     assert reasons(t="old") == []
     assert len(reasons(t="new")) == 2
@@ -137,9 +143,9 @@ def test_a_window_of_another_cluster_does_not_continue_the_last_one_unless_the_p
 @pytest.mark.parametrize("start", [0, 19, 25], ids=["far back", "back", "forward"])
 def test_only_a_window_that_begins_where_somebody_moved_the_pipeline_may_jump(start):
     jump = window(5, ("t", 0, start, 30), ("t", 1, 5, 5))
-    assert len(continues(BEFORE, jump)) == 1
-    assert continues(BEFORE, replace(jump, moved=1)) == []
-    assert len(continues(BEFORE, replace(jump, moved=1, number=4))) == 1, "not even that one comes twice"
+    assert len(find_contradictions(BEFORE, jump)) == 1
+    assert find_contradictions(BEFORE, replace(jump, moved=1)) == []
+    assert len(find_contradictions(BEFORE, replace(jump, moved=1, number=4))) == 1, "not even that one comes twice"
 
 
 def test_same_ranges_does_not_mind_their_order():
@@ -169,7 +175,7 @@ def test_windows_that_tile_the_log_follow_each_other(history):
             ends[partition] = ranges[-1].end
         now = Window("p", number, tuple(ranges), "r", "2026-01-01T00:00:00+00:00", gaps=tuple(gaps))
         if last is not None:
-            assert continues(last, now) == []
+            assert find_contradictions(last, now) == []
         last = Applied("p", number, now.ranges)
 
 
@@ -177,4 +183,4 @@ def test_windows_that_tile_the_log_follow_each_other(history):
 def test_moving_any_start_breaks_the_chain(index, by):
     before = applied(1, *(("t", p, 0, 100) for p in range(4)))
     ranges = [("t", p, 100 + (by if p == index else 0), 200) for p in range(4)]
-    assert len(continues(before, window(2, *ranges))) == 1
+    assert len(find_contradictions(before, window(2, *ranges))) == 1

@@ -15,8 +15,8 @@ from airflow_kafka_spark.windows.interval import (
     IntervalState,
     contiguous_offsets,
     exclude_other_intervals,
-    missing_between,
-    overlapping,
+    find_missing_intervals,
+    find_overlapping,
     topic_start,
 )
 from airflow_kafka_spark.windows.memory import fold_records, interval_record
@@ -72,8 +72,8 @@ class TestInterval:
 
     def test_overlapping_names_only_the_others_that_share_instants(self):
         known = [done(0, (0, 1)), done(1, (1, 2)), done(2, (2, 3))]
-        assert overlapping(hour(1), known) == []
-        assert [k.interval for k in overlapping(hour(1, 2), known)] == [hour(1), hour(2)]
+        assert find_overlapping(hour(1), known) == []
+        assert [k.interval for k in find_overlapping(hour(1, 2), known)] == [hour(1), hour(2)]
 
 
 class TestContiguous:
@@ -135,20 +135,20 @@ class TestContiguous:
 class TestMissing:
     def test_times_between_intervals_whose_records_no_interval_has_are_missing(self):
         known = [done(0, (0, 5)), done(1, (5, 9)), done(3, (12, 20)), done(7, (21, 30))]
-        assert missing_between(reversed(known)) == (hour(2), hour(4, 3))
-        assert missing_between([]) == missing_between(known[:2]) == ()
+        assert find_missing_intervals(reversed(known)) == (hour(2), hour(4, 3))
+        assert find_missing_intervals([]) == find_missing_intervals(known[:2]) == ()
 
     def test_a_time_without_records_is_not_missing(self):
-        assert missing_between([done(0, (0, 5), (0, 2)), done(9, (5, 9), (2, 2))]) == ()
+        assert find_missing_intervals([done(0, (0, 5), (0, 2)), done(9, (5, 9), (2, 2))]) == ()
 
     def test_offsets_of_a_topic_that_was_recreated_are_not_compared(self):
         first, later = (replace(done(n, (10 * n, 10 * n + 5)), topic_ids={"t": str(n)}) for n in (0, 2))
-        assert missing_between([first, later]) == ()
-        assert missing_between([first, replace(later, topic_ids={"t": "0"})]) == (hour(1),)
+        assert find_missing_intervals([first, later]) == ()
+        assert find_missing_intervals([first, replace(later, topic_ids={"t": "0"})]) == (hour(1),)
 
     def test_an_interval_within_a_span_leaves_no_hole_behind_it(self):
         span = replace(done(0, (0, 50)), interval=hour(0, 10), leading=timedelta(hours=1))
-        assert missing_between([span, done(3, (15, 20)), done(10, (50, 55))]) == ()
+        assert find_missing_intervals([span, done(3, (15, 20)), done(10, (50, 55))]) == ()
 
 
 class TestATopicThatJoins:

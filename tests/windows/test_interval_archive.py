@@ -16,8 +16,8 @@ from airflow_kafka_spark.windows.interval import (
     IntervalState,
     contiguous_offsets,
     exclude_other_intervals,
+    find_overlapping,
     find_sharing_intervals,
-    overlapping,
     topic_start,
 )
 from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, IntervalArchive, Intervals, group_into_archives
@@ -167,7 +167,7 @@ def test_intervals_of_a_schedule_with_holes_are_archived(length, monkeypatch):
     unpack = interval_archive.unpacked
     monkeypatch.setattr(interval_archive, "unpacked", lambda text: taken_apart.append(1) or unpack(text))
     new = hour(24 * days)
-    assert not overlapping(new, known.spans)
+    assert not find_overlapping(new, known.spans)
     assert not list(find_sharing_intervals([OffsetRange("t", 0, days * 100, days * 100 + 10)], {"t": "id"}, known.spans))
     assert topic_start("t", "id", new, known.spans) == new.start
     assert not taken_apart
@@ -175,8 +175,8 @@ def test_intervals_of_a_schedule_with_holes_are_archived(length, monkeypatch):
         TopicPartition("t", p): 10 for p in range(50)
     }
     assert len(taken_apart) == 1, "the one that holds what comes next"
-    assert overlapping(hour(24 * 200), known.spans) == [states[200]] * (length < timedelta(hours=1))
-    assert overlapping(hour(24 * 200 + 5), known.spans) == []
+    assert find_overlapping(hour(24 * 200), known.spans) == [states[200]] * (length < timedelta(hours=1))
+    assert find_overlapping(hour(24 * 200 + 5), known.spans) == []
 
 
 def test_an_archive_fits_into_a_record(monkeypatch):
@@ -249,13 +249,13 @@ def test_spans_answer_as_the_intervals_one_by_one(steps, start, length, offset, 
     mine, topic_ids = hour(start, length), {"t": states[-1].topic_ids["t"]}
     assume(mine not in [s.interval for s in states])
     wanted = [OffsetRange("t", partition, offset, offset + count) for partition in (0, 1)]
-    assert bool(overlapping(mine, spans)) == bool([s for s in states if s.interval.overlaps(mine)])
+    assert bool(find_overlapping(mine, spans)) == bool([s for s in states if s.interval.overlaps(mine)])
     assert bool(list(find_sharing_intervals(wanted, topic_ids, spans))) == bool(
         list(find_sharing_intervals(wanted, topic_ids, states))
     )
     assert split(states).complete == len(states)
     assert exclude_other_intervals(wanted, topic_ids, spans) == exclude_other_intervals(wanted, topic_ids, states)
-    if not overlapping(mine, states):
+    if not find_overlapping(mine, states):
         assert topic_start("t", topic_ids["t"], mine, spans) == topic_start("t", topic_ids["t"], mine, states)
     # The group stands where it stands once old intervals are archived: it has followed them as far as it goes.
     position = {TopicPartition("t", p): committed for p in (0, 1)}

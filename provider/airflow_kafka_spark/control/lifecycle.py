@@ -21,8 +21,8 @@ from airflow_kafka_spark.control.base import (
 from airflow_kafka_spark.control.pipelines import existing_ledger, group_of, has_source, open_entries, read_pipeline
 from airflow_kafka_spark.control.position import (
     fence_splits,
+    find_published,
     is_other_topic,
-    published_by,
     refuse_members,
     refuse_open,
     resolve_group,
@@ -248,7 +248,7 @@ def _forget_result(memory: Memory, change: int, request: ChangeRequest, records:
 def _forget_change(memory: Memory, number: int, request: ChangeRequest) -> Change:
     """Return the record of the change. The published records and used numbers in it let other pipelines still follow this one."""
     given_up = _numbers(memory)
-    landed = published_by(memory, given_up)
+    landed = find_published(memory, given_up)
     last = max((memory.last_used, *memory.entries))
     published = add_landed(memory.published or {}, landed)
     before = dict(memory.position.offsets)

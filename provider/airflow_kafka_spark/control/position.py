@@ -243,13 +243,13 @@ def split_count(window: Window) -> int:
     return len(window.source.splits) if window.source else len(window.ranges)
 
 
-def published_by(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ...]:
+def find_published(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ...]:
     """Return the offsets of records that were published by windows that are given up. Call it when no task can publish any
     more."""
     return merge_landed(part for (window, _), marker in memory.markers.items() if window in numbers for part in marker.landed)
 
 
-def source_behind(given_up: Sequence[WindowEntry], memory: Memory, position: Position) -> Position:
+def advance_source(given_up: Sequence[WindowEntry], memory: Memory, position: Position) -> Position:
     """Return the position behind windows that are given up, with what is noted of the splits of a source: those that are
     published stay so.
 
@@ -286,11 +286,11 @@ def write_position_change(
     last_number = max((memory.last_number, move.last_number, *discarded))
     after = {TopicPartition(m.topic, m.partition): m.after for m in move.moves}
     before = {tp: move.before[tp] for tp in after if tp in move.before}
-    landed = published_by(memory, discarded)
+    landed = find_published(memory, discarded)
     change = Change(move.number, action, request.who, request.why, utc_now(), before, after, given_up, landed=landed)
     # The published records stay in their topics, so a pipeline that follows this one reads and counts them.
     published = add_landed(memory.published or {}, landed) if landed else memory.published
-    position = source_behind(move.given_up, memory, move.position)
+    position = advance_source(move.given_up, memory, move.position)
     records = [
         *(window_record(entry) for entry in kept_as_complete.values()),
         *(LedgerRecord(window_key(pipeline, number), None) for number in discarded),

@@ -19,7 +19,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.commands import format_table
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive, is_whole
-from airflow_kafka_spark.hooks.spark.warm.process import connect, peer
+from airflow_kafka_spark.hooks.spark.warm.process import connect, peer_credentials
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres
 from airflow_kafka_spark.testing._processes import wait_until
 
@@ -299,7 +299,7 @@ def _ending_spark(temporary: Path) -> Iterator[None]:
         for path in temporary.glob("airflow-kafka-spark-*/*.socket"):
             connection = connect(path)
             if connection is not None:
-                pid = peer(connection)[0]
+                pid = peer_credentials(connection)[0]
                 connection.close()
                 os.kill(pid, signal.SIGTERM)
                 wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30)  # noqa: B023 - called within the loop

@@ -109,6 +109,8 @@ def argument_problem(where: str, value: object, declared: object, default: objec
     if has_type(value, declared):
         return None
     action = "Correct it" if default is MISSING else f"Correct it, or leave it out (default {default!r})"
+    if isinstance(value, type) and any(isinstance(member, type) and issubclass(value, member) for member in _members(declared)):
+        action = f"Write `{value.__name__}(...)`"
     return Problem(where, f"{_found(value, declared)}; expected {_described(declared)}", action)
 
 

@@ -1,6 +1,7 @@
 """Errors of the ledger, and of the commands that control a pipeline.
 
-An attempt was fenced, the ledger cannot be read, the pipeline belongs to another task, or a command is refused."""
+An attempt was fenced, the ledger cannot be read, the pipeline belongs to another task, or a command is refused.
+"""
 
 from __future__ import annotations
 

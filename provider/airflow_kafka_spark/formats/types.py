@@ -210,6 +210,8 @@ class _DdlParser:
 
     def fail(self, expected: str, token: _Token | None = None) -> NoReturn:
         token = token or self.token
+        if not self.text.strip():
+            expected += ", as in `id bigint, name string`"
         raise SchemaInvalid(self.text, token.position, f"`{token.text}`" if token.text else "the end", expected)
 
     def take(self, mark: str, expected: str = "") -> None:

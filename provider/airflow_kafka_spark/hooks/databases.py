@@ -261,11 +261,11 @@ def is_session_ended(message: str) -> bool:
     return _NEVER_BEGAN not in message and _ENDED.search(message) is not None
 
 
-def described(message: str) -> str:
+def describe_driver_message(message: str) -> str:
     """Return the message of a driver; :data:`SESSION_ENDED` if the server ended the session."""
     return SESSION_ENDED if is_session_ended(message) else message
 
 
-def action_for(found: str, otherwise: str) -> str:
+def choose_action(found: str, otherwise: str) -> str:
     """Return the action for a problem that a validation has found: to run the task again, if the server ended the session."""
     return "Run the task again" if SESSION_ENDED in found else otherwise

@@ -15,7 +15,13 @@ from airflow_kafka_spark.ledger.attempt import KEEP_WINDOWS, TRANSACTION_SECONDS
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
 from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerContent
 from airflow_kafka_spark.windows.binding import Binding
-from airflow_kafka_spark.windows.interval import Interval, IntervalState, contiguous_offsets, find_sharing_intervals, overlapping
+from airflow_kafka_spark.windows.interval import (
+    Interval,
+    IntervalState,
+    contiguous_offsets,
+    find_overlapping,
+    find_sharing_intervals,
+)
 from airflow_kafka_spark.windows.interval_archive import group_into_archives
 from airflow_kafka_spark.windows.memory import (
     BINDING,
@@ -131,7 +137,7 @@ class IntervalLedger(Ledger):
 
         :raises IntervalOverlaps: another interval of this pipeline has some of these instants.
         """
-        if others := overlapping(self.interval, self._parent.intervals.spans):
+        if others := find_overlapping(self.interval, self._parent.intervals.spans):
             raise IntervalOverlaps(self.parent_pipeline, self.interval, others[0].interval)
 
     def bind(self, decide: Callable[[Memory], Binding]) -> Binding:
@@ -223,7 +229,7 @@ class IntervalLedger(Ledger):
         if mine is None or window.replay:
             return
         before = [state for state in self._parent.intervals.spans if state.offset < mine.offset]
-        if others := overlapping(self.interval, before):
+        if others := find_overlapping(self.interval, before):
             self._withdraw()
             raise IntervalOverlaps(self.parent_pipeline, self.interval, others[0].interval)
         if self.sink_has_it:

@@ -134,7 +134,10 @@ class WindowOperator(VisibleOperator):
     ) -> None:
         # One run of a pipeline at a time: concurrent runs would be correct, too, but would fence each other repeatedly.
         kwargs.setdefault("max_active_tis_per_dag", 1)
-        super().__init__(**kwargs)
+        try:
+            super().__init__(**kwargs)
+        except TypeError as error:
+            raise TypeError(f"{error}{find_similar_arguments(type(self), kwargs)}") from error
         self.sink = sink
         self.ledger_options = ledger_options
         self.spark_options = spark_options
@@ -586,7 +589,7 @@ class WindowOperator(VisibleOperator):
     def spark_problems(self) -> list[Problem]:
         """Return the problems that prevent Spark from starting: no Java, or no answer at the address of the master or Connect
         server."""
-        from airflow_kafka_spark.hooks.spark.health import unreachable
+        from airflow_kafka_spark.hooks.spark.health import unreachable_reason
         from airflow_kafka_spark.hooks.spark.jars import find_java
 
         try:
@@ -596,9 +599,10 @@ class WindowOperator(VisibleOperator):
             elif find_spec("grpc_status") is None:
                 action = "Install `airflow-provider-kafka-spark[spark-connect]`"
                 return [Problem("spark_conn_id", "Spark Connect needs grpcio-status, which is not installed", action)]
-            if reason := unreachable(self.spark.master):
+            if reason := unreachable_reason(self.spark.master):
                 found = f"{reason} (connection `{self.spark.spark_conn_id}`, master `{self.spark.master}`)"
-                return [Problem("spark_conn_id", found, "Start it, or correct the connection")]
+                action = "Set one of them" if self.spark.master.startswith("yarn") else "Start it"
+                return [Problem("spark_conn_id", found, f"{action}, or correct the connection")]
             return []
         except KafkaSparkError as error:
             return [problem_from("spark_conn_id", error)]
@@ -648,10 +652,23 @@ class WindowOperator(VisibleOperator):
 
     def render(self, spec: T, context: Context, env: Environment) -> T:
         """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
-        return rendered(self, spec, context, env)
+        return render_templates(self, spec, context, env)
 
 
-def rendered(operator: BaseOperator, spec: T, context: Context, env: Environment) -> T:
+def find_similar_arguments(operator: type[WindowOperator], given: Iterable[str]) -> str:
+    """Return the operator's arguments whose names are similar to unknown ones, as the end of an error; "" if there are none."""
+    import inspect
+    from difflib import get_close_matches
+
+    from airflow.sdk import BaseOperator
+
+    known = {name for of in (operator, BaseOperator) for name in inspect.signature(of.__init__).parameters} - {"self", "kwargs"}
+    similar = {name: get_close_matches(name, known, 1, 0.75) for name in given if name not in known}
+    hints = [f"`{found[0]}` for `{name}`" for name, found in similar.items() if found]
+    return f". Did you mean {', '.join(hints)}?" if hints else ""
+
+
+def render_templates(operator: BaseOperator, spec: T, context: Context, env: Environment) -> T:
     """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
     templated = getattr(spec, "template_fields", ())
     if not (is_dataclass(spec) and not isinstance(spec, type) and templated):

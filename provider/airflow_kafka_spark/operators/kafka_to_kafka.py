@@ -27,11 +27,11 @@ from airflow_kafka_spark.operators.options import (
 )
 from airflow_kafka_spark.operators.publishing import (
     check_target,
+    describe_target,
     publish_splits,
     publisher,
     refuse_too_many,
     sink_problems,
-    target,
     topic_uris,
     with_connection,
     with_dead_letters,
@@ -364,12 +364,12 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
         window = super().plan(ledger, run)
-        is_checked = not self._sql or self.transforms or (window.is_empty and window.number > 1)
-        # No retry could finish a window whose SQL Spark refuses.
-        if not is_checked and (problems := self._fitting_problems()):
+        # Transforms were checked before. No retry could finish a window whose SQL Spark refuses.
+        is_needed = not self.transforms and (not window.is_empty or (window.number == 1 and bool(self._sql)))
+        if is_needed and not self._projection.is_none and (problems := self._fitting_problems()):
             raise ValidationError(problems)
         self.sink.ensure_topic(self.kafka)
-        return replace(window, target=target(self.kafka, self.sink))
+        return replace(window, target=describe_target(self.kafka, self.sink))
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
         """Return None: a topic has no record of windows. The group's committed offsets show them, since they moved with the

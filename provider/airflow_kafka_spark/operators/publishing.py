@@ -56,7 +56,7 @@ def topic_uris(sink: KafkaSink) -> list[str]:
     return [sink.uri] if isinstance(sink, KafkaSink) and sink.topic else []
 
 
-def target(kafka: KafkaHook, sink: KafkaSink) -> TargetTopic:
+def describe_target(kafka: KafkaHook, sink: KafkaSink) -> TargetTopic:
     """Return the sink's topic as it is now, for the window's plan."""
     assert sink.topic
     found = kafka.describe_topics([sink.topic])[sink.topic]
@@ -69,7 +69,7 @@ def check_target(kafka: KafkaHook, sink: KafkaSink, planned: TargetTopic) -> Non
     :raises TopicRecreated: the topic was deleted and created again: the records that were published to it are gone.
     :raises PartitionsChanged: the topic has more partitions now, so that keys would be placed elsewhere.
     """
-    found = target(kafka, sink)
+    found = describe_target(kafka, sink)
     if planned.topic_id and found.topic_id and found.topic_id != planned.topic_id:
         raise TopicRecreated(planned.topic, planned.topic_id, found.topic_id)
     if found.partitions != planned.partitions and not sink.allow_new_partitions:
@@ -89,7 +89,7 @@ def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: Consu
         ledger=ledger.ledger_claim,
         prefix=ledger.split_prefix,
         topic=sink.topic,
-        partitions={sink.topic: target(kafka, sink).partitions} if sink.topic else {},
+        partitions={sink.topic: describe_target(kafka, sink).partitions} if sink.topic else {},
         transaction_timeout=sink.transaction_timeout,
         consumed=consumed,
         conn_id=kafka.conn_id,

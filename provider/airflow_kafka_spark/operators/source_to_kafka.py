@@ -26,11 +26,11 @@ from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
     accounts_of,
     check_target,
+    describe_target,
     publish_splits,
     publisher,
     refuse_too_many,
     sink_problems,
-    target,
     topic_uris,
     with_connection,
     with_dead_letters,
@@ -316,7 +316,7 @@ class SourceToKafkaOperator(WindowOperator):
         from airflow_kafka_spark.ledger.attempt import utc_now
 
         self.sink.ensure_topic(self.kafka)
-        targets = [target(self.kafka, self.sink)] if self.sink.topic else []
+        targets = [describe_target(self.kafka, self.sink)] if self.sink.topic else []
         self._refuse_lost(ledger, targets)
         ledger.refuse_taken()
         frozen = self.source.freeze(self._source_position(ledger))
@@ -421,11 +421,11 @@ class SourceToKafkaOperator(WindowOperator):
                 raise PipelineInOtherLedger(pipeline, self.ledger_topic, name)
 
     def _places_in_targets(self, published: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the places in the topics that are published to, at which the group says which window was planned and published
-        last.
+        """Return partitions of target topics, with the offsets that the group commits there. The metadata of such an offset names
+        the window that was planned and published last.
 
-        The ledger topic may be lost, together with the group's offset in it. Topics that the user may not read are left out,
-        because brokers refuse offsets of such topics.
+        They are needed if the ledger topic is lost, together with the group's offset in it. Topics that the user may not read are
+        left out, because brokers refuse offsets of such topics.
 
         :param published: partitions that have records of the pipeline; a few of their topics are used if the sink has none.
         """

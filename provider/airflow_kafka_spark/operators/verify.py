@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_kafka_spark.errors import SinkDiffers, ValidationError
 from airflow_kafka_spark.errors.arguments import names_of, type_problems, with_sound_arguments
-from airflow_kafka_spark.operators.base import rendered
+from airflow_kafka_spark.operators.base import render_templates
 from airflow_kafka_spark.operators.visibility.links import Links, TableLink, table_page
 from airflow_kafka_spark.operators.visibility.progress import store_of
 from airflow_kafka_spark.sinks.base import Sink
@@ -119,8 +119,8 @@ class VerifyOperator(BaseOperator):
         """Render the operator's templates, and those of source and sink, which are frozen."""
         super().render_template_fields(context, jinja_env)
         env = jinja_env or self.get_template_env()
-        self.source = rendered(self, self.source, context, env)
-        self.sink = rendered(self, self.sink, context, env)
+        self.source = render_templates(self, self.source, context, env)
+        self.sink = render_templates(self, self.sink, context, env)
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """Compare both tables, and return the report as JSON.

@@ -324,7 +324,7 @@ class EmbeddedAirflow(Embedded):
             state[0] = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"]
             return state[0] in _FINAL
 
-        if not wait_until(ended, seconds, every=0.2):
+        if not wait_until(ended, seconds, every=0.5):
             account = self.account(dag_id, run_id)
             raise ServerFailed("Airflow", f"run {run_id} of {dag_id} is still {state[0]} after {seconds:.0f} s:\n{account}\n")
         return state[0]

@@ -19,7 +19,8 @@ class Sql(ColumnTransform):
     """Computes a new value with Spark's SQL, leaves records out, or both. A tombstone stays one, and is not left out.
 
     The expressions name fields and parts of a record like those of
-    :class:`~airflow_kafka_spark.transforms.predicates.Condition`. An error in an expression (a cast, an overflow) fails the job:
+    :class:`~airflow_kafka_spark.transforms.predicates.Condition`. Each record is processed by itself: aggregates and window
+    functions (``OVER``) are refused. An error in an expression (a cast, an overflow) fails the job:
     ``try_cast``, ``try_divide`` and the like give null instead.
 
     :param columns: field -> expression: the fields of the new value, in order; None (default) keeps the value.

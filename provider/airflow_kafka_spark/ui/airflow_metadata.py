@@ -1,6 +1,7 @@
 """Queries of Airflow's database: the tasks that move windows, from the serialized DAGs, and the states of task instances.
 
-This is the only module that uses Airflow's tables, which are not a stable interface."""
+This is the only module that uses Airflow's tables, which are not a stable interface.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, cast
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.kafka.log import read_records
-from airflow_kafka_spark.ui.responses import RequestRefused, redacted, status_of
+from airflow_kafka_spark.ui.responses import RequestRefused, redact, status_of
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def next_window(work: Callable[[], Preview], unread: Sequence[str] = ()) -> dict
     except KafkaSparkError as error:
         if status_of(error) == 503:
             raise
-        return {"refused": redacted(str(error))}
+        return {"refused": redact(str(error))}
     except ValueError as error:
-        return {"refused": redacted(str(error))}
+        return {"refused": redact(str(error))}
     facts = {name: getattr(found, name) for name in ("number", "begins", "run", "offsets", "bytes", "age", "held_back")}
     warnings = list(found.warnings)
     if unread and found.run is None:
@@ -272,8 +272,8 @@ class RecordReader:
         end = min(bounds.lso, start + self.limit)
         with closing(read_records(hook, {tp: (start, end)}, f"reading {tp}", seconds=MAX_READ_SECONDS)) as messages:
             found = list(messages)
-        values, problem = decoded(self.formats.value, "value", tp.topic, [message.value() for message in found])
-        keys, key_problem = decoded(self.formats.key, "key", tp.topic, [message.key() for message in found])
+        values, problem = decode_columns(self.formats.value, "value", tp.topic, [message.value() for message in found])
+        keys, key_problem = decode_columns(self.formats.key, "key", tp.topic, [message.key() for message in found])
         return {
             "topic": tp.topic,
             "partition": tp.partition,
@@ -293,7 +293,7 @@ Shown = tuple["DecodedColumns | None", "str | None"]
 """The columns of a key or a value, and the reason why it cannot be decoded."""
 
 
-def decoded(
+def decode_columns(
     described: Described | None, part: Literal["key", "value"], topic: str, values: Sequence[bytes | None]
 ) -> tuple[list[Shown], str]:
     """Return keys or values as columns, and the reason if none of them can be decoded.
@@ -310,7 +310,7 @@ def decoded(
         decoder = make_format(described).of_topics((topic,), part).decoder()
         found = decoder.decode(values)
     except (KafkaSparkError, ValueError, ImportError) as error:
-        return nothing, redacted(f"The {part}s are shown as bytes: {error}")
+        return nothing, redact(f"The {part}s are shown as bytes: {error}")
     bad, rows = dict(found.bad), found.batch.to_pylist()
     return [
         (None, bad.get(at)) if at in bad or value is None else ({n: _plain(v) for n, v in rows[at].items()}, None)

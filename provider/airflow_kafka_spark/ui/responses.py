@@ -55,7 +55,7 @@ _SECRETS = re.compile(r"((?:password|passwd|secret|token|sasl\.jaas\.config)[\"'
 _USERINFO = re.compile(r"(\w+://)[^/\s@]+@")
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """Return the text of an error with everything that looks like a secret replaced by ``***``."""
     return _USERINFO.sub(r"\1***@", _SECRETS.sub(r"\1***", text))
 
@@ -65,7 +65,7 @@ def error_response(status: int, found: str, expected: str = "", action: str = ""
     sentences = [found, f"Expected {expected}" if expected else "", action]
     message = " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence)
     facts = {"message": message, "found": found, "expected": expected, "action": action}
-    return JSONResponse({"detail": {name: redacted(text) for name, text in facts.items()}}, status_code=status)
+    return JSONResponse({"detail": {name: redact(text) for name, text in facts.items()}}, status_code=status)
 
 
 def status_of(error: KafkaSparkError) -> int:

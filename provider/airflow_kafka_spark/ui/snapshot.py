@@ -16,7 +16,7 @@ from airflow_kafka_spark.ledger.lag import epoch_seconds
 from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, task_of_run
 from airflow_kafka_spark.ui.lag_monitor import ReadPosition
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.interval import Interval, missing_between, parse_ledger_name
+from airflow_kafka_spark.windows.interval import Interval, find_missing_intervals, parse_ledger_name
 from airflow_kafka_spark.windows.lag import Cadence, CompletedWindow, Observation, cadence_of_windows
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
@@ -434,7 +434,7 @@ def _summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> Pipe
         moved=memory.position.moved,
         has_source=has_source,
         has_intervals=bool(memory.intervals),
-        missing=missing_between(memory.intervals.spans),
+        missing=find_missing_intervals(memory.intervals.spans),
     )
 
 

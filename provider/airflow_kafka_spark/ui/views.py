@@ -33,12 +33,12 @@ from airflow_kafka_spark.ui.airflow_metadata import (
 )
 from airflow_kafka_spark.ui.lag_monitor import NOT_FETCHED, LagMeasurement
 from airflow_kafka_spark.ui.previews import TopicFormats, topic_formats
-from airflow_kafka_spark.ui.responses import RequestRefused, redacted
+from airflow_kafka_spark.ui.responses import RequestRefused, redact
 from airflow_kafka_spark.ui.snapshot import PipelineSnapshot, PipelineSummary, completed_at, entry_name, started_at
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import DeadLetters, dead_letters_at
-from airflow_kafka_spark.windows.interval import missing_between
+from airflow_kafka_spark.windows.interval import find_missing_intervals
 from airflow_kafka_spark.windows.lag import Status, Verdict
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import Landed, State, TopicPartition
@@ -275,7 +275,7 @@ def _failure(item: PipelineItem, airflow: AirflowState) -> JsonObject | None:
 
 
 def _error_json(error: TaskError) -> JsonObject:
-    return {"class": error.name, "message": redacted(error.message), "at": error.at}
+    return {"class": error.name, "message": redact(error.message), "at": error.at}
 
 
 def _actions(item: PipelineItem) -> list[str]:
@@ -843,7 +843,7 @@ class UserView:
         found = []
         for name, watch in self.watcher.ledgers.items():
             state, message = watch.state
-            text = redacted(message) if message else None
+            text = redact(message) if message else None
             found.append(ledger_row(name, state, text, watch.age(now), counts.get(name, 0)))
         return found
 
@@ -899,7 +899,7 @@ class UserView:
         airflow = self.airflow({*item.running_tasks, *(w.task for w in shown if w.task)})
         now = time.time()
         total, complete = snapshot.intervals if snapshot else (0, 0)
-        holes = missing_between(memory.intervals.spans) if memory else ()
+        holes = find_missing_intervals(memory.intervals.spans) if memory else ()
         missing = [[iso(hole.start_ms), iso(hole.end_ms)] for hole in holes]
         return {
             "row": pipeline_row(item, airflow, self.access, now),

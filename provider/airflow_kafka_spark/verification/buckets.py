@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 FEWEST, MOST = 16, 4_096
 """Buckets of the first step."""
 DIVISION = 64
-"""Into how many a bucket is divided."""
+"""Number of parts into which a bucket is divided."""
 DIVIDED_BUCKETS = 1_000
 """More buckets that differ are not divided: their rows are read as they are."""
 READ_ROWS = 10_000

@@ -16,7 +16,7 @@ from typing import Any
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceColumn, SourceDatabase, SplitKey
 from airflow_kafka_spark.sources.jdbc.windows import SplitOrder
 from airflow_kafka_spark.verification.buckets import Buckets, BucketSums, add_sums
-from airflow_kafka_spark.verification.forms import CHECKSUM_DIGITS, FREE_FORMS, Family, Form, Row, Sums, of_value, row_checksum
+from airflow_kafka_spark.verification.forms import CHECKSUM_DIGITS, FREE_FORMS, Family, Form, Row, Sums, row_checksum, to_form
 
 
 class CanonicalSql(ABC):
@@ -32,7 +32,7 @@ class CanonicalSql(ABC):
 
     @abstractmethod
     def plain(self, form: Form, c: str) -> str:
-        """Return the expression that reads a value for :func:`~airflow_kafka_spark.verification.forms.of_value`."""
+        """Return the expression that reads a value for :func:`~airflow_kafka_spark.verification.forms.to_form`."""
 
     @abstractmethod
     def checksum(self, values: Sequence[tuple[Form, str]]) -> str:
@@ -342,7 +342,7 @@ class DatabaseSide:
         for found in session.stream(self._rows_statement(session, rows)):
             row = [value.decode() if isinstance(value, bytes) else value for value in found]
             for n, form in raw:
-                row[n] = of_value(form, row[n])
+                row[n] = to_form(form, row[n])
             yield tuple(row)
 
     # --- by buckets ---

@@ -123,7 +123,7 @@ def row_bytes(row: Sequence[str | None], forms: Sequence[Form]) -> bytes:
     return b"|".join(parts)
 
 
-def of_value(form: Form, value: Any) -> str | None:
+def to_form(form: Form, value: Any) -> str | None:
     """Return the form of a value that a database cannot bring into it.
 
     :param value: a number for ``single`` and ``double``, a text for ``json``; None for NULL.
@@ -167,7 +167,7 @@ def _number(text: str) -> dict[str, Any]:
 _EPOCH = datetime(2000, 1, 1)
 
 
-def shown(form: Form, value: str | None) -> Any:
+def to_report_value(form: Form, value: str | None) -> Any:
     """Return a value for a report: a timestamp or a date as people write it, an integer as a number, others in their form."""
     if value is None or form not in ("instant", "date", "integer"):
         return value

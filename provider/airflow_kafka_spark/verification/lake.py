@@ -15,7 +15,7 @@ from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.sinks.delta.log import DeltaLog
 from airflow_kafka_spark.sinks.files.manifest import DATA, open_manifests
 from airflow_kafka_spark.verification.buckets import Buckets, BucketSums, add_sums
-from airflow_kafka_spark.verification.forms import Comparable, Family, Form, Row, Sums, of_value, row_checksum
+from airflow_kafka_spark.verification.forms import Comparable, Family, Form, Row, Sums, row_checksum, to_form
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,7 +77,7 @@ def _column(column: pa.Array, form: Form) -> list[str | None]:
         days = column.cast(pa.date32()).cast(pa.int32())
         return [None if value is None else struct.pack(">i", value - 10_957).hex() for value in days.to_pylist()]
     if form in ("single", "double", "json"):
-        return [of_value(form, value) for value in column.to_pylist()]
+        return [to_form(form, value) for value in column.to_pylist()]
     if form == "binary":
         return [None if value is None else value.hex() for value in column.to_pylist()]
     if family == "decimal":

@@ -52,7 +52,7 @@ class VerificationOptions:
 
 @dataclass(frozen=True)
 class VerificationPlan:
-    """What is compared.
+    """The two tables that are compared, and how.
 
     :param source: the source's table.
     :param sink: the sink's table.

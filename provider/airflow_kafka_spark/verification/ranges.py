@@ -19,14 +19,14 @@ from airflow_kafka_spark.verification.work import ProgressLog, Work
 log = logging.getLogger(__name__)
 
 FAN_OUT = 16
-"""Into how many pieces a chunk is cut that differs."""
+"""Number of pieces into which a chunk that differs is cut."""
 READ_ROWS = 10_000
 """Chunks of at most so many rows are read."""
 
 
 @dataclass
 class ScanState:
-    """How far the key is compared.
+    """The progress of a comparison along the key.
 
     :param after: the last key of the last chunk that is compared, with all before it.
     :param source_rows: rows of the source in these chunks.

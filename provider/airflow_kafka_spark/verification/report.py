@@ -1,4 +1,4 @@
-"""What a verification has found: counts, and the keys of rows that differ."""
+"""The result of a verification: counts, and the keys of rows that differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from airflow_kafka_spark.verification.forms import Form, Row, shown
+from airflow_kafka_spark.verification.forms import Form, Row, to_report_value
 
 DifferenceKind = Literal["missing", "extra", "different", "doubled"]
 KINDS: tuple[DifferenceKind, ...] = ("missing", "extra", "different", "doubled")
@@ -80,7 +80,7 @@ class Findings:
             return
         self.counts[kind] += count
         if len(self.kept) < self.most:
-            named = zip(self.names, map(shown, self.forms, key), strict=False)
+            named = zip(self.names, map(to_report_value, self.forms, key), strict=False)
             others = zip(self.names[self.key :], ours, theirs, strict=False)
             self.kept.append(RowDifference(kind, tuple(named), tuple(name for name, a, b in others if a != b)))
 

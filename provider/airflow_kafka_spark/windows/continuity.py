@@ -13,7 +13,7 @@ from airflow_kafka_spark.errors import ForeignOffsets, SinkRecordMissing, Window
 from airflow_kafka_spark.windows.model import Applied, Gap, OffsetRange, TopicPartition, Window
 
 
-def continues(previous: Applied, window: Window) -> list[str]:
+def find_contradictions(previous: Applied, window: Window) -> list[str]:
     """Return the reasons why ``window`` cannot be the pipeline's next window after ``previous``; an empty list if it can.
 
     Each partition has to start where the previous window ended, or after it if the gaps of the window account for every offset
@@ -63,7 +63,7 @@ def refuse_gap(previous: Applied | None, window: Window, place: str) -> None:
         return
     if not window.moved and _differ(previous.cluster_id, window.cluster_id):
         refuse_foreign(previous, window.cluster_id, window.topic_ids)
-    if reasons := continues(drop_recreated_topics(previous, window), window):
+    if reasons := find_contradictions(drop_recreated_topics(previous, window), window):
         expected = f"a window that follows #{previous.number}, the newest in {place}"
         raise WindowConflict(str(window), "; ".join(reasons), expected)
 

@@ -151,16 +151,16 @@ def parse_ledger_name(name: str) -> tuple[str, str | None]:
     return (found["pipeline"], found["interval"]) if found else (name, None)
 
 
-def overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[IntervalState]:
+def find_overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[IntervalState]:
     """Return the other intervals of the pipeline that overlap this one. Records of the overlap would be moved twice."""
     found: list[IntervalState] = []
     for other in known:
         if other.interval.overlaps(interval) and not other.is_of(interval):
-            found += [other] if other.parts is None else overlapping(interval, other.parts())
+            found += [other] if other.parts is None else find_overlapping(interval, other.parts())
     return sorted(found, key=lambda o: o.interval)
 
 
-def missing_between(known: Iterable[IntervalState]) -> tuple[Interval, ...]:
+def find_missing_intervals(known: Iterable[IntervalState]) -> tuple[Interval, ...]:
     """Return the times between intervals whose records no interval has, the oldest first.
 
     A time without records is not missing, so that a schedule with holes (working days only) is whole.

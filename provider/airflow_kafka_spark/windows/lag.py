@@ -1,6 +1,7 @@
 """Lag of a consumer, the times at which it is expected to run, and the status that follows from its history.
 
-The functions are pure: offsets that were read from Kafka are arguments. Instants of a cadence are seconds since the epoch."""
+The functions are pure: offsets that were read from Kafka are arguments. Instants of a cadence are seconds since the epoch.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ Kinds of record, all keyed by pipeline so that compaction keeps the newest of ea
     the task, the destination and the origin of its newest window (:mod:`~airflow_kafka_spark.windows.binding`).
 ``[null, "group", "<group>"]``
     the pipeline that has planned its first window for a consumer group. The metadata of the group's offsets name it only once
-    that window is complete."""
+    that window is complete.
+"""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ def connect(monkeypatch, extra, conn_id="secured"):
     return KafkaHook(conn_id, timeout=300)
 
 
-def filled(security, **settings):
+def filled(security, properties=None, **settings):
     """A broker with this security and 100 committed records on topic `t`, written with the connection's own settings."""
-    kafka = EmbeddedKafka(security=security)
+    kafka = EmbeddedKafka(security=security, properties=properties)
     kafka.start()
     kafka.create_topic("t", 2)
     producer = Producer(kafka.connection_extra(**settings))
@@ -49,7 +49,13 @@ def sasl_ssl():
 
 @pytest.fixture(scope="module")
 def sasl_plaintext():
-    with filled(KafkaSecurity("SASL_PLAINTEXT", {"ann": PASSWORD, "bob": "b"}, ("PLAIN", "SCRAM-SHA-256"))) as kafka:
+    """All users but eve may do everything."""
+    users = {"ann": PASSWORD, "bob": "b", "eve": "e"}
+    authorizer = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:ann;User:bob",
+    }
+    with filled(KafkaSecurity("SASL_PLAINTEXT", users, ("PLAIN", "SCRAM-SHA-256")), authorizer) as kafka:
         yield kafka
 
 
@@ -227,32 +233,25 @@ def test_no_secret_reaches_the_log(sasl_ssl, monkeypatch, caplog):
     assert "say" not in caplog.text
 
 
-def test_a_missing_permission_is_an_error_that_names_the_user_and_never_an_empty_answer(monkeypatch):
-    security = KafkaSecurity("SASL_PLAINTEXT", {"ann": PASSWORD}, ("PLAIN",))
-    authorizer = {
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
+def test_a_missing_permission_is_an_error_that_names_the_user_and_never_an_empty_answer(sasl_plaintext, monkeypatch):
+    hook = connect(monkeypatch, sasl_plaintext.connection_extra("eve", "PLAIN"))
+    calls = {
+        "TOPIC_AUTHORIZATION_FAILED": [
+            lambda: hook.describe_topics(["t"], missing="omit"),
+            lambda: hook.topic_config(["t"]),
+            lambda: hook.offsets([TopicPartition("t", 0)]),
+            lambda: hook.create_topic("other"),
+            lambda: hook.alter_committed("g", {TopicPartition("t", 0): 1}),
+        ],
+        "GROUP_AUTHORIZATION_FAILED": [
+            lambda: hook.committed("g", [TopicPartition("t", 0)]),
+            lambda: hook.group_state("g"),
+        ],
     }
-    with EmbeddedKafka(security=security, properties=authorizer) as kafka:
-        kafka.create_topic("t", 2)
-        hook = connect(monkeypatch, kafka.connection_extra())
-        calls = {
-            "TOPIC_AUTHORIZATION_FAILED": [
-                lambda: hook.describe_topics(["t"], missing="omit"),
-                lambda: hook.topic_config(["t"]),
-                lambda: hook.offsets([TopicPartition("t", 0)]),
-                lambda: hook.create_topic("other"),
-                lambda: hook.alter_committed("g", {TopicPartition("t", 0): 1}),
-            ],
-            "GROUP_AUTHORIZATION_FAILED": [
-                lambda: hook.committed("g", [TopicPartition("t", 0)]),
-                lambda: hook.group_state("g"),
-            ],
-        }
-        for code, failing in calls.items():
-            for call in failing:
-                with pytest.raises(RightMissing, match="Grant the right .* to user `ann`") as caught:
-                    call()
-                assert (caught.value.code, caught.value.conn_id) == (code, "secured") and caught.value.right
-                assert f"{caught.value.resource} `{caught.value.name}`" in str(caught.value)
-                assert caught.value.name in ("t", "g", "other")
+    for code, failing in calls.items():
+        for call in failing:
+            with pytest.raises(RightMissing, match="Grant the right .* to user `eve`") as caught:
+                call()
+            assert (caught.value.code, caught.value.conn_id) == (code, "secured") and caught.value.right
+            assert f"{caught.value.resource} `{caught.value.name}`" in str(caught.value)
+            assert caught.value.name in ("t", "g", "other")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from airflow_kafka_spark.hooks.spark import class_archive, jars
-from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive, is_whole, java_options, making
+from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive, is_whole, java_options, publish_archive
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
 
@@ -32,7 +32,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def publish(archive: Path, content: bytes = b"classes") -> None:
-    with making(archive, wait=False) as written:
+    with publish_archive(archive, wait=False) as written:
         assert written is not None
         written.write_bytes(content)
 
@@ -59,7 +59,7 @@ def test_the_name_changes_with_everything_that_decides_whether_an_archive_fits(t
 def test_an_archive_is_used_when_it_is_whole_and_not_before(tmp_path):
     archive = tmp_path / "spark-1.jsa"
     assert java_options(archive) == ()
-    with making(archive, wait=False) as written:
+    with publish_archive(archive, wait=False) as written:
         written.write_bytes(b"classes")
         assert not archive.exists() and java_options(archive) == ()
     assert is_whole(archive) and f"-XX:SharedArchiveFile={archive}" in java_options(archive)
@@ -71,12 +71,12 @@ def test_one_process_makes_an_archive_and_the_others_go_on_or_wait(tmp_path):
     archive, waited = tmp_path / "spark-1.jsa", []
 
     def wait() -> None:
-        with making(archive, wait=True) as written:
+        with publish_archive(archive, wait=True) as written:
             waited.append((written, is_whole(archive)))
 
     other = threading.Thread(target=wait)
-    with making(archive, wait=False) as written:
-        with making(archive, wait=False) as second:
+    with publish_archive(archive, wait=False) as written:
+        with publish_archive(archive, wait=False) as second:
             assert second is None
         other.start()
         written.write_bytes(b"classes")
@@ -101,7 +101,7 @@ def test_what_a_killed_maker_left_and_what_nobody_used_for_months_is_removed(tmp
 
 def test_a_maker_that_fails_publishes_nothing(tmp_path):
     archive = tmp_path / "spark-1.jsa"
-    with pytest.raises(RuntimeError), making(archive, wait=False) as written:
+    with pytest.raises(RuntimeError), publish_archive(archive, wait=False) as written:
         written.write_bytes(b"half")
         raise RuntimeError
     assert not archive.exists() and not list(tmp_path.glob("*.making-*"))
@@ -229,7 +229,7 @@ def damage(archive: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["cut", "foreign", "damaged"])
 def test_java_starts_without_a_word_when_an_archive_is_no_good(made, tmp_path, how):
     archive = tmp_path / "spark-1.jsa"
-    with making(archive, wait=False) as written:
+    with publish_archive(archive, wait=False) as written:
         shutil.copyfile(made.file, written)
     damage(archive, how)
     assert submit_version(java_options(archive)) == submit_version(())

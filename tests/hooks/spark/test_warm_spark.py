@@ -17,10 +17,10 @@ from airflow_kafka_spark.hooks.spark.warm.process import (
     WarmSettings,
     WarmUnavailable,
     connect,
-    environment,
     open_sockets,
     parse_duration,
     private_directory,
+    process_environment,
 )
 
 
@@ -90,7 +90,7 @@ def test_connections_and_the_context_of_a_task_do_not_reach_the_process(monkeypa
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", "postgres://u:secret@h/d")
     monkeypatch.setenv("AIRFLOW_CTX_DAG_ID", "d")
     monkeypatch.setenv("KEPT", "1")
-    found = environment()
+    found = process_environment()
     assert found["KEPT"] == "1"
     assert not [name for name in found if name.startswith(("AIRFLOW_CONN_", "AIRFLOW_CTX_"))]
 

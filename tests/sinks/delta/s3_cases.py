@@ -90,7 +90,7 @@ def test_windows_are_there_once_with_their_values(lake, feed):
     assert not [name for name in lake.names() if name.startswith("_airflow/attempts/") and name != "_airflow/attempts/"]
 
 
-@pytest.mark.parametrize("point", ["split.flushed", "sink.in_transaction", "sink.committed"])
+@pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
 def test_a_killed_attempt_is_repeated_and_leaves_nothing(lake, feed, tmp_path, point):
     first, job, third = feed.next(3, 2, 1), feed.next(), feed.next(1, 1, 1)
     apply(lake.sink, first)

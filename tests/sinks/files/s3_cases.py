@@ -72,7 +72,7 @@ def test_windows_are_there_once_with_their_values(lake, feed):
     assert lake.data() == set(window_files(lake.sink.path, "lake"))
 
 
-@pytest.mark.parametrize("point", ["split.flushed", "sink.in_transaction", "sink.committed"])
+@pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
 def test_a_killed_attempt_is_repeated_and_leaves_nothing(lake, feed, tmp_path, point):
     first, job, third = feed.next(3, 2, 1), feed.next(), feed.next(1, 1, 1)
     apply(lake.sink, first)
@@ -164,14 +164,7 @@ def test_a_listing_shows_each_window_once_and_nothing_before_its_commit(listed, 
     assert [problem.where for problem in problems] == ["sink.visibility"] and "published by `listing`" in problems[0].what
 
 
-POINTS = [
-    "split.flushed",
-    "sink.in_transaction",
-    "upload.0.completing",
-    "upload.0.completed",
-    "upload.2.completed",
-    "sink.committed",
-]
+POINTS = ["sink.in_transaction", "upload.0.completing", "upload.2.completed", "sink.committed"]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -180,7 +173,7 @@ def test_a_commit_that_was_begun_is_carried_on_whenever_its_attempt_dies(listed,
     apply(listed.sink, first)
     with Victim(listed.sink, job, point, tmp_path / "victim") as victim:
         assert victim.died()
-    begun = point in POINTS[2:]
+    begun = point in POINTS[1:]
     assert set(listed_ids(listed).values()) == {1}
     assert (listed.sink.applied(job.window) is not None) is begun
     assert listed_ids(listed) == Counter(first.ids + (job.ids if begun else []))

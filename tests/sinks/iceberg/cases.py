@@ -28,6 +28,8 @@ NAME = "shop.orders"
 class IcebergCase(Case):
     """An Iceberg sink with a SQL catalog in SQLite and files on a local disk: pyiceberg says which files there are."""
 
+    prepares_commit = False
+
     secrets = ("hush hush",)
 
     def __init__(self, path: Path, **options: Any) -> None:

@@ -93,7 +93,7 @@ def test_windows_are_there_once_with_their_values_and_a_replay_replaces_its_own(
     assert lake.leftovers() == []
 
 
-@pytest.mark.parametrize("point", ["split.flushed", "sink.in_transaction", "sink.committed"])
+@pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
 def test_a_killed_attempt_is_repeated_and_leaves_nothing(lake, tmp_path, point):
     feed = Feed(SCHEMA)
     first, job, third = feed.next(3, 2, 1), feed.next(), feed.next(1, 1, 1)

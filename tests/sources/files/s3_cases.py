@@ -21,13 +21,14 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
 from airflow_kafka_spark.operators import SourceToKafkaOperator
+from airflow_kafka_spark.sources.files import store
 from airflow_kafka_spark.sources.files.source import FilesSource
 from tests.sources.contract import applied, by_partition, read
 from tests.support import engine
 from tests.support.kafka_sinks import with_sink
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.runs import run
-from tests.support.s3 import EmbeddedS3, spark_jars
+from tests.support.s3 import PAGE, EmbeddedS3, spark_jars
 
 FORMATS = ("parquet", "json", "orc")
 GETS_ONLY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}]}
@@ -210,14 +211,14 @@ def test_what_marks_a_directory_is_no_file(spark, bucket):
 
 
 def test_a_listing_of_several_pages_is_whole(spark, bucket):
-    count = 1_010
+    count = 2 * PAGE + 10
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: bucket.put(f"sub/{n:05}", f"{n}\n"), range(count)))
-    recursive = bucket.source(recursive=True, max_files=1_005)
+    recursive = bucket.source(recursive=True, max_files=count - 5)
     for source in (recursive, replace(recursive, path=f"{bucket.path}/sub", recursive=False)):
         first = source.freeze(None)
         second = source.freeze(json.loads(json.dumps(first.position)))
-        assert (len(names(first)), first.remaining, len(names(second)), second.remaining) == (1_005, True, 5, False)
+        assert (len(names(first)), first.remaining, len(names(second)), second.remaining) == (count - 5, True, 5, False)
         assert len({*names(first), *names(second)}) == count
         assert source.freeze(second.position).splits == ()
         assert lines(read(spark, source, second.splits)) == Counter(str(int(name[-5:])) for name in names(second))
@@ -240,9 +241,11 @@ def test_an_object_replaced_between_windows_is_named(spark, bucket):
     assert lines(read(spark, source, again.splits)) == Counter(["b2", "d1"])
 
 
-@pytest.mark.parametrize("count", [3, 60])
-def test_an_object_that_changes_after_it_was_frozen_is_found_before_it_is_read(spark, bucket, count):
+@pytest.mark.parametrize("single_requests", [3, 2])
+def test_an_object_that_changes_after_it_was_frozen_is_found_before_it_is_read(spark, bucket, monkeypatch, single_requests):
     """Few objects are asked for one by one, many by a listing."""
+    monkeypatch.setattr(store, "_MAX_SINGLE_REQUESTS", single_requests)
+    count = 3
     for n in range(count):
         bucket.put(f"{n:03}", f"{n}\n")
     source = bucket.source()

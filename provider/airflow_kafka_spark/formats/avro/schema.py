@@ -556,7 +556,7 @@ def _both_ways(writer: AvroPrimitive, reader: AvroSchema) -> tuple[tuple[AvroPri
 
 
 def unit_ratio(writer: AvroSchema, reader: AvroSchema) -> tuple[int, int] | None:
-    """Return factor and divisor between the units of two versions if one of them is no column type of its own; else None."""
+    """Return factor and divisor between the units of two versions if one of them has no column type of its own; else None."""
     if not isinstance(writer, AvroPrimitive) or not isinstance(reader, AvroPrimitive) or not (writer.counts or reader.counts):
         return None
     was, now = (b.meaning.rate if b.meaning else 0 for b in (writer, reader))

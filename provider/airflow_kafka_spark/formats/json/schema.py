@@ -78,6 +78,9 @@ def columns_of_json_schema(schema: Mapping[str, Any]) -> tuple[Column, ...]:
 
     :raises SchemaInvalid: naming the place in the schema, what was found there and what was expected.
     """
+    if schema and not schema.keys() & {"type", "$ref"} and all(isinstance(kind, str) for kind in schema.values()):
+        expected = 'JSON Schema, as {"type": "object", "properties": {...}}, or columns as a text, as "id bigint, name string"'
+        raise _invalid("#", "names with types", expected)
     reader = _SchemaReader(schema)
     found, nullable = reader.read(schema, "#", ())
     if not isinstance(found, Struct):

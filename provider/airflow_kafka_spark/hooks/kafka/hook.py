@@ -103,6 +103,9 @@ class KafkaHook(KafkaBaseHook):
             if given.conn_type != "kafka" and "bootstrap.servers" not in given.extra_dejson:
                 found = f"it is of type `{given.conn_type}`, and its extra names no brokers"
                 raise ConnectionInvalid(self.conn_id, found, "Use a connection of type `kafka`") from error
+            if "bootstrap.servers" in str(error):
+                action = 'Set its extra to `{"bootstrap.servers": "host:9092"}`. Its fields for host and port are not used'
+                raise ConnectionInvalid(self.conn_id, "its extra names no brokers", action) from error
             raise ConnectionInvalid(self.conn_id, str(error)) from error
 
     def java_config(self, *, inline_files: bool = False) -> kafka_config.JavaConfig:

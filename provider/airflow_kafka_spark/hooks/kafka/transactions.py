@@ -133,7 +133,7 @@ def abort_command(tp: TopicPartition, start: int) -> str:
 
 
 def abort(producer: Producer) -> None:
-    """Abort the transaction, so that readers need not wait for its timeout. If that fails, the fence of the next attempt will."""
+    """Abort the transaction, so that readers need not wait for its timeout. Errors are ignored: the next attempt aborts it."""
     from confluent_kafka import KafkaException
 
     with suppress(KafkaException, SystemError):

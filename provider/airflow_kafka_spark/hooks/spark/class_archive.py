@@ -95,7 +95,7 @@ def java_options(archive: Path) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def making(archive: Path, *, wait: bool) -> Iterator[Path | None]:
+def publish_archive(archive: Path, *, wait: bool) -> Iterator[Path | None]:
     """Let one process of this host make an archive, and publish it by a rename when the block ends.
 
     :param archive: path of the archive.
@@ -193,7 +193,7 @@ class SparkClassArchive:
         :return: True if the archive exists now.
         :raises OSError: the cache cannot be written.
         """
-        with making(self.file, wait=wait) as written:
+        with publish_archive(self.file, wait=wait) as written:
             if written is not None:
                 failed = self.file.with_suffix(_FAILED)
                 failed.unlink(missing_ok=True)

@@ -129,7 +129,7 @@ def _jvm_ended(gateway: JavaGateway) -> str:
     return f"its JVM ended with exit code {code}"
 
 
-def unreachable(master: str) -> str:
+def unreachable_reason(master: str) -> str:
     """Return the reason why a master or a Connect server cannot be reached. Return an empty text if it can, or if the address
     cannot be checked (``k8s://``, ``local``, a Connect server behind a proxy).
 

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
@@ -271,7 +272,7 @@ class SparkHook(BaseHook):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise one clear error instead of those of a context that has ended, or whose JVM has, which name objects of the JVM."""
+        """Raise :class:`SparkUnavailable` if the context or its JVM has ended, instead of errors that name objects of the JVM."""
         try:
             yield
         except Exception as error:
@@ -381,14 +382,14 @@ class SparkHook(BaseHook):
         The session runs in a process of its own, so that no JVM is left in Airflow's. An address at which nothing answers is
         reported within seconds; the whole test takes at most 90 seconds.
         """
-        from airflow_kafka_spark.hooks.spark.health import probe, unreachable
+        from airflow_kafka_spark.hooks.spark.health import probe, unreachable_reason
         from airflow_kafka_spark.hooks.spark.jars import find_java
 
         try:
             _ = self.keep_alive
             if not self.is_connect:
                 find_java()
-            if reason := unreachable(self.master):
+            if reason := unreachable_reason(self.master):
                 return False, reason
             settings = self.settings()
             if self.is_connect:
@@ -429,11 +430,6 @@ class EarlyStart:
         self._thread = threading.Thread(target=self._run, name="spark start", daemon=True)
         self._thread.start()
 
-    @property
-    def has_begun(self) -> bool:
-        """True once the session is being started."""
-        return self._has_begun
-
     def give_up(self) -> None:
         """Cancel the start of the session, unless it has begun already."""
         with self._deciding:
@@ -469,9 +465,10 @@ class EarlyStart:
 
 
 def _silence_clients() -> None:
-    """Keep lines out of a task's log that are of no use there: each connection that py4j closes, and the Java stack trace of an
-    error in SQL, which Spark logs before it raises the error."""
+    """Keep lines out of a task's log that are of no use there: each connection that py4j closes, the Java stack trace of an error
+    in SQL, which Spark logs before it raises the error, and that pyspark was not made for pandas 3, of which nothing is used."""
     logging.getLogger("py4j").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     try:
         from pyspark.logger import PySparkLogger
     except ImportError:  # Spark 3.5 logs no such error

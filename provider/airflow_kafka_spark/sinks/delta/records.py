@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.delta.log import METADATA, DataFile, DeltaLog, PipelineVersion
-from airflow_kafka_spark.sinks.lake.table import REPLACED, LoadedTable
+from airflow_kafka_spark.sinks.lake.sink import REPLACED, LoadedTable
 from airflow_kafka_spark.sinks.storage.attempts import (
     ATTEMPTS,
     data_directory,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.lake.validation import ComparedColumn, column_problems, doubled_names
+from airflow_kafka_spark.sinks.lake.options import ComparedColumn, column_problems, doubled_names
 
 if TYPE_CHECKING:
     import pyarrow as pa

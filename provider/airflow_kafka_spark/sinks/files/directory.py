@@ -92,7 +92,7 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def why_not_exchanged(directory: Path) -> str | None:
+def explain_failed_exchange(directory: Path) -> str | None:
     """Return why directories beside this one cannot be exchanged in one step, or None if they can.
 
     Tries it with two empty directories, which are hidden from readers and removed again, because file systems have no flag for

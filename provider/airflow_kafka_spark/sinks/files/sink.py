@@ -21,9 +21,9 @@ from airflow_kafka_spark.sinks.files.directory import (
     TASKS,
     Staging,
     exchange,
+    explain_failed_exchange,
     make_below,
     merged_columns,
-    why_not_exchanged,
 )
 from airflow_kafka_spark.sinks.files.manifest import ManifestWindowWriter, open_manifests, records_of
 from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
@@ -142,7 +142,7 @@ class FilesSink(FilesSinkOptions, Sink):
         try:
             if not self.renames:
                 return []
-            reason = why_not_exchanged(self.directory)
+            reason = explain_failed_exchange(self.directory)
         except ValueError:
             return []  # validate() refuses the path
         if reason is None:

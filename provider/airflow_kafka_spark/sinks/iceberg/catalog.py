@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
 from airflow_kafka_spark.hooks.connections import require_connection
-from airflow_kafka_spark.hooks.databases import described
+from airflow_kafka_spark.hooks.databases import describe_driver_message
 from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class IcebergTable:
     def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
         """Return the error to raise for an error of catalog or store, without secrets."""
         detail = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        return SinkUnavailable(self.uri, doing, described(self.access.hidden(detail)))
+        return SinkUnavailable(self.uri, doing, describe_driver_message(self.access.hidden(detail)))
 
     def load(self, doing: str) -> Table | None:
         """Return the newest version of the table, or None if there is no such table.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import WindowConflict
-from airflow_kafka_spark.sinks.lake.table import REPLACED, LoadedTable
+from airflow_kafka_spark.sinks.lake.sink import REPLACED, LoadedTable
 from airflow_kafka_spark.sinks.storage.attempts import data_directory, marker_name
 from airflow_kafka_spark.sinks.storage.window_record import commit_metadata, recorded_window
 from airflow_kafka_spark.windows.interval import parse_ledger_name

@@ -12,7 +12,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Probl
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.options import MAIN
 from airflow_kafka_spark.sinks.iceberg.table import EXPECTED, PartitionField, fields_of
-from airflow_kafka_spark.sinks.lake.validation import ComparedColumn, column_problems, doubled_names
+from airflow_kafka_spark.sinks.lake.options import ComparedColumn, column_problems, doubled_names
 
 if TYPE_CHECKING:
     import pyarrow as pa

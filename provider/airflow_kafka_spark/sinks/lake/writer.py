@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape, SplitWriter
-from airflow_kafka_spark.sinks.lake.table import FileT, LoadedTable, RecordT
+from airflow_kafka_spark.sinks.lake.sink import FileT, LoadedTable, RecordT
 from airflow_kafka_spark.sinks.storage.attempts import AttemptWindowWriter, TableAttempt
 from airflow_kafka_spark.sinks.storage.window_record import TableChange, files_of
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other

@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.postgres.tasks.write import LoadSettings
 
 
-def exists(connection: psycopg.Connection, table: Name) -> bool:
+def table_exists(connection: psycopg.Connection, table: Name) -> bool:
     """Return True if there is such a table."""
     return rows(connection, f"SELECT to_regclass({literal(str(table))}) IS NOT NULL")[0][0]
 
 
-def last_recorded(connection: psycopg.Connection, windows: Name, pipeline: str, *, but: int | None = None) -> Applied | None:
+def find_last_record(connection: psycopg.Connection, windows: Name, pipeline: str, *, but: int | None = None) -> Applied | None:
     """Return the pipeline's window with the highest number, other than ``but``."""
     return _recorded(pipeline, rows(connection, sql.select_last_window(windows, pipeline, but=but)))
 
 
-def recorded(connection: psycopg.Connection, windows: Name, window: Window) -> Applied | None:
+def find_record(connection: psycopg.Connection, windows: Name, window: Window) -> Applied | None:
     """Return the row of this window, or None. A replay that is not applied yet has none.
 
     :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
@@ -89,7 +89,7 @@ def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Windo
     :raises WindowConflict: it does not, or the record that it has to follow is gone.
     :raises ForeignOffsets: the sink's last window is of another cluster.
     """
-    refuse_gap(last_recorded(connection, windows, window.pipeline, but=window.number), window, str(windows))
+    refuse_gap(find_last_record(connection, windows, window.pipeline, but=window.number), window, str(windows))
 
 
 def count_written_before(connection: psycopg.Connection, windows: Name, window: Window) -> int:
@@ -255,7 +255,7 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
             # Before anything is staged, and never undone: if this attempt is killed, the next one finds the columns.
             evolve(connection, sink, name, shape)
         token = uuid4().hex[:8]
-        if recorded(connection, windows, window) is None:
+        if find_record(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
             # Take over before comparing, so that no task of an earlier attempt can add a marker afterwards.
             _take_over(connection, sink, markers, window, key, int(token, 16), server.lock_timeout)
@@ -376,7 +376,7 @@ def _take_over(
     A task locks the owner's row from its check until it commits, so a split that it commits is visible before this function
     returns.
     """
-    if not exists(connection, markers):
+    if not table_exists(connection, markers):
         return
     pipeline = window.pipeline
     statement = sql.set_owner(markers, pipeline, owner) if sink.atomic == "split" else sql.remove_owner(markers, pipeline)
@@ -402,7 +402,7 @@ def _create_missing(
         statements[name] = create_table_statement(sink, name, shape)
     for table, statement in statements.items():
         # CREATE ... IF NOT EXISTS needs the right to create even if the table is there, and two at once can still collide.
-        if exists(connection, table):
+        if table_exists(connection, table):
             continue
         with connection.transaction():
             run(connection, sql.lock(lock_key("create", str(table))))
@@ -458,7 +458,7 @@ def _refuse_open_markers(
 
     :raises WindowConflict: there are such splits, and the pipeline was not moved back on purpose.
     """
-    if window.moved or not exists(connection, markers):
+    if window.moved or not table_exists(connection, markers):
         return
     for number, *place in rows(connection, sql.select_open_splits(markers, windows, window.pipeline, window.number)):
         there = sql.SplitRow(*place)
@@ -483,7 +483,7 @@ def _compare_markers(
 
     :raises SinkRejected: this attempt has other splits, or does not commit them one by one.
     """
-    if not exists(connection, markers):
+    if not table_exists(connection, markers):
         return
     found = [sql.SplitRow(*row) for row in rows(connection, sql.select_splits(markers, window.pipeline, window.number))]
     known = [marker for marker in found if not marker.is_deferred]

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError, SinkRejected, SinkUnavailable
 from airflow_kafka_spark.hooks.connections import look_up
-from airflow_kafka_spark.hooks.databases import APPLICATION, Name, PostgresServer, described, literal, read_server, rows, run
+from airflow_kafka_spark.hooks.databases import (
+    APPLICATION,
+    Name,
+    PostgresServer,
+    describe_driver_message,
+    literal,
+    read_server,
+    rows,
+    run,
+)
 from airflow_kafka_spark.sinks.postgres import sql
 
 if TYPE_CHECKING:
@@ -66,7 +75,7 @@ class SinkServer(PostgresServer):
         """Translate an error of psycopg or ADBC: :class:`SinkRejected` if trying again would fail again, else
         :class:`SinkUnavailable`."""
         state = getattr(error, "sqlstate", None) or ""
-        detail = described(self.scrub(message_of(error)))
+        detail = describe_driver_message(self.scrub(message_of(error)))
         place = target or self.where
         if state == "55P03":
             detail += (

@@ -166,7 +166,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         with self.server().session("looking for the last window of", pipeline) as connection:
             windows = self._windows(connection)
-            return record.last_recorded(connection, windows, pipeline) if record.exists(connection, windows) else None
+            return record.find_last_record(connection, windows, pipeline) if record.table_exists(connection, windows) else None
 
     def applied(self, window: Window) -> Applied | None:
         """Return the window's row of ``airflow_windows``.
@@ -179,7 +179,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         with self.server().session("looking for window", str(window)) as connection:
             windows = self._windows(connection)
-            return record.recorded(connection, windows, window) if record.exists(connection, windows) else None
+            return record.find_record(connection, windows, window) if record.table_exists(connection, windows) else None
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:
         """Begin an attempt: end the sessions of earlier attempts at this pipeline's windows and drop their stages.

@@ -11,8 +11,8 @@ from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.databases import (
     NAME_BYTES,
     Name,
-    action_for,
-    described,
+    choose_action,
+    describe_driver_message,
     find_tables_ignoring_case,
     parse_name,
     quote,
@@ -70,8 +70,10 @@ def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> li
         with connection:
             return [*found, *_TargetValidation(sink, columns, connection, tolerates).problems()]
     except psycopg.Error as error:
-        what = f"the catalog of {server.where} cannot be read: {described(server.scrub(' '.join(str(error).split())))}"
-        return [*found, Problem("sink.conn_id", what, action_for(what, "")), *unchecked]
+        what = (
+            f"the catalog of {server.where} cannot be read: {describe_driver_message(server.scrub(' '.join(str(error).split())))}"
+        )
+        return [*found, Problem("sink.conn_id", what, choose_action(what, "")), *unchecked]
     finally:
         connection.close()
 

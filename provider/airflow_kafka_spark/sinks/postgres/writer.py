@@ -431,7 +431,7 @@ class DriverWriter(WindowWriter):
         attempt = self.attempt
         with attempt.server.session("looking for window", str(attempt.window)) as connection, connection.transaction():
             run(connection, sql.lock(attempt.lock))
-            return record.recorded(connection, attempt.windows, attempt.window)
+            return record.find_record(connection, attempt.windows, attempt.window)
 
     def _check(self, results: Sequence[SplitResult], found: Mapping[int, int]) -> None:
         """Check that every split is there, and that reader, tasks and server have counted the same rows.
@@ -492,7 +492,7 @@ class DriverWriter(WindowWriter):
                 suppress(KafkaSparkError),
                 self.attempt.server.session("looking for the registry of", str(self.attempt.window)) as connection,
             ):
-                return not record.exists(connection, self.attempt.registry)
+                return not record.table_exists(connection, self.attempt.registry)
         return False
 
     def _column_at_fault(self, error: psycopg.Error) -> str | None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS, WindowWriter
-from airflow_kafka_spark.sinks.storage.store import TableStore, pipeline_slug, plain
+from airflow_kafka_spark.sinks.storage.store import TableStore, pipeline_slug, without_tildes
 from airflow_kafka_spark.windows.model import Window
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def marker_name(pipeline: str, commit: int) -> str:
 
 def data_directory(marker: str) -> str:
     """Return the directory of an attempt's data files."""
-    return plain(f"airflow-{marker}")
+    return without_tildes(f"airflow-{marker}")
 
 
 LOCK = "lock"

@@ -56,7 +56,7 @@ def file_stem(split: OffsetRange, part: int = 0) -> str:
     return f"{stem}-part{part:05d}" if part else stem
 
 
-def plain(name: str) -> str:
+def without_tildes(name: str) -> str:
     """Return the name of a data file or its directory without ``~``, which delta-rs escapes in one place and not in another: its
     OPTIMIZE would not find the file."""
     return name.replace("~", "__")

@@ -69,8 +69,7 @@ class LogSource(RowSource):
         """Return the events of these splits, read by Spark's Python workers; partition ``i`` is split ``i``. Behind them is a row
         with the split's token. See :meth:`RowSource.frame`.
         """
-        from airflow_kafka_spark.sources.cdc.tasks.frame import ReadSplits
-        from airflow_kafka_spark.sources.cdc.tasks.reader import SCHEMA
+        from airflow_kafka_spark.sources.cdc.tasks.reader import SCHEMA, ReadSplits
 
         if not splits:
             return spark.createDataFrame([], SPARK_SCHEMA)

@@ -23,9 +23,9 @@ from airflow_kafka_spark.sources.files.windows import (
     WindowPlanner,
     decode_split,
     escape_path,
-    in_spark_order,
     is_splittable,
     list_files,
+    sort_like_spark,
     spark_settings,
     split_files,
 )
@@ -144,7 +144,7 @@ class SparkFileReader:
 
     def _load(self, spark: SparkSession, files: Sequence[ListedFile]) -> DataFrame:
         # In the order that split_files() takes them: Spark keeps it among slices of one length.
-        names = [file.name for file in in_spark_order(files)]
+        names = [file.name for file in sort_like_spark(files)]
         reader = spark.read.format(self.format).options(**self.options).options(**self.store.hadoop_options(names))
         if self.schema:
             reader = reader.schema(self.schema)

@@ -233,7 +233,7 @@ def split_files(files: Iterable[ListedFile], split_bytes: int, unsplittable: Col
     :param unsplittable: names of files that are not cut.
     """
     slices: list[FileSlice] = []
-    for file in in_spark_order(files):
+    for file in sort_like_spark(files):
         step = file.size if file.name in unsplittable else split_bytes
         slices += [FileSlice(file, start, min(step, file.size - start)) for start in range(0, file.size, step)]
     slices.sort(key=lambda s: -s.length)  # stable, as Spark's: slices of one length stay in the order of their files
@@ -249,7 +249,7 @@ def split_files(files: Iterable[ListedFile], split_bytes: int, unsplittable: Col
     return (*splits, tuple(split)) if split else tuple(splits)
 
 
-def in_spark_order(files: Iterable[ListedFile]) -> list[ListedFile]:
+def sort_like_spark(files: Iterable[ListedFile]) -> list[ListedFile]:
     """Return the files in the order in which Spark lists them: paths that look like a pattern come first, then the oldest."""
     return sorted(files, key=lambda f: (_GLOB_CHARACTERS.search(f.name) is None, f.key))
 

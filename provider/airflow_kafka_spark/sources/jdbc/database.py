@@ -273,7 +273,7 @@ class DatabaseServer(Protocol):
 ServerT = TypeVar("ServerT", bound=DatabaseServer)
 
 
-def bracketed(host: str) -> str:
+def bracket_ipv6(host: str) -> str:
     """Return a host for a URI: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
@@ -305,7 +305,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
     @property
     def server_uri(self) -> str:
         """``scheme://host:port``."""
-        return f"{self.scheme}://{bracketed(self.server.host)}:{self.server.port}"
+        return f"{self.scheme}://{bracket_ipv6(self.server.host)}:{self.server.port}"
 
     @property
     def uri(self) -> str:

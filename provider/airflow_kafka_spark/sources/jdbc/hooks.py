@@ -26,7 +26,7 @@ class DatabaseHook(BaseHook):
         self.conn_id = conn_id
 
     def get_conn(self) -> Any:
-        """Not available: sinks and sources open their own sessions.
+        """Raise an error: sinks and sources open their own sessions.
 
         :raises ConnectionInvalid: always.
         """

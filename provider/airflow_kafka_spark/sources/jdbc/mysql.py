@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.databases import described
+from airflow_kafka_spark.hooks.databases import describe_driver_message
 from airflow_kafka_spark.sources.jdbc.database import (
     LOCK_SECONDS,
     SPARK_MAX_PRECISION,
@@ -27,7 +27,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
     SourceColumn,
     SourceDatabase,
     SqlDialect,
-    bracketed,
+    bracket_ipv6,
     escape_template,
 )
 
@@ -363,7 +363,7 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
         detail = message.replace(self.server.password, "***") if self.server.password else message
         # Errors of the client itself, and those that pass: too many connections, shutdown, lock wait, deadlock, killed, time-out.
         passing = code == 0 or 2000 <= code < 3000 or code in (1040, 1053, 1205, 1213, 1317, 1927, 1969, 3024)
-        return described(detail), not passing
+        return describe_driver_message(detail), not passing
 
     def shown_cause(self, error: Exception) -> BaseException | None:
         return error if isinstance(error, OSError) else None
@@ -371,7 +371,7 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
     def jdbc_url(self) -> str:
         # With a URL of this scheme Spark quotes names in backticks; in double quotes they would be texts.
         database = urllib.parse.quote(self.server.database, safe="")
-        return f"jdbc:mysql://{bracketed(self.server.host)}:{self.server.port}/{database}?permitMysqlScheme=true"
+        return f"jdbc:mysql://{bracket_ipv6(self.server.host)}:{self.server.port}/{database}?permitMysqlScheme=true"
 
     def jdbc_properties(self) -> dict[str, str]:
         properties = {

@@ -23,7 +23,7 @@ from airflow_kafka_spark.hooks.databases import (
     APPLICATION,
     SEES_LAG,
     PostgresServer,
-    described,
+    describe_driver_message,
     find_tables_ignoring_case,
     literal,
     quote,
@@ -42,7 +42,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
     SourceColumn,
     SourceDatabase,
     SqlDialect,
-    bracketed,
+    bracket_ipv6,
     escape_template,
 )
 
@@ -435,7 +435,7 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
         diagnosis = error.diag
         parts = [diagnosis.message_primary, diagnosis.message_detail, diagnosis.message_hint]
         message = "; ".join(" ".join(part.split()).rstrip(".") for part in parts if part) or " ".join(str(error).split())
-        return described(self.server.scrub(message)), (error.sqlstate or "")[:2] in REFUSED_SQLSTATES
+        return describe_driver_message(self.server.scrub(message)), (error.sqlstate or "")[:2] in REFUSED_SQLSTATES
 
     def shown_cause(self, error: Exception) -> BaseException | None:
         return self.server.cause(error)
@@ -445,7 +445,7 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
         hosts = (options.get("host") or "localhost").split(",")
         ports = (options.get("port") or "5432").split(",")
         ports = ports * len(hosts) if len(ports) == 1 else ports
-        addresses = ",".join(f"{bracketed(host)}:{port}" for host, port in zip(hosts, ports, strict=False))
+        addresses = ",".join(f"{bracket_ipv6(host)}:{port}" for host, port in zip(hosts, ports, strict=False))
         return f"jdbc:postgresql://{addresses}/{urllib.parse.quote(self.server.database, safe='')}"
 
     def jdbc_properties(self) -> dict[str, str]:

@@ -161,13 +161,13 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, connection, server, table, columns and their types, cursor, key and rights."""
-        from airflow_kafka_spark.sources.jdbc.validation import ServerValidation, waiting
+        from airflow_kafka_spark.sources.jdbc.validation import ServerValidation, unchecked_arguments
 
         found = self.option_problems()
         try:
             database = self.database()
         except ConnectionInvalid as error:
-            return [*found, Problem("source.conn_id", error.found, error.action), *waiting(self, "source.conn_id")]
+            return [*found, Problem("source.conn_id", error.found, error.action), *unchecked_arguments(self, "source.conn_id")]
         except ImportError as error:
             return [*found, missing_driver(error)]
         found += database.problems()

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.databases import action_for
+from airflow_kafka_spark.hooks.databases import choose_action
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, MissingRelation, Relation, SourceColumn, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
 from airflow_kafka_spark.sources.jdbc.windows import look_up_relation, select_statement, selected_columns, split_columns
@@ -36,15 +36,15 @@ class ServerValidation:
         where = "source.query" if self.options.query is not None else "source.table"
         found, failed = self._ask("source.conn_id", "connecting", self._server_problems)
         if failed or found:
-            return [*failed, *(found or []), *waiting(self.options, "source.conn_id")]
+            return [*failed, *(found or []), *unchecked_arguments(self.options, "source.conn_id")]
         if list(self.options.relation_problems()):
-            return waiting(self.options, where)
+            return unchecked_arguments(self.options, where)
         relation, failed = self._ask(where, "looking for the table", lambda session: look_up_relation(self.options, session))
         if relation is None:
-            return [*failed, *waiting(self.options, where)]
+            return [*failed, *unchecked_arguments(self.options, where)]
         if isinstance(relation, MissingRelation):
             what, action = f"there is no table {relation.name}{relation.hint}", "Create it, or correct its name"
-            return [Problem(where, what, action), *waiting(self.options, where)]
+            return [Problem(where, what, action), *unchecked_arguments(self.options, where)]
         found = [*self._column_problems(relation), *self._case_problems(relation), *self._cursor_problems(relation)]
         found += self._key_problems(relation)
         if not found and self.options_valid:
@@ -62,7 +62,7 @@ class ServerValidation:
                 return question(session), []
         except KafkaSparkError as error:
             action = getattr(error, "action", "") if where != "source.conn_id" else _CONNECTION_ACTION
-            return None, [Problem(where, error.found, action_for(error.found, action))]
+            return None, [Problem(where, error.found, choose_action(error.found, action))]
 
     def _try_statement(self, session: DatabaseSession, relation: Relation) -> None:
         order = split_columns(self.options, relation)
@@ -156,7 +156,7 @@ def _unreadable_column(relation: Relation, column: SourceColumn) -> Problem:
     return Problem(f"source column `{column.name}`", what, f"GRANT SELECT ON {relation.name} TO ...")
 
 
-def waiting(options: JdbcSourceOptions, cause: str) -> list[Problem]:
+def unchecked_arguments(options: JdbcSourceOptions, cause: str) -> list[Problem]:
     """Return the arguments that cannot be compared with the database because of a problem of another one.
 
     :param cause: the argument that has the problem: the connection, the table or the query.

@@ -11,7 +11,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.hooks.connections import look_up
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.source import LogSource
-from airflow_kafka_spark.sources.jdbc.database import bracketed
+from airflow_kafka_spark.sources.jdbc.database import bracket_ipv6
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
@@ -165,4 +165,4 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
 
 
 def _address(server: MysqlServer) -> str:
-    return f"mysql://{bracketed(server.host)}:{server.port}"
+    return f"mysql://{bracket_ipv6(server.host)}:{server.port}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions, full_name
@@ -19,6 +19,9 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import CODECS
 from airflow_kafka_spark.sources.mysql_cdc.windows import UNDESCRIBED
+
+if TYPE_CHECKING:
+    from pymysql.connections import Connection
 
 WAITING = (Unchecked("source.tables", "source.conn_id"),)
 """The checks that need the server."""
@@ -73,7 +76,7 @@ class BinlogValidation:
 
     # --- the server and its log ---
 
-    def _release_problems(self, connection: Any) -> Iterator[Problem]:
+    def _release_problems(self, connection: Connection) -> Iterator[Problem]:
         of_mariadb = is_mariadb(connection)
         found, oldest = version(connection), OLDEST[of_mariadb]
         if found < oldest:
@@ -81,7 +84,7 @@ class BinlogValidation:
             what = f"the server is {product} {found[0]}.{found[1]}; expected {oldest[0]}.{oldest[1]} or later"
             yield Problem("source.conn_id", f"{what}, whose log names columns")
 
-    def _setting_problems(self, connection: Any) -> Iterator[Problem]:
+    def _setting_problems(self, connection: Connection) -> Iterator[Problem]:
         if self._setting(connection, "log_bin") != "ON":
             yield Problem("source.conn_id", "the server writes no binary log", "Set `log_bin`, and restart the server")
         for name, wanted in _WANTED.items():
@@ -100,7 +103,7 @@ class BinlogValidation:
         yield from self._kept_problems(connection)
         yield from self._replica_problems(connection)
 
-    def _kept_problems(self, connection: Any) -> Iterator[Problem]:
+    def _kept_problems(self, connection: Connection) -> Iterator[Problem]:
         seconds = float(self._setting(connection, "binlog_expire_logs_seconds") or 0)
         days = float(self._setting(connection, "expire_logs_days") or 0) if not seconds else 0
         kept = seconds or days * 86_400
@@ -109,7 +112,7 @@ class BinlogValidation:
             action = "SET GLOBAL binlog_expire_logs_seconds = 604800, or longer than the longest pause"
             yield Problem("source.conn_id", what, action)
 
-    def _replica_problems(self, connection: Any) -> Iterator[Problem]:
+    def _replica_problems(self, connection: Connection) -> Iterator[Problem]:
         running = rows(connection, "SHOW GLOBAL STATUS LIKE 'Slave%running'")
         is_replica = any(str(value) not in ("0", "OFF") for _, value in running)
         names = ("log_slave_updates", "log_replica_updates")
@@ -141,7 +144,7 @@ class BinlogValidation:
 
     # --- tables ---
 
-    def _table_problems(self, connection: Any, has_log: bool) -> Iterator[Problem]:
+    def _table_problems(self, connection: Connection, has_log: bool) -> Iterator[Problem]:
         database = self.server.server.database
         unnamed = [name for name in self.options.tables or () if not full_name(name, database)[0]]
         if unnamed or (self.options.tables is None and not database):
@@ -165,7 +168,7 @@ class BinlogValidation:
         if has_log:
             yield from self._filter_problems(connection, sorted({name for name, _ in wanted}))
 
-    def _problems_of(self, connection: Any, table: tuple[str, str], key: Sequence[str] | None) -> Iterator[Problem]:
+    def _problems_of(self, connection: Connection, table: tuple[str, str], key: Sequence[str] | None) -> Iterator[Problem]:
         shown = ".".join(table)
         place = f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
         kinds = rows(connection, f"SELECT table_type FROM information_schema.tables WHERE {place}")
@@ -199,7 +202,7 @@ class BinlogValidation:
         if self.options.snapshot != "never":
             yield from self._snapshot_problems(connection, table)
 
-    def _snapshot_problems(self, connection: Any, table: tuple[str, str]) -> Iterator[Problem]:
+    def _snapshot_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
         import pymysql
 
         shown, place = ".".join(table), f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
@@ -213,7 +216,7 @@ class BinlogValidation:
             what = f"user `{self.server.server.user}` may not read {shown}: {error.args[-1]}"
             yield Problem("source.snapshot", what, f"GRANT SELECT ON {shown} TO {self.server.server.user}")
 
-    def _cascade_problems(self, connection: Any, table: tuple[str, str]) -> Iterator[Problem]:
+    def _cascade_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
         if self.options.ignore_cascades:
             return
         found = rows(
@@ -230,7 +233,7 @@ class BinlogValidation:
                 action = "Use RESTRICT, or set `ignore_cascades=True` if no key of the other table changes or is deleted"
                 yield Problem("source.tables", what, action)
 
-    def _filter_problems(self, connection: Any, databases: Sequence[str]) -> Iterator[Problem]:
+    def _filter_problems(self, connection: Connection, databases: Sequence[str]) -> Iterator[Problem]:
         """Yield the databases whose changes are not logged."""
         import pymysql
 
@@ -244,6 +247,6 @@ class BinlogValidation:
                 action = "Change `binlog_do_db` or `binlog_ignore_db` of the server"
                 yield Problem("source.tables", f"the server does not log database `{database}`", action)
 
-    def _setting(self, connection: Any, name: str) -> str:
+    def _setting(self, connection: Connection, name: str) -> str:
         found = rows(connection, f"SHOW GLOBAL VARIABLES LIKE '{name}'")
         return str(found[0][1]) if found else ""

@@ -1,4 +1,4 @@
-"""Windows of the log: where they end, and how tasks read them.
+"""Windows of the log: where they end, how tasks read them, and how tables are cut into the chunks of a snapshot.
 
 A window is a range of the log, ``[start, end)``; places are compared by file and position. ``start`` is the beginning of a
 transaction. A transaction is in the window if it begins before ``end``: so each is in one window, complete, wherever windows are
@@ -9,17 +9,20 @@ Spark has read the window, its marker says nothing; the log is then read from ``
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected
 from airflow_kafka_spark.sources.base import FrozenWindow
-from airflow_kafka_spark.sources.cdc.snapshot import SnapshotState, snapshot_after
+from airflow_kafka_spark.sources.cdc.snapshot import Chunks, SnapshotState, snapshot_after
+from airflow_kafka_spark.sources.cdc.tasks.events import TableName
+from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions, full_name
-from airflow_kafka_spark.sources.mysql_cdc.snapshot import MysqlChunks, begin_snapshot
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
+from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, table_shape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     FIRST,
     NEW_PIPELINE,
@@ -31,10 +34,87 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     rows,
     sql_text,
 )
+from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import SESSION, chunk_token, literals, take_snapshot, typed
+from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
+from airflow_kafka_spark.windows.pass_progress import PassProgress
 
 if TYPE_CHECKING:
+    from pymysql.connections import Connection
+
     from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MysqlEventForm
+
+
+def begin_snapshot(
+    server: LogServer, connection: Connection, form: ValueForm, names: Iterable[TableName], chunk_rows: int
+) -> SnapshotState:
+    """Return the state of a snapshot of which nothing is read.
+
+    :param names: the tables; those that do not exist are left out.
+    :param chunk_rows: how many rows a chunk has.
+    """
+    found = ((name, table_shape(server, connection, name, form)) for name in sorted(names))
+    tables = tuple(TableSnapshot(name, shape.key, types=shape.types) for name, shape in found if shape is not None)
+    estimates = {table.table: _estimated_rows(connection, table.table) for table in tables}
+    return SnapshotState(tables, progress=PassProgress.begin(time.time(), estimates, chunk_rows))
+
+
+def _estimated_rows(connection: Connection, name: TableName) -> int:
+    schema, table = map(sql_text, name)
+    query = f"SELECT table_rows FROM information_schema.tables WHERE table_schema = {schema} AND table_name = {table}"
+    return int(rows(connection, query)[0][0] or 0)
+
+
+@dataclass(kw_only=True)
+class MysqlChunks(Chunks):
+    """Cuts the next chunks.
+
+    :param server: the server.
+    :param connection: a session.
+    :param rows: how many rows a chunk has.
+    :param form: the form of values.
+    """
+
+    server: LogServer
+    connection: Connection
+    rows: int
+
+    @property
+    def chunk_rows(self) -> int:
+        """How many rows a chunk has at most."""
+        return self.rows
+
+    form: ValueForm
+
+    def __post_init__(self) -> None:
+        for statement in SESSION:
+            rows(self.connection, statement)
+
+    def token(self) -> dict[str, Any]:
+        """Return the token of a chunk that would be read now."""
+        place = take_snapshot(self.connection)
+        rows(self.connection, "ROLLBACK")
+        return chunk_token(place)
+
+    def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
+        """Return the last keys of the next chunks. See :meth:`Chunks.ends`."""
+        shape = table_shape(self.server, self.connection, table.table, self.form)
+        if shape is None:
+            return None
+        shape.refuse_other_key(table.key, table.types)
+        names = [DIALECT.quote(name) for name in table.key]
+        ordering, found, after = ", ".join(names), list[Key](), table.upto
+        texts = ", ".join(DIALECT.text(typed(kind), name) for kind, name in zip(table.types, names, strict=True))
+        while table.key and len(found) < most:
+            where = f"WHERE {DIALECT.after(names, literals(table.types, after))} " if after is not None else ""
+            query = f"SELECT {texts} FROM {shape.source} {where}ORDER BY {ordering} LIMIT {self.rows - 1}, 1"
+            last = rows(self.connection, query)
+            if not last:
+                break
+            after = tuple(str(value) for value in last[0])
+            found.append(after)
+        return found
+
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +212,7 @@ class MySqlLogWindows:
         return FrozenWindow((bounds,) if has_changes else (), found, remaining=is_left)
 
     def _start(
-        self, connection: Any, position: Mapping[str, Any] | None, now: Place
+        self, connection: Connection, position: Mapping[str, Any] | None, now: Place
     ) -> tuple[Mapping[str, Any] | None, Place, list[Place]]:
         """Return the position, the place where the window begins, and the files of the log.
 
@@ -167,7 +247,7 @@ class MySqlLogWindows:
 
     # --- snapshots ---
 
-    def _begin_snapshot(self, connection: Any, form: MysqlEventForm) -> SnapshotState:
+    def _begin_snapshot(self, connection: Connection, form: MysqlEventForm) -> SnapshotState:
         """Return the state of a snapshot of which nothing is read."""
         if self.options.snapshot == "never":
             return SnapshotState()
@@ -177,7 +257,7 @@ class MySqlLogWindows:
             names = frozenset((form.database, str(row[0])) for row in rows(connection, query + sql_text(form.database)))
         return begin_snapshot(self.server, connection, form.values, names, self.options.snapshot_chunk_rows)
 
-    def _chunks(self, connection: Any, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:
+    def _chunks(self, connection: Connection, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:
         """Return a window of the next chunks of the snapshot. The log stays where it is."""
         created = self.server.created(at.start.file)
         bounds = {"start": str(at.start), "log": {**at.identity, "created": created}}
@@ -192,7 +272,7 @@ class MySqlLogWindows:
         state = chunks.cut(state)
         return FrozenWindow(tuple(chunks.splits), self._position(at, at.start, state, created), remaining=True)
 
-    def _first(self, connection: Any, now: Place) -> Place:
+    def _first(self, connection: Connection, now: Place) -> Place:
         """Return the place at which the first window begins.
 
         :raises SourceRejected: the log does not have the place that the options name.
@@ -286,7 +366,7 @@ class MySqlLogWindows:
         limit = ReplicaLag(self.replicas, self.options.max_replica_lag or 0)
         return BinlogReader(tuple(splits), needed_columns(needed), self.server, form, limit)
 
-    def _form(self, connection: Any) -> MysqlEventForm:
+    def _form(self, connection: Connection) -> MysqlEventForm:
         """Return the form of events, with what the catalog knows and the log does not."""
         from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MysqlEventForm
         from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
@@ -316,7 +396,7 @@ class MySqlLogWindows:
         )
 
 
-def charsets(connection: Any) -> dict[int, str]:
+def charsets(connection: Connection) -> dict[int, str]:
     """Return the character set of each collation, by its number."""
     found = rows(connection, "SELECT id, character_set_name FROM information_schema.collations WHERE id IS NOT NULL")
     if is_mariadb(connection):
@@ -331,7 +411,7 @@ def charsets(connection: Any) -> dict[int, str]:
     return {int(number): str(name) for number, name in found}
 
 
-def undescribed(connection: Any) -> dict[tuple[str, str], dict[str, str]]:
+def undescribed(connection: Connection) -> dict[tuple[str, str], dict[str, str]]:
     """Return per table the columns whose types the log describes as plain bytes, and these types."""
     kinds = ", ".join(f"'{kind}'" for kind in UNDESCRIBED)
     found: dict[tuple[str, str], dict[str, str]] = {}

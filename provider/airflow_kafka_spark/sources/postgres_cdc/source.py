@@ -11,7 +11,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.hooks.connections import look_up
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.source import LogSource
-from airflow_kafka_spark.sources.jdbc.database import bracketed
+from airflow_kafka_spark.sources.jdbc.database import bracket_ipv6
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
@@ -166,4 +166,4 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
 
 
 def _address(server: PostgresServer) -> str:
-    return f"postgres://{bracketed(server.host)}:{server.port}"
+    return f"postgres://{bracket_ipv6(server.host)}:{server.port}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
-from airflow_kafka_spark.hooks.databases import SEES_LAG, PostgresServer, action_for
+from airflow_kafka_spark.hooks.databases import SEES_LAG, PostgresServer, choose_action
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, foreign_use, session_name
 
@@ -57,7 +57,7 @@ class CdcServerValidation:
                     else [*found, *self._rights(connection)]
                 )
         except KafkaSparkError as error:
-            action = action_for(error.found, "Correct the connection, or see to the server")
+            action = choose_action(error.found, "Correct the connection, or see to the server")
             problem = Problem("source.conn_id", error.found, action)
             return [problem, *WAITING]
 

@@ -1,4 +1,4 @@
-"""Windows of the log: their end, the slot, and how tasks read them.
+"""Windows of the log: their end, the slot, how tasks read them, and how tables are cut into the chunks of a snapshot.
 
 A window is a range of LSNs, ``[start, end)``. A transaction is in the window that holds the LSN at which the record of its commit
 begins. This is the server's own rule: it hands out the transactions whose commit begins at the place of the slot or later. So
@@ -11,24 +11,90 @@ before the next window is frozen. So until a window is complete each attempt rea
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected
-from airflow_kafka_spark.hooks.databases import PostgresServer
+from airflow_kafka_spark.hooks.databases import PostgresServer, quote
 from airflow_kafka_spark.sources.base import FrozenWindow
-from airflow_kafka_spark.sources.cdc.snapshot import SnapshotState, snapshot_after
+from airflow_kafka_spark.sources.cdc.snapshot import Chunks, SnapshotState, snapshot_after
+from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
-from airflow_kafka_spark.sources.postgres_cdc.snapshot import PostgresChunks, begin_snapshot
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, parse_lsn
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import snapshot_token, table_shape
+from airflow_kafka_spark.windows.pass_progress import PassProgress
 
 if TYPE_CHECKING:
     import psycopg
 
     from airflow_kafka_spark.sources.base import SplitReader
+
+
+def begin_snapshot(connection: psycopg.Connection[Any], options: PostgresCdcOptions) -> SnapshotState:
+    """Return the state of a snapshot of which nothing is read."""
+    wanted = options.named_tables
+    if wanted is None:
+        found = connection.execute(
+            "SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = %s", [options.publication]
+        ).fetchall()
+        wanted = frozenset((schema, table) for schema, table in found)
+    tables, estimates = [], {}
+    for name in sorted(wanted):
+        shape = table_shape(connection, options.publication, name)
+        if shape is not None:
+            tables.append(TableSnapshot(name, shape.key_names))
+            estimates[name] = _estimated_rows(connection, shape.source)
+    return SnapshotState(tuple(tables), progress=PassProgress.begin(time.time(), estimates, options.snapshot_chunk_rows))
+
+
+def _estimated_rows(connection: psycopg.Connection[Any], source: str) -> int:
+    found = connection.execute(f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {source}".encode()).fetchone()
+    assert found is not None
+    return int(found[0][0]["Plan"]["Plan Rows"])
+
+
+@dataclass(kw_only=True)
+class PostgresChunks(Chunks):
+    """Cuts the next chunks.
+
+    :param connection: a session.
+    :param options: the source's options.
+    """
+
+    connection: psycopg.Connection[Any]
+    options: PostgresCdcOptions
+
+    @property
+    def chunk_rows(self) -> int:
+        """How many rows a chunk has at most."""
+        return self.options.snapshot_chunk_rows
+
+    def token(self) -> dict[str, Any]:
+        """Return the token of a chunk that would be read now."""
+        return snapshot_token(self.connection)
+
+    def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
+        """Return the last keys of the next chunks. See :meth:`Chunks.ends`."""
+        shape = table_shape(self.connection, self.options.publication, table.table)
+        if shape is None:
+            return None
+        shape.refuse_other_key(table.key)
+        if not table.key:
+            return []
+        rows, columns = self.options.snapshot_chunk_rows, shape.ordering
+        texts = ", ".join(f"{quote(name)}::text" for name in table.key)
+        where = f"WHERE {shape.compared('>', table.upto)} " if table.upto is not None else ""
+        found = self.connection.execute(
+            f"SELECT {texts} FROM (SELECT {columns}, row_number() OVER (ORDER BY {columns}) AS row_of_chunk FROM "
+            f"(SELECT {columns} FROM {shape.source} {where}ORDER BY {columns} LIMIT {rows * most}) AS k) AS n "
+            f"WHERE row_of_chunk % {rows} = 0 ORDER BY row_of_chunk".encode()
+        ).fetchall()
+        return [tuple(key) for key in found]
+
 
 log = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from airflow_kafka_spark.hooks.spark.warm.process import (
     WarmSettings,
     WarmUnavailable,
     connect,
-    environment,
     is_readable,
     open_sockets,
     private_directory,
+    process_environment,
     receive,
     send,
 )
@@ -217,7 +217,7 @@ def _start(place: ProcessFiles, settings: WarmSettings) -> None:
             # The process forks at once, so that the server is no child of this task, and then exits.
             starter = subprocess.Popen(
                 [sys.executable, "-m", "airflow_kafka_spark.hooks.spark.warm.server", str(write_end)],
-                env=environment(), start_new_session=True, pass_fds=[write_end],
+                env=process_environment(), start_new_session=True, pass_fds=[write_end],
                 stdin=subprocess.PIPE, stdout=output, stderr=output,
             )  # fmt: skip
         except OSError as error:

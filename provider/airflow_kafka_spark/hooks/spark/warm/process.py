@@ -125,13 +125,13 @@ def connect(path: Path) -> socket.socket | None:
     except OSError:
         connection.close()
         return None
-    if peer(connection)[1] != os.getuid():
+    if peer_credentials(connection)[1] != os.getuid():
         connection.close()
         raise WarmUnavailable(f"{path} is another user's")
     return connection
 
 
-def peer(connection: socket.socket) -> tuple[int, int]:
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
     """Return process id and user id of the other end of a connection."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return pid, uid
@@ -170,7 +170,7 @@ def parse_duration(value: object) -> float | None:
     return seconds if 1 <= seconds <= LONGEST_SECONDS else None
 
 
-def environment() -> dict[str, str]:
+def process_environment() -> dict[str, str]:
     """Return the environment variables of a warm process: this process's, without those that concern one task only."""
     kept = {name: value for name, value in os.environ.items() if not _LEFT_OUT.match(name)}
     return kept | {"PYTHONPATH": os.pathsep.join(_search_path())}
@@ -222,7 +222,7 @@ class WarmSettings:
             "python": [sys.executable, sys.version],
             "provider": [__version__, *_changes(Path(__file__).parents[2], "**/*.py")],
             "installed": [_change(Path(path)) for path in _search_path() if "site-packages" in path or "dist-packages" in path],
-            "environment": environment(),
+            "environment": process_environment(),
             "user": [os.getuid(), os.getgid(), sorted(os.getgroups())],
             "directory": os.getcwd(),
         }

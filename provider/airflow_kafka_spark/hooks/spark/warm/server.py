@@ -29,7 +29,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.spark.warm.process import ProcessFiles, is_readable, peer, receive, send
+from airflow_kafka_spark.hooks.spark.warm.process import ProcessFiles, is_readable, peer_credentials, receive, send
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject, JVMView
@@ -164,7 +164,7 @@ class Server:
 
     def _accept(self) -> None:
         connection, _ = self._listening.accept()
-        if peer(connection)[1] != os.getuid():
+        if peer_credentials(connection)[1] != os.getuid():
             connection.close()
             return
         with self._changed:
@@ -202,7 +202,7 @@ class Server:
             self.keep_alive = float(hello["keep_alive"])
             before, self._tasks = self._tasks, self._tasks + 1
         jobs = self._spark.dagScheduler().numTotalJobs()
-        say(f"task {client.number} ({hello['name']}, process {peer(client.connection)[0]}) begins, after {jobs} jobs")
+        say(f"task {client.number} ({hello['name']}, process {peer_credentials(client.connection)[0]}) begins, after {jobs} jobs")
         answer = {
             "port": gateway.getListeningPort(),
             "secret": gateway.secret(),

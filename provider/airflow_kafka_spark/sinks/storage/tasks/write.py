@@ -19,7 +19,7 @@ import pyarrow.parquet
 from airflow_kafka_spark.errors import BadRecords, Fenced, Problem, SinkUnavailable
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Rows, SplitWriter
 from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, BEGUN
-from airflow_kafka_spark.sinks.storage.store import TableStore, file_stem, flush, plain
+from airflow_kafka_spark.sinks.storage.store import TableStore, file_stem, flush, without_tildes
 from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 from airflow_kafka_spark.windows.model import BadRecord, Split
 
@@ -410,7 +410,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
     def open_file(self, key: PartitionKey, part: int) -> LakeFileT:
         # Partition values are in the metadata only. In a path they would have to be escaped twice.
         number = len(self.finished) + len(self.files)
-        path = f"{self.target.attempt}/{plain(file_stem(self.split.range, number))}-{self.token}.parquet"
+        path = f"{self.target.attempt}/{without_tildes(file_stem(self.split.range, number))}-{self.token}.parquet"
         return self.new_file(path)
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Reading splits of a log inside a Spark task: events become Arrow batches of a few megabytes."""
+"""Read splits of a log, in a Spark task or as partitions of a DataFrame: events become Arrow batches of a few megabytes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.formats.base import END, Kind
+from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
+from airflow_kafka_spark.windows.codec import encode_error, encode_result
+from airflow_kafka_spark.windows.model import SplitResult
 
 COLUMNS: tuple[tuple[str, Kind], ...] = (("topic", "text"), ("key", "binary"), ("value", "binary"), ("timestamp", "integer"))
 """The columns of an event, and their kinds."""
@@ -47,13 +51,22 @@ class EventReader(SplitReader):
         """True if keys and values carry their schema."""
 
     @abstractmethod
+    def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield the events of a window of the log. Sets the split's token in ``_tokens`` if the source needs one."""
+
+    @abstractmethod
+    def _rows(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield the events of a chunk of a table. Sets the split's token in ``_tokens``."""
+
     def events(self, split: int) -> Iterator[Event]:
-        """Yield the events of a split. Sets the split's token in ``_tokens`` if the source has to know of what was read."""
+        """Yield the events of a split, in the order of the log. See :meth:`read`."""
+        bounds = self.splits[split]
+        return self._rows(split, bounds) if "table" in bounds else self._changes(split, bounds)
 
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
         """Yield the events of a split, in the order of the log.
 
-        :raises SourceUnavailable: the server does not answer.
+        :raises SourceUnavailable: the server does not answer, does not send the whole window, or its slot is in use.
         :raises SourceRejected: the server no longer has the window, or a value cannot be written.
         """
         names = [name for name, _ in self.columns]
@@ -84,3 +97,33 @@ def _batches(events: Iterable[Event]) -> Iterator[list[Event]]:
 def needed_columns(needed: Sequence[str] | None) -> tuple[str, ...]:
     """Return the columns that are needed, in their order."""
     return tuple(name for name, _ in COLUMNS if needed is None or name in needed)
+
+
+@dataclass(frozen=True)
+class ReadSplits(CheckedOnExecutors):
+    """The function that Spark maps over the numbers of splits (``mapInArrow``).
+
+    The last row of a split is no event: it has the token of the split, or the error that ended the reading, in the column
+    :data:`~airflow_kafka_spark.formats.base.END`. So the task that publishes the rows records the token of exactly
+    these rows, whatever Spark does with them in between.
+
+    :param reader: reads a split.
+    :param schema: the columns, :data:`END` last.
+    """
+
+    reader: SplitReader
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self._split(number)
+
+    def _split(self, number: int) -> Iterator[pa.RecordBatch]:
+        try:
+            for rows in self.reader.read(number):
+                yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, pa.string())], schema=self.schema)
+            end = encode_result(SplitResult(number, token=self.reader.token(number)))
+        except KafkaSparkError as error:
+            end = encode_error(error)
+        yield pa.RecordBatch.from_pylist([{END: end}], schema=self.schema)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.formats.tasks.text import concatenate
-from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, described
+from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, describe_driver_message
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES
 
@@ -88,7 +88,7 @@ class PostgresSplitReader(SplitReader):
             raise self._source_error(error, doing) from self.server.cause(error)
 
     def _source_error(self, error: Exception, doing: str) -> KafkaSparkError:
-        detail = described(self.server.scrub(server_message(error)))
+        detail = describe_driver_message(self.server.scrub(server_message(error)))
         if (getattr(error, "sqlstate", None) or "")[:2] in REFUSED_SQLSTATES:
             return SourceRejected(self.table, f"{doing}: {detail}")
         return SourceUnavailable(self.server.where, doing, detail)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
@@ -14,6 +14,9 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogColumn, LogTable
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, LogServer
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import BINARY, CODECS, ColumnRefused, ValueForm, read_column
+
+if TYPE_CHECKING:
+    from pymysql.connections import Connection
 
 DIALECT = MysqlDialect()
 
@@ -81,7 +84,7 @@ class MySqlTableShape:
             raise SourceRejected(self.shown, what, f"Restore the key until the snapshot is complete. {NEW_PIPELINE}")
 
 
-def table_shape(server: LogServer, connection: Any, name: TableName, form: ValueForm) -> MySqlTableShape | None:
+def table_shape(server: LogServer, connection: Connection, name: TableName, form: ValueForm) -> MySqlTableShape | None:
     """Return the present definition of a table; None if no table has this name.
 
     :raises SourceRejected: its engine has no snapshots.

@@ -25,6 +25,9 @@ PIECE_EVENTS, PIECE_BYTES = 1000, 1 << 20
 class BinlogReader(EventReader):
     """Reads windows of the log, and chunks of snapshots.
 
+    The token of a window of the log is the place at which its last transaction ends, and the tables whose snapshot has to begin
+    again. That of a chunk is the place of its snapshot.
+
     :param server: the server.
     :param form: the form of events.
     :param limit: how far replicas may be behind when a chunk is read.
@@ -38,18 +41,6 @@ class BinlogReader(EventReader):
     def has_schemas(self) -> bool:
         """True if keys and values carry their schema."""
         return self.form.schemas
-
-    def events(self, split: int) -> Iterator[Event]:
-        """Yield the events of a split, in the order of the log.
-
-        The token of a window of the log is the place at which its last transaction ends, and the tables whose snapshot has to
-        begin again; that of a chunk is the place of its snapshot.
-
-        :raises SourceUnavailable: the server does not answer, or does not send the whole window.
-        :raises SourceRejected: the server no longer has the window, or a value cannot be written.
-        """
-        bounds = self.splits[split]
-        return self._rows(split, bounds) if "table" in bounds else self._changes(split, bounds)
 
     # --- the log ---
 

@@ -13,12 +13,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, MysqlServer
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogUnreadable, Transactions, parse_event
+
+if TYPE_CHECKING:
+    from pymysql.connections import Connection
 
 FIRST = 4
 """The position of the first event of a file."""
@@ -120,7 +123,7 @@ class LogServer:
                 raise SourceRejected(self.where, f"{doing}: {detail}") from cause
             raise SourceUnavailable(self.where, doing, detail) from cause
 
-    def events(self, connection: Any, start: Place) -> Iterator[Located]:
+    def events(self, connection: Connection, start: Place) -> Iterator[Located]:
         """Yield the events from a place on, up to the end of the log. The connection can be used for nothing else from then on.
 
         Events of the server's own that are in no file have ``start`` and ``end`` where the log is read at that moment.
@@ -181,7 +184,7 @@ class LogServer:
 
     # --- positions ---
 
-    def end(self, connection: Any) -> Place:
+    def end(self, connection: Connection) -> Place:
         """Return the end of the log: every transaction before it is complete.
 
         :raises SourceRejected: the server writes no log.
@@ -191,16 +194,16 @@ class LogServer:
             raise SourceRejected(self.where, "the server writes no binary log", "Set `log_bin`, and restart the server")
         return Place(str(found[0][0]), int(found[0][1]))
 
-    def status_statement(self, connection: Any) -> str:
+    def status_statement(self, connection: Connection) -> str:
         """Return the statement that tells the end of the log."""
         is_new = not is_mariadb(connection) and version(connection) >= (8, 4)
         return "SHOW BINARY LOG STATUS" if is_new else "SHOW MASTER STATUS"
 
-    def files(self, connection: Any) -> list[Place]:
+    def files(self, connection: Connection) -> list[Place]:
         """Return the files of the log, each with its size as position."""
         return [Place(str(row[0]), int(row[1])) for row in rows(connection, "SHOW BINARY LOGS")]
 
-    def identity(self, connection: Any) -> dict[str, Any]:
+    def identity(self, connection: Connection) -> dict[str, Any]:
         """Return what tells this server from others: its ``server_id``, and MySQL's ``server_uuid``."""
         names = ("server_id",) if is_mariadb(connection) else ("server_id", "server_uuid")
         found = rows(connection, f"SELECT {', '.join(f'@@global.{name}' for name in names)}")[0]
@@ -217,7 +220,7 @@ class LogServer:
                     return found.event.seconds
         raise SourceRejected(self.where, f"its file {file} has no beginning", NEW_PIPELINE)
 
-    def refuse_other(self, connection: Any, start: Place, log: dict[str, Any]) -> list[Place]:
+    def refuse_other(self, connection: Connection, start: Place, log: dict[str, Any]) -> list[Place]:
         """Make sure that the server has the log from a place on, and return its files.
 
         :param log: the identity of the log for which the place was recorded.
@@ -264,7 +267,7 @@ class LogServer:
             )
 
 
-def rows(connection: Any, statement: str) -> list[tuple[Any, ...]]:
+def rows(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
     """Return the rows of a statement."""
     with connection.cursor() as cursor:
         cursor.execute(statement)
@@ -276,12 +279,12 @@ def sql_text(value: str) -> str:
     return f"_utf8mb4 X'{value.encode().hex()}'"
 
 
-def is_mariadb(connection: Any) -> bool:
+def is_mariadb(connection: Connection) -> bool:
     """Return True if the server is MariaDB, False if it is MySQL."""
     return "mariadb" in connection.get_server_info().lower()
 
 
-def version(connection: Any) -> tuple[int, int]:
+def version(connection: Connection) -> tuple[int, int]:
     """Return the first two numbers of the server's release."""
     first, second = re.findall(r"\d+", connection.get_server_info().removeprefix("5.5.5-"))[:2]
     return int(first), int(second)

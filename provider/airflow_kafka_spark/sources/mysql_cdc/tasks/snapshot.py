@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
@@ -21,6 +21,9 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape, table_shape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import TABLE_CHANGED, LogServer, Place, rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
+
+if TYPE_CHECKING:
+    from pymysql.connections import Connection
 
 OPEN_SECONDS = 60.0
 """Seconds for which a snapshot is taken again, if the table was changed meanwhile or the last transactions are not visible."""
@@ -50,7 +53,7 @@ class MySqlOpenChunk:
     now_us: int
 
 
-def take_snapshot(connection: Any) -> Place:
+def take_snapshot(connection: Connection) -> Place:
     """Begin a transaction, and return the place in the log of what it sees."""
     for statement in (*SESSION, "START TRANSACTION WITH CONSISTENT SNAPSHOT"):
         rows(connection, statement)
@@ -58,7 +61,7 @@ def take_snapshot(connection: Any) -> Place:
     return Place(str(found["binlog_snapshot_file"]), int(found["binlog_snapshot_position"]))
 
 
-def open_chunk(server: LogServer, connection: Any, chunk: Mapping[str, Any], form: ValueForm) -> MySqlOpenChunk:
+def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, Any], form: ValueForm) -> MySqlOpenChunk:
     """Take the snapshot in which a chunk is read.
 
     The snapshot is taken again if the table was changed before the transaction has used it: from then on the server keeps its
@@ -103,7 +106,7 @@ def _includes(server: LogServer, place: Place, start: Place) -> bool:
     return True
 
 
-def _use(connection: Any, name: Sequence[str]) -> bool:
+def _use(connection: Connection, name: Sequence[str]) -> bool:
     """Read a row of a table, so that it cannot be changed from now on; return False if it is newer than the snapshot."""
     import pymysql
 
@@ -116,7 +119,7 @@ def _use(connection: Any, name: Sequence[str]) -> bool:
     return True
 
 
-def _is_changed(server: LogServer, connection: Any, place: Place, name: Sequence[str]) -> bool:
+def _is_changed(server: LogServer, connection: Connection, place: Place, name: Sequence[str]) -> bool:
     """Return True if there may be a statement on a table between a place and the end of the log, as a RENAME."""
     end = server.end(connection)
     if end.order <= place.order:
@@ -130,7 +133,7 @@ def _is_changed(server: LogServer, connection: Any, place: Place, name: Sequence
     return False
 
 
-def chunk_rows(connection: Any, chunk: Mapping[str, Any], shape: MySqlTableShape) -> Iterator[tuple[bytes | None, ...]]:
+def chunk_rows(connection: Connection, chunk: Mapping[str, Any], shape: MySqlTableShape) -> Iterator[tuple[bytes | None, ...]]:
     """Yield the rows of a chunk: bytes, of texts in the character set of their column. They are not held in memory."""
     from pymysql.cursors import SSCursor
 
@@ -180,7 +183,7 @@ class BinlogFilter(ChunkFilter):
     :param connection: a session, in which queries may run while the log is read.
     """
 
-    connection: Any
+    connection: Connection
 
     def __post_init__(self) -> None:
         super().__post_init__()

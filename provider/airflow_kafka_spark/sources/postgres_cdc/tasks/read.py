@@ -30,6 +30,8 @@ PEEK = (
 class CdcReader(EventReader):
     """Reads windows of the log, and chunks of snapshots.
 
+    The token of a chunk is its snapshot. That of a window of the log names the tables whose snapshot has to begin again.
+
     :param server: the server and the slot.
     :param publication: the publication.
     :param options: the form of events.
@@ -46,17 +48,6 @@ class CdcReader(EventReader):
     def has_schemas(self) -> bool:
         """True if keys and values carry their schema."""
         return self.options.schemas
-
-    def events(self, split: int) -> Iterator[Event]:
-        """Yield the events of a split, in the order of the log.
-
-        Its token is the snapshot of a chunk, or the tables of a window of the log whose snapshot has to begin again.
-
-        :raises SourceUnavailable: the server does not answer, or another program uses the slot.
-        :raises SourceRejected: the slot no longer has the window, or a value cannot be written.
-        """
-        bounds = self.splits[split]
-        return self._rows(split, bounds) if "table" in bounds else self._changes(split, bounds)
 
     # --- the log ---
 

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, described, rows, system_identifier
+from airflow_kafka_spark.hooks.databases import (
+    APPLICATION,
+    PostgresServer,
+    describe_driver_message,
+    rows,
+    system_identifier,
+)
 
 if TYPE_CHECKING:
     import psycopg
@@ -92,7 +98,7 @@ class SlotServer:
             raise self._error(error, doing) from self.server.cause(error)
 
     def _error(self, error: psycopg.Error, doing: str) -> KafkaSparkError:
-        text = described(" ".join(self.server.scrub(str(error)).split()))
+        text = describe_driver_message(" ".join(self.server.scrub(str(error)).split()))
         # 55006: another session uses the slot; it may end.
         if (error.sqlstate or "")[:2] in _REFUSED and error.sqlstate not in ("55006", "55P03"):
             return SourceRejected(self.server.where, f"{doing}: {text}")
