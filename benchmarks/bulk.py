@@ -173,7 +173,9 @@ def _capture() -> None:
     def is_complete() -> bool:
         with KafkaHook() as hook:
             ledger = LedgerTopic(hook, "ledger")
-            position = ledger.read_without_waiting("capture").memory.position.source if ledger.find_existing() else None
+            # A transaction of a task that was killed may hide the last records: its end is awaited.
+            found = ledger.read_without_waiting("capture", (b"",)) if ledger.find_existing() else None
+            position = found.memory.position.source if found is not None else None
         return bool(position and position.get("complete"))
 
     while not is_complete():
