@@ -17,7 +17,7 @@ CASES = {
     "tests/sources/files/s3_cases.py": 15,
     "tests/sinks/delta/s3_cases.py": 10,
     "tests/sinks/iceberg/s3_cases.py": 4,
-    "tests/sinks/files/s3_cases.py": 17,
+    "tests/sinks/files/s3_cases.py": 14,
     "tests/sinks/s3_fault_cases.py": 3,
 }
 """The files with the cases, and how many there are at least."""

@@ -18,6 +18,7 @@ from importlib import metadata
 from itertools import chain
 from pathlib import Path
 
+import airflow_kafka_spark
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import INSTEAD, PACKAGES
 from airflow_kafka_spark.provider_info import is_installed
 
@@ -124,7 +125,7 @@ def write_archive(target: Path, names: Iterable[str]) -> None:
 
 def _own_files() -> Iterator[tuple[str, Path]]:
     """Yield the files of this package: their paths below `site-packages`, and their paths here."""
-    package = Path(__file__).parents[1]
+    package = Path(airflow_kafka_spark.__file__).parent
     for path in sorted(package.rglob("*")):
         inside = path.relative_to(package.parent).as_posix()
         if not _LEFT_OUT.search(inside) and path.is_file():

@@ -226,6 +226,7 @@ class SparkHook(BaseHook):
         """Yield a session of a Connect server; one that is made here is stopped on leaving."""
         from pyspark.sql import SparkSession
 
+        _silence_clients()
         warm.detach_if_ended()
         active = SparkSession.getActiveSession()
         if active is not None:
@@ -247,6 +248,7 @@ class SparkHook(BaseHook):
         """
         from pyspark import SparkContext
 
+        _silence_clients()
         early, self._early = self._early, None
         made = early.result() if early is not None else None
         warm.detach_if_ended()
@@ -299,7 +301,6 @@ class SparkHook(BaseHook):
 
         :raises SparkUnavailable: it cannot be started.
         """
-        _silence_clients()
         # Without it, workers run whatever `python3` is found, with other packages than this process. Warm processes inherit it.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings = self.settings()
@@ -555,7 +556,9 @@ def _send_package(context: SparkContext) -> None:
     import tempfile
     from pathlib import Path
 
-    package = Path(__file__).parents[1]
+    import airflow_kafka_spark
+
+    package = Path(airflow_kafka_spark.__file__).parent
     target = Path(tempfile.mkdtemp(prefix="airflow-kafka-spark-")) / "airflow_kafka_spark"
     context.addPyFile(shutil.make_archive(str(target), "zip", package.parent, package.name))
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import airflow_kafka_spark
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive
 from airflow_kafka_spark.hooks.spark.jars import find_java, lock_file, pyspark_jars
@@ -220,7 +221,7 @@ class WarmSettings:
             "java": str(find_java().resolve()),
             "jvm": archive.file.name if archive else _changes(pyspark_jars()),
             "python": [sys.executable, sys.version],
-            "provider": [__version__, *_changes(Path(__file__).parents[2], "**/*.py")],
+            "provider": [__version__, *_changes(Path(airflow_kafka_spark.__file__).parent, "**/*.py")],
             "installed": [_change(Path(path)) for path in _search_path() if "site-packages" in path or "dist-packages" in path],
             "environment": process_environment(),
             "user": [os.getuid(), os.getgid(), sorted(os.getgroups())],
