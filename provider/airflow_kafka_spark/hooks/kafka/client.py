@@ -76,6 +76,8 @@ _TRANSIENT = frozenset(
 )
 # Errors of a client whose metadata are older than an election. Only a new client reads them again at once.
 _OUTDATED = frozenset({"FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"})
+# "No leaders found": usual for a moment after a topic was created. Once, a client went on to say so for two minutes.
+_NO_LEADERS, NO_LEADERS_TRIES = "_NOENT", 3
 
 
 @dataclass
@@ -97,10 +99,13 @@ class _PendingKeys(Generic[K, V]):
     def left(self) -> float:
         return self.started + self.timeout - time.monotonic()
 
-    @property
-    def outdated(self) -> bool:
-        """Return True if the client uses metadata from before an election. It keeps these for minutes, even if it is refused."""
-        return any(not isinstance(error, str) and error.name() in _OUTDATED for error in self.again.values())
+    def is_outdated(self, tries: int) -> bool:
+        """Return True if the client uses old metadata. It keeps these for minutes, even if it is refused.
+
+        :param tries: number of tries so far.
+        """
+        names = {error.name() for error in self.again.values() if not isinstance(error, str)}
+        return bool(names & _OUTDATED) or (_NO_LEADERS in names and tries >= NO_LEADERS_TRIES)
 
     def file(self, key: K, future: Future[V]) -> bool:
         """Add the result for one key. Return True if a broker has answered, False if librdkafka has given up by itself."""
@@ -238,7 +243,7 @@ class KafkaCalls:
             self._raise_for(batch, {key: error for key, error in batch.errors.items() if error.name() not in tolerate})
             if not batch.again:
                 break
-            if batch.outdated:
+            if batch.is_outdated(attempt + 1):
                 self.discard_client()
             backoff = _BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]
             if batch.left < backoff + 0.1:
