@@ -374,3 +374,28 @@ def test_a_reason_shows_the_beginning_of_what_was_found_on_one_line() -> None:
     found = reason("a int", b'{"a":"' + b"x" * 1_000_000 + b'"}')
     assert found == f'column `a`: found "{"x" * 59}... (1000002 characters), expected int'
     assert "\n" not in reason("d date", b'{"d":"2026\\n\\u001b[31m\\ud800"}')
+
+
+TEXT_MAPS = (
+    b'{"id":1,"m":{"a":"x","b":null},"n":{}}', b'{"id":2}', b'{"id":3,"m":null}', '{"id":4,"m":{"\\u00fc":"é\\n"}}'.encode(),
+    b'{"id":5,"\\u006d":{"q":"w"}}', b' {"id":6,"m" : { "a" : "b" } } ', b'{"id":7,"m":{"":""}}', b'{"id":8,"M":{"a":"b"}}',
+)  # fmt: skip
+OTHER_MAPS = (
+    b'{"id":1,"m":{"a":1}}', b'{"id":1,"m":{"a":true}}', b'{"id":1,"m":{"a":{"b":1}}}', b'{"id":1,"m":[]}', b'{"id":1,"m":"x"}',
+    b'{"id":1,"m":{"a":"1","a":"2"}}', b'{"id":1,"m":{"a\\u0062":"1","ab":"2"}}', b'{"id":1,"m":{"a":"x"},"m":{"a":"y"}}',
+    b'{"id":1,"m":{"\\ud800":"x"}}', b'{"id":1,"m":{"a":"\\ud800"}}', b'{"id":1,"m":{"a":"b",}}', b'{"id":1,"m":{"a":"\t"}}',
+    b'{"id":1,"m":{"a":1e400}}', b'{"id":1,"z":NaN,"m":{"a":"b"}}', b'{"id":1,"x":-Infinity,"m":{"k":"v"}}',
+    b'{"id":1,"m":{"a":"b"}}{"id":2}', b'[]', b"null", b"",
+)  # fmt: skip
+
+
+def test_maps_of_texts_are_read_in_batches_and_mean_what_they_mean_row_by_row():
+    columns = Json(schema="id bigint, m map<string,string>, n map<string,string>").columns
+    whole = JsonDecoder(columns, few=0)
+    assert whole.decode(TEXT_MAPS).batch.equals(whole.decode_row_wise(TEXT_MAPS).batch)
+    decoder = JsonDecoder(columns, few=0)
+    assert decoder.decode(TEXT_MAPS).batch.num_rows == len(TEXT_MAPS) and decoder.row_wise_count == 0
+    for other in OTHER_MAPS:
+        records = (*TEXT_MAPS[:4], other, *TEXT_MAPS[4:])
+        found, expected = decoder.decode(records), decoder.decode_row_wise(records)
+        assert found.batch.equals(expected.batch) and found.bad == expected.bad, other

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import importlib.util
+import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter, length_hint
 from types import ModuleType
@@ -93,11 +95,13 @@ class JsonDecoder(BatchDecoder):
         self._row_reader = JsonRowReader(self._wire_columns)
         self._plans: dict[tuple[bool, ...], _ArrowReader] = {}
         self._has_decimal = any(_contains(Decimal, c.type) for c in self._columns)
+        self._text_maps = _TextMaps([c for c in self._wire_columns if _is_text_map(c.type)])
+        others = [c for c in self._wire_columns if c not in self._text_maps.columns]
         super().__init__(
             arrow_schema(self._columns),
             self._row_reader.read,
             few,
-            row_wise_only=any(_contains(Map, c.type) for c in self._columns),
+            row_wise_only=any(_contains(Map, c.type) for c in others) or not self._text_maps.is_possible,
             suspect_finders=suspect_finders(self._wire_columns),
         )
 
@@ -110,21 +114,29 @@ class JsonDecoder(BatchDecoder):
         except NeedsRowWise:
             return None
         as_numbers = tuple(self._row_reader.as_numbers)
-        batch = self._read(buffer, len(records), as_numbers)
+        batch = self._read(buffer, records, as_numbers)
         if batch is None and as_numbers:
             # Timestamps may be numbers in this batch: the first record shows it.
             self.read_row_wise(records[:1], 0)
             if tuple(self._row_reader.as_numbers) != as_numbers:
-                batch = self._read(buffer, len(records), tuple(self._row_reader.as_numbers))
+                batch = self._read(buffer, records, tuple(self._row_reader.as_numbers))
         return batch
 
-    def _read(self, buffer: bytes, count: int, as_numbers: tuple[bool, ...]) -> pa.RecordBatch | None:
+    def _read(self, buffer: bytes, records: Sequence[bytes], as_numbers: tuple[bool, ...]) -> pa.RecordBatch | None:
         if as_numbers not in self._plans:
             self._plans[as_numbers] = _ArrowReader(self._wire_columns, as_numbers)
         try:
-            return self._plans[as_numbers].read(buffer, count, self._schema)
+            table = self._plans[as_numbers].read(buffer, len(records))
+            # Behind Arrow, which has refused records whose maps are no objects, or are there twice.
+            arrays = {**table, **self._text_maps.read(records, table)}
+            return pa.RecordBatch.from_arrays([arrays[name] for name in self._schema.names], schema=self._schema)
         except (NeedsRowWise, BadValue, pa.ArrowException, OverflowError, UnicodeDecodeError):
             return None
+
+
+def _is_text_map(data_type: DataType) -> bool:
+    """Return True for a map of texts without a maximum length."""
+    return isinstance(data_type, Map) and isinstance(data_type.value, Text) and data_type.value.max_length is None
 
 
 def _contains(kind: type, data_type: DataType) -> bool:
@@ -194,6 +206,82 @@ def _separators(buffer: bytes, count: int) -> np.ndarray | None:
     return np.append(newlines, len(view))
 
 
+# --- maps, which Arrow does not read -------------------------------------------------------------------------------------
+
+_pairs = json.JSONDecoder(object_pairs_hook=tuple).decode
+
+
+class _TextMaps:
+    """Reads columns that are maps of texts, from records that Arrow has read as JSON.
+
+    :param columns: the columns, top-level ones.
+    """
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self.columns = tuple(columns)
+
+    @property
+    def is_possible(self) -> bool:
+        """Return True if there is nothing to read, or msgspec is installed to find the maps in records."""
+        return not self.columns or importlib.util.find_spec("msgspec") is not None
+
+    @cached_property
+    def _find(self) -> Callable[[Sequence[bytes]], list[Any]]:
+        """Return the function that finds the maps of each record, as JSON."""
+        import msgspec
+
+        fields = [(f"f{at}", msgspec.Raw, None) for at, _ in enumerate(self.columns)]
+        names = {f"f{at}": column.name for at, column in enumerate(self.columns)}
+        parse = msgspec.json.Decoder(msgspec.defstruct("Maps", fields, rename=names, kw_only=True, gc=False)).decode
+
+        def find(records: Sequence[bytes]) -> list[Any]:
+            try:
+                return list(map(parse, records))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                raise NeedsRowWise from None
+
+        return find
+
+    def read(self, records: Sequence[bytes], read: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+        """Return the maps by name of their column.
+
+        :param records: the records.
+        :param read: the columns as Arrow has read them.
+        :raises NeedsRowWise: a value is no text, or a name occurs twice in a map.
+        """
+        if not self.columns:
+            return {}
+        rows = self._find(records)
+        return {
+            column.name: self._array([getattr(row, f"f{at}") for row in rows], column, read[column.name])
+            for at, column in enumerate(self.columns)
+        }
+
+    def _array(self, found: Sequence[Any], column: Column, read: pa.Array) -> pa.Array:
+        assert isinstance(column.type, Map)
+        offsets, names, values = [0], list[str](), list[str | None]()
+        for raw in found:
+            if raw is not None and (entries := _pairs(str(raw, "utf-8"))):
+                keys = [name for name, _ in entries]
+                if len(set(keys)) < len(keys):
+                    raise NeedsRowWise
+                names += keys
+                values += [value for _, value in entries]
+            offsets.append(len(names))
+        wanted = arrow_type(column.type)
+        kinds = set(map(type, values))
+        if not kinds <= ({str, type(None)} if column.type.value_contains_null else {str}):
+            raise NeedsRowWise
+        try:
+            keys_array, values_array = pa.array(names, wanted.key_type), pa.array(values, wanted.item_type)
+        except UnicodeEncodeError:  # half of a surrogate pair
+            raise NeedsRowWise from None
+        made = pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys_array, values_array, type=wanted)
+        if not read.null_count:
+            return made
+        return pc.if_else(read.is_valid(), made, pa.scalar(None, wanted))
+
+
 # --- reading, and what is checked afterwards -----------------------------------------------------------------------------
 
 
@@ -201,7 +289,7 @@ class _ArrowReader:
     """Reads buffers of one schema with Arrow: a column as its own type if Arrow reads it identically, else as text or as a wider
     type.
 
-    :param columns: the columns, without maps.
+    :param columns: the columns. Of maps it reads only that they are objects.
     :param as_numbers: for each timestamp and each logical type, in order, True if its values are numbers.
     """
 
@@ -212,16 +300,20 @@ class _ArrowReader:
         read_schema = pa.schema([pa.field(c.name, read_type) for c, (read_type, _) in zip(columns, compiled, strict=True)])
         self._parse = pj.ParseOptions(explicit_schema=read_schema, unexpected_field_behavior="ignore")
 
-    def read(self, buffer: bytes, count: int, schema: pa.Schema) -> pa.RecordBatch:
+    def read(self, buffer: bytes, count: int) -> dict[str, pa.Array]:
+        """Return the columns by name; a map as a struct without fields.
+
+        :param count: number of records in the buffer.
+        """
         options = pj.ReadOptions(use_threads=False, block_size=len(buffer) + 1)
         table = pj.read_json(pa.BufferReader(buffer), read_options=options, parse_options=self._parse)
         if table.num_rows != count:
             raise NeedsRowWise
-        arrays = []
+        arrays = {}
         for name, restore in self._restore:
             column = table.column(name)
-            arrays.append(restore(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()))
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+            arrays[name] = restore(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
+        return arrays
 
     def _column(self, data_type: DataType, nullable: bool) -> tuple[pa.DataType, ArrayFunction]:
         read_type, restore = self._typed(data_type)
@@ -232,6 +324,8 @@ class _ArrowReader:
             return self._struct(data_type)
         if isinstance(data_type, Array):
             return self._array(data_type)
+        if isinstance(data_type, Map):
+            return pa.struct([]), _unchanged
         if isinstance(data_type, Decimal):
             return _decimal(data_type)
         if isinstance(data_type, LogicalType):
