@@ -389,6 +389,28 @@ OTHER_MAPS = (
 )  # fmt: skip
 
 
+TOKENS = (
+    "1", "-2", "3.5", "1e3", "1e-400", "9223372036854775808", '"x"', '"4"', '"aGk="', '"2024-02-29"', "true", "null", "{}", "[]",
+    "NaN", '{"a":1,"b":"z"}', '{"a":1,"a":2}', "[1,2]", "[1.5,null]", '"\\ud800"', '1 ,\n "k2" : 7', '1,"k":2',
+    '1,"\\u006b":2', "Infinity",
+)  # fmt: skip
+"""JSON texts, which stand for the value of the first name in a map."""
+KINDS = (
+    "string", "varchar(2)", "int", "bigint", "double", "boolean", "decimal(5,2)", "decimal(38,20)", "date", "timestamp", "binary",
+    "array<double>", "struct<a: int, b: string>", "struct<a: int NOT NULL>", "map<string,int>",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_maps_mean_in_batches_what_they_mean_row_by_row(kind):
+    decoder = JsonDecoder(Json(schema=f"id bigint, m map<string,{kind}>").columns, few=0)
+    texts = [f'{{"id":{at},"m":{{"k":{token}}}}}'.encode() for at, token in enumerate(TOKENS)]
+    good = [text for text in texts if not decoder.decode_row_wise([text]).bad]
+    for records in (texts, good, *([*good[:2], text, *good[2:4]] for text in texts)):
+        found, expected = decoder.decode(records), decoder.decode_row_wise(records)
+        assert repr(found.batch.to_pylist()) == repr(expected.batch.to_pylist()) and found.bad == expected.bad
+
+
 def test_maps_of_texts_are_read_in_batches_and_mean_what_they_mean_row_by_row():
     columns = Json(schema="id bigint, m map<string,string>, n map<string,string>").columns
     whole = JsonDecoder(columns, few=0)

@@ -95,13 +95,13 @@ class JsonDecoder(BatchDecoder):
         self._row_reader = JsonRowReader(self._wire_columns)
         self._plans: dict[tuple[bool, ...], _ArrowReader] = {}
         self._has_decimal = any(_contains(Decimal, c.type) for c in self._columns)
-        self._text_maps = _TextMaps([c for c in self._wire_columns if _is_text_map(c.type)])
-        others = [c for c in self._wire_columns if c not in self._text_maps.columns]
+        self._maps = _Maps([c for c in self._wire_columns if _is_map(c.type)])
+        others = [c for c in self._wire_columns if c not in self._maps.columns]
         super().__init__(
             arrow_schema(self._columns),
             self._row_reader.read,
             few,
-            row_wise_only=any(_contains(Map, c.type) for c in others) or not self._text_maps.is_possible,
+            row_wise_only=any(_contains(Map, c.type) for c in others) or not self._maps.is_possible,
             suspect_finders=suspect_finders(self._wire_columns),
         )
 
@@ -128,21 +128,31 @@ class JsonDecoder(BatchDecoder):
         try:
             table = self._plans[as_numbers].read(buffer, len(records))
             # Behind Arrow, which has refused records whose maps are no objects, or are there twice.
-            arrays = {**table, **self._text_maps.read(records, table)}
+            arrays = {**table, **self._maps.read(records, table)}
             return pa.RecordBatch.from_arrays([arrays[name] for name in self._schema.names], schema=self._schema)
         except (NeedsRowWise, BadValue, pa.ArrowException, OverflowError, UnicodeDecodeError):
             return None
 
 
-def _is_text_map(data_type: DataType) -> bool:
-    """Return True for a map of texts without a maximum length."""
-    return isinstance(data_type, Map) and isinstance(data_type.value, Text) and data_type.value.max_length is None
+def _is_map(data_type: DataType) -> bool:
+    """Return True for a map whose values Arrow reads in one way only: neither maps nor timestamps, which may be numbers."""
+    return isinstance(data_type, Map) and not (_contains(Map, data_type.value) or _has_forms(data_type.value))
+
+
+def _has_forms(data_type: DataType) -> bool:
+    if isinstance(data_type, Array):
+        return _has_forms(data_type.element)
+    if isinstance(data_type, Struct):
+        return any(_has_forms(f.type) for f in data_type.fields)
+    return isinstance(data_type, LogicalType) or str(data_type) == "timestamp"
 
 
 def _contains(kind: type, data_type: DataType) -> bool:
     """Return True if a type is of this class, or contains one that is."""
     if isinstance(data_type, Array):
         return _contains(kind, data_type.element)
+    if isinstance(data_type, Map) and _contains(kind, data_type.value):
+        return True
     return isinstance(data_type, kind) or (
         isinstance(data_type, Struct) and any(_contains(kind, f.type) for f in data_type.fields)
     )
@@ -209,10 +219,11 @@ def _separators(buffer: bytes, count: int) -> np.ndarray | None:
 # --- maps, which Arrow does not read -------------------------------------------------------------------------------------
 
 _pairs = json.JSONDecoder(object_pairs_hook=tuple).decode
+_no_name_of_struct = re.compile(r'["\\\x00-\x1f]').search
 
 
-class _TextMaps:
-    """Reads columns that are maps of texts, from records that Arrow has read as JSON.
+class _Maps:
+    """Reads columns that are maps, from records that Arrow has read as JSON.
 
     :param columns: the columns, top-level ones.
     """
@@ -222,8 +233,9 @@ class _TextMaps:
 
     @property
     def is_possible(self) -> bool:
-        """Return True if there is nothing to read, or msgspec is installed to find the maps in records."""
-        return not self.columns or importlib.util.find_spec("msgspec") is not None
+        """Return True if there is nothing to read, or msgspec is installed and can find columns of these names in records."""
+        has_msgspec = importlib.util.find_spec("msgspec") is not None
+        return not self.columns or (has_msgspec and not any(_no_name_of_struct(column.name) for column in self.columns))
 
     @cached_property
     def _find(self) -> Callable[[Sequence[bytes]], list[Any]]:
@@ -232,54 +244,80 @@ class _TextMaps:
 
         fields = [(f"f{at}", msgspec.Raw, None) for at, _ in enumerate(self.columns)]
         names = {f"f{at}": column.name for at, column in enumerate(self.columns)}
-        parse = msgspec.json.Decoder(msgspec.defstruct("Maps", fields, rename=names, kw_only=True, gc=False)).decode
+        return _careful(msgspec, msgspec.defstruct("Maps", fields, rename=names, kw_only=True, gc=False))
 
-        def find(records: Sequence[bytes]) -> list[Any]:
-            try:
-                return list(map(parse, records))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                raise NeedsRowWise from None
+    @cached_property
+    def _values_of(self) -> Callable[[Sequence[bytes]], list[Any]]:
+        """Return the function that finds the values of each map, as JSON, by name."""
+        import msgspec
 
-        return find
+        return _careful(msgspec, dict[str, msgspec.Raw] | None)
+
+    @cached_property
+    def _readers(self) -> dict[str, _ArrowReader]:
+        """Return the readers of the values, by column."""
+        maps = {c.name: c.type for c in self.columns if isinstance(c.type, Map)}
+        return {name: _ArrowReader([Column("v", m.value, m.value_contains_null)], ()) for name, m in maps.items()}
 
     def read(self, records: Sequence[bytes], read: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
         """Return the maps by name of their column.
 
         :param records: the records.
         :param read: the columns as Arrow has read them.
-        :raises NeedsRowWise: a value is no text, or a name occurs twice in a map.
+        :raises NeedsRowWise: a value may be of another type, or a name occurs twice in a map.
         """
         if not self.columns:
             return {}
         rows = self._find(records)
         return {
-            column.name: self._array([getattr(row, f"f{at}") for row in rows], column, read[column.name])
+            column.name: self._array([getattr(row, f"f{at}") or b"null" for row in rows], column, read[column.name])
             for at, column in enumerate(self.columns)
         }
 
     def _array(self, found: Sequence[Any], column: Column, read: pa.Array) -> pa.Array:
         assert isinstance(column.type, Map)
-        offsets, names, values = [0], list[str](), list[str | None]()
-        for raw in found:
-            if raw is not None and (entries := _pairs(str(raw, "utf-8"))):
-                keys = [name for name, _ in entries]
-                if len(set(keys)) < len(keys):
-                    raise NeedsRowWise
-                names += keys
-                values += [value for _, value in entries]
-            offsets.append(len(names))
-        wanted = arrow_type(column.type)
-        kinds = set(map(type, values))
-        if not kinds <= ({str, type(None)} if column.type.value_contains_null else {str}):
+        wanted, is_text = arrow_type(column.type), column.type.value == Text()
+        entries = [_pairs(str(raw, "utf-8")) or () for raw in found]
+        names = [name for pairs in entries for name, _ in pairs]
+        ends = np.cumsum([0, *map(len, entries)], dtype=np.int32)
+        if any(len(pairs) > 1 and len({name for name, _ in pairs}) < len(pairs) for pairs in entries):
             raise NeedsRowWise
         try:
-            keys_array, values_array = pa.array(names, wanted.key_type), pa.array(values, wanted.item_type)
+            if is_text:
+                values = self._texts([value for pairs in entries for _, value in pairs], column.type)
+            else:
+                raw = [value for one in self._values_of(found) for value in (one or {}).values()]
+                values = self._read_values(raw, column.name, wanted.item_type)
+            keys = pa.array(names, wanted.key_type)
         except UnicodeEncodeError:  # half of a surrogate pair
             raise NeedsRowWise from None
-        made = pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys_array, values_array, type=wanted)
-        if not read.null_count:
-            return made
-        return pc.if_else(read.is_valid(), made, pa.scalar(None, wanted))
+        made = pa.MapArray.from_arrays(pa.array(ends), keys, values, type=wanted)
+        return made if not read.null_count else pc.if_else(read.is_valid(), made, pa.scalar(None, wanted))
+
+    def _texts(self, values: list[Any], kind: Map) -> pa.Array:
+        if not set(map(type, values)) <= ({str, type(None)} if kind.value_contains_null else {str}):
+            raise NeedsRowWise
+        return pa.array(values, pa.string())
+
+    def _read_values(self, raw: Sequence[Any], name: str, wanted: pa.DataType) -> pa.Array:
+        """Return values that Arrow reads, each as a record of its own."""
+        if not raw:
+            return pa.array([], wanted)
+        lines = b"\n".join([b'{"v":%b}' % bytes(value).replace(b"\n", b" ") for value in raw])
+        return self._readers[name].read(lines, len(raw))["v"]
+
+
+def _careful(msgspec: ModuleType, kind: Any) -> Callable[[Sequence[bytes]], list[Any]]:
+    """Return the function that reads JSON texts as a type of msgspec; it raises NeedsRowWise if msgspec refuses one."""
+    parse = msgspec.json.Decoder(kind).decode
+
+    def read(texts: Sequence[bytes]) -> list[Any]:
+        try:
+            return list(map(parse, texts))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise NeedsRowWise from None
+
+    return read
 
 
 # --- reading, and what is checked afterwards -----------------------------------------------------------------------------
