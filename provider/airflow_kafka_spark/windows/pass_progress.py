@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PassProgress:
-    """How far a pass has come, once the window is published whose position holds this.
+    """The progress of a pass behind the window whose position holds this.
 
     :param began: the time at which the pass was begun, seconds since 1970.
     :param all_rows: how many rows the tables have, as their database estimated when the pass began; None if it did not.

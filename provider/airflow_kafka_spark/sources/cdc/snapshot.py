@@ -100,7 +100,7 @@ class Chunks(ABC):
     @property
     @abstractmethod
     def chunk_rows(self) -> int:
-        """How many rows a chunk has at most."""
+        """The maximum number of rows of a chunk."""
 
     @abstractmethod
     def token(self) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class MysqlChunks(Chunks):
 
     @property
     def chunk_rows(self) -> int:
-        """How many rows a chunk has at most."""
+        """The maximum number of rows of a chunk."""
         return self.rows
 
     form: ValueForm

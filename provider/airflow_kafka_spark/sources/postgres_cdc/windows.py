@@ -70,7 +70,7 @@ class PostgresChunks(Chunks):
 
     @property
     def chunk_rows(self) -> int:
-        """How many rows a chunk has at most."""
+        """The maximum number of rows of a chunk."""
         return self.options.snapshot_chunk_rows
 
     def token(self) -> dict[str, Any]:

@@ -321,7 +321,7 @@ LAG_SECONDS = 1
 
 @dataclass(frozen=True)
 class ReplicaLag:
-    """How far replicas may be behind.
+    """The distance that replicas may be behind.
 
     :param replicas: the replicas.
     :param seconds: how many seconds each may be behind.
