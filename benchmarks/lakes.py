@@ -30,7 +30,7 @@ PACKAGES = (
 )
 UPDATES = "updates"
 SUMMARY: list[tuple[str, str]] = []
-"""What is claimed, and what was measured."""
+"""The lines of the summary: a ratio or a time by its name, and its value."""
 STEP = 11
 """Every so many keys of the table are upserted, and a part of them is new."""
 

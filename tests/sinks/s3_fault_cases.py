@@ -26,7 +26,7 @@ ALL = os.environ.get("STORE_FAULTS") == "all"
 
 ENDLESS = 1_000_000
 FAULTS: dict[Fault, int] = {"lost": 0, "expired": ENDLESS, "unavailable": 0, "skewed": ENDLESS}
-"""How many requests fail after the first one."""
+"""The number of requests that fail after the first one."""
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def test_a_late_task_of_an_attempt_that_has_ended_leaves_no_object(lake, feed):
 ALL = os.environ.get("STORE_FAULTS") == "all"
 """True: each request fails in each way, in minutes. False: every twentieth, in one of them."""
 FAULTS: dict[Fault, int] = {"skewed": 1_000_000, "expired": 1_000_000, "lost": 0, "unavailable": 0}
-"""How many requests fail after the first one."""
+"""The number of requests that fail after the first one."""
 
 
 @pytest.fixture

@@ -126,7 +126,7 @@ ALL = os.environ.get("STORE_FAULTS") == "all"
 """True: each request to Glue and S3 fails in each way, in minutes. False: every thirtieth, in one of them."""
 ENDLESS = 1_000_000
 FAULTS: dict[Fault, int] = {"lost": 0, "expired": ENDLESS, "unavailable": 0, "skewed": ENDLESS}
-"""How many requests fail after the first one."""
+"""The number of requests that fail after the first one."""
 
 
 def test_a_window_is_there_once_whichever_request_to_glue_or_s3_fails(lake, s3):

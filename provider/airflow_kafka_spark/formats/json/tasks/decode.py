@@ -94,14 +94,14 @@ class JsonDecoder(BatchDecoder):
         self._wire_columns = self._columns if wire_columns is None else tuple(wire_columns)
         self._row_reader = JsonRowReader(self._wire_columns)
         self._plans: dict[tuple[bool, ...], _ArrowReader] = {}
-        self._has_decimal = any(_contains(Decimal, c.type) for c in self._columns)
+        self._has_decimal = any(_contains(c.type, _is_a_decimal) for c in self._columns)
         self._maps = _Maps([c for c in self._wire_columns if _is_map(c.type)])
         others = [c for c in self._wire_columns if c not in self._maps.columns]
         super().__init__(
             arrow_schema(self._columns),
             self._row_reader.read,
             few,
-            row_wise_only=any(_contains(Map, c.type) for c in others) or not self._maps.is_possible,
+            row_wise_only=any(_contains(c.type, _is_a_map) for c in others) or not self._maps.is_possible,
             suspect_finders=suspect_finders(self._wire_columns),
         )
 
@@ -136,26 +136,30 @@ class JsonDecoder(BatchDecoder):
 
 def _is_map(data_type: DataType) -> bool:
     """Return True for a map whose values Arrow reads in one way only: neither maps nor timestamps, which may be numbers."""
-    return isinstance(data_type, Map) and not (_contains(Map, data_type.value) or _has_forms(data_type.value))
+    return isinstance(data_type, Map) and not _contains(data_type.value, _has_forms)
 
 
 def _has_forms(data_type: DataType) -> bool:
-    if isinstance(data_type, Array):
-        return _has_forms(data_type.element)
-    if isinstance(data_type, Struct):
-        return any(_has_forms(f.type) for f in data_type.fields)
-    return isinstance(data_type, LogicalType) or str(data_type) == "timestamp"
+    return isinstance(data_type, Map | LogicalType) or str(data_type) == "timestamp"
 
 
-def _contains(kind: type, data_type: DataType) -> bool:
-    """Return True if a type is of this class, or contains one that is."""
-    if isinstance(data_type, Array):
-        return _contains(kind, data_type.element)
-    if isinstance(data_type, Map) and _contains(kind, data_type.value):
+def _is_a_map(data_type: DataType) -> bool:
+    return isinstance(data_type, Map)
+
+
+def _is_a_decimal(data_type: DataType) -> bool:
+    return isinstance(data_type, Decimal)
+
+
+def _contains(data_type: DataType, is_wanted: Callable[[DataType], bool]) -> bool:
+    """Return True if a type is wanted, or contains one that is."""
+    if is_wanted(data_type):
         return True
-    return isinstance(data_type, kind) or (
-        isinstance(data_type, Struct) and any(_contains(kind, f.type) for f in data_type.fields)
-    )
+    if isinstance(data_type, Array):
+        return _contains(data_type.element, is_wanted)
+    if isinstance(data_type, Map):
+        return _contains(data_type.value, is_wanted)
+    return isinstance(data_type, Struct) and any(_contains(f.type, is_wanted) for f in data_type.fields)
 
 
 # --- before Arrow reads --------------------------------------------------------------------------------------------------
@@ -242,9 +246,7 @@ class _Maps:
         """Return the function that finds the maps of each record, as JSON."""
         import msgspec
 
-        fields = [(f"f{at}", msgspec.Raw, None) for at, _ in enumerate(self.columns)]
-        names = {f"f{at}": column.name for at, column in enumerate(self.columns)}
-        return _careful(msgspec, msgspec.defstruct("Maps", fields, rename=names, kw_only=True, gc=False))
+        return _careful(msgspec, _struct_type(self.columns, msgspec, lambda *_: msgspec.Raw))
 
     @cached_property
     def _values_of(self) -> Callable[[Sequence[bytes]], list[Any]]:

@@ -201,7 +201,7 @@ def file_statistics(footer: pyarrow.parquet.FileMetaData, metrics: Mapping[str, 
 
 
 def _bound(column: ColumnMetrics, value: Any, above: bool) -> bytes | None:
-    """Return a bound as Iceberg's metadata has it; None if there is none of the wanted length.
+    """Return a bound in the form of Iceberg's metadata; None if no bound has the wanted length.
 
     :param above: True for an upper bound.
     """
@@ -224,7 +224,7 @@ def _bound(column: ColumnMetrics, value: Any, above: bool) -> bytes | None:
 
 
 def _next_text(text: str) -> bytes | None:
-    """Return the lowest text of at most this length that is greater than all that begin with it; None if there is none."""
+    """Return the lowest text of at most this length that is greater than every text with the same beginning; None without one."""
     for end in range(len(text), 0, -1):
         code = ord(text[end - 1]) + 1
         if code < 0x110000:
