@@ -7,16 +7,18 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCutOff, TopicMissing
 from airflow_kafka_spark.formats.base import END
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
+from airflow_kafka_spark.hooks.kafka.transactions import fencing_producer, find_fatal_error, is_fatal, is_fenced
 from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
 from airflow_kafka_spark.road.tasks.publish import SortedRecords, Sorting
-from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, RecordBatches
+from airflow_kafka_spark.sinks.kafka.tasks.publish import PRODUCER, Publisher, RecordBatches
 from airflow_kafka_spark.windows.model import SourcePlan, TopicPartition, Window
 from tests.support.oracle import committed_messages
 from tests.support.waiting import settled
@@ -120,6 +122,19 @@ def test_a_task_that_is_fenced_in_the_middle_takes_the_marker_of_the_one_that_fe
 
     assert publisher.publish(0, RecordBatches(rows())).records == 100
     assert len(records(kafka, topic)) == 100
+
+
+def test_the_error_of_a_fenced_producer_is_found_when_the_client_has_lost_it(kafka, topic, unique):
+    config, id = {**PRODUCER, **kafka.connection_extra()}, unique("id")
+    older = fencing_producer(config, id, 30, ClientEvents())
+    older.begin_transaction()
+    fencing_producer(config, id, 30, ClientEvents())
+    older.produce(topic, b"late", partition=0)
+    with pytest.raises(KafkaException):
+        older.flush(30)
+    lost = SystemError("<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception")
+    assert is_fatal(lost) and not is_fenced(lost, ClientEvents())
+    assert is_fenced(find_fatal_error(older, lost), ClientEvents())
 
 
 def test_keys_are_placed_as_the_java_client_places_them(kafka, publisher, topic, unique):

@@ -160,6 +160,23 @@ def is_fatal(error: BaseException) -> bool:
     return callable(name) and name() == "_FATAL"
 
 
+def find_fatal_error(producer: Producer, error: BaseException) -> BaseException:
+    """Return the error for which a producer has failed for good; ``error`` itself if that names one.
+
+    The client loses some errors that it raises within a callback ("returned NULL without setting an exception"). Every later
+    call for the transaction raises them again.
+    """
+    from confluent_kafka import KafkaException
+
+    if not is_fatal(error):
+        return error
+    try:
+        producer.abort_transaction(10)
+    except (KafkaException, SystemError) as again:
+        return again
+    return error
+
+
 def describe(error: BaseException) -> str:
     """Return a producer's error in one line."""
     cause = _client_error(error)

@@ -39,7 +39,15 @@ from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, n
 from airflow_kafka_spark.hooks.kafka.config import identity
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.tasks.end_of_stream import require_end_of_stream
-from airflow_kafka_spark.hooks.kafka.transactions import abort, describe, fencing_producer, is_fatal, is_fenced, send_offsets
+from airflow_kafka_spark.hooks.kafka.transactions import (
+    abort,
+    describe,
+    fencing_producer,
+    find_fatal_error,
+    is_fatal,
+    is_fenced,
+    send_offsets,
+)
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
 from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, from_bytes
@@ -285,6 +293,7 @@ class Publisher:
         :raises KafkaUnavailable: the brokers do not answer; the marker shows whether the split is published.
         """
         events, began = ClientEvents(), time.monotonic()
+        producer: Producer | None = None
         faults.reached("publish.fence")
         try:
             producer = self._fence(split, events)
@@ -294,7 +303,9 @@ class Publisher:
                 return self._write(producer, split, records, events)
         except (KafkaException, SystemError) as error:
             # A fatal error that is raised while callbacks run comes out of the client as a SystemError.
-            marker = self._resolve(error, events, split, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            named = error if producer is None else find_fatal_error(producer, error)
+            marker = self._resolve(named, events, split, seconds)
         records.drain()
         return marker
 
@@ -426,7 +437,7 @@ class Publisher:
                 str(self.config.get("bootstrap.servers")), f"publishing split {marker.split}", "its marker was not acknowledged"
             )
 
-    def _resolve(self, error: Exception, events: ClientEvents, split: int, seconds: float) -> Marker:
+    def _resolve(self, error: BaseException, events: ClientEvents, split: int, seconds: float) -> Marker:
         """Return the outcome of the split from the ledger, because the client's exception does not tell it. Either the outcome
         is unknown, or another task has taken over.
 
@@ -467,7 +478,7 @@ class Publisher:
     def _doing(self, split: int) -> str:
         return f"publishing split {split} of window {self.ledger.number}"
 
-    def _failure(self, error: Exception, doing: str) -> KafkaSparkError:
+    def _failure(self, error: BaseException, doing: str) -> KafkaSparkError:
         """Return the error to raise: :class:`KafkaRefused` if the brokers refused a record. Only the transaction reports this if
         no callback watched the batch."""
         said = error.args[0] if isinstance(error, KafkaException) else None
