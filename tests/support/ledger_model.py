@@ -2,8 +2,9 @@
 
 What runs in it is the real code: operators/base.py and from_kafka.py, ledger/attempt.py, topic.py and interval.py,
 the commands of control/, and all of windows/. Only the calls that leave the process are replaced: each is one *step*
-on a :class:`World`, a value. An actor is a function that is run again from its beginning, answered from its history, until it
-asks for its next step; so what it does depends on its history alone, and each history is run once.
+on a :class:`World`, a value. An actor is a function whose every answer comes from its history, so that what it does depends on
+its history alone, and each history is run once. It waits for each answer in a greenlet. The first answer that it can get lets it
+go on; for each other one it is run again from its beginning.
 
 :func:`explore` takes every order of steps of all actors. An attempt that is killed is one that gets no further step; one that
 sleeps and wakes is one that gets its next step late. After every step, a fresh attempt is made alone, which has to bring
@@ -17,6 +18,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -24,6 +26,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from airflow.providers.common.compat.sdk import AirflowSkipException
+from greenlet import getcurrent, greenlet
 
 from airflow_kafka_spark.control import base as control_base
 from airflow_kafka_spark.control import lifecycle, position, replay
@@ -288,12 +291,8 @@ def applied(taken: Taken) -> Applied:
 # --- who asks for steps -----------------------------------------------------------------------------------------------------
 
 
-class Suspended(BaseException):
-    """Ends the run of an actor that has come to its next step."""
-
-    def __init__(self, step: tuple[Any, ...]) -> None:
-        super().__init__(step)
-        self.step = step
+class Dead(BaseException):
+    """Ends the run of an actor that gets no further answer."""
 
 
 @dataclass
@@ -302,7 +301,7 @@ class Asking:
 
     :param name: the actor's.
     :param answers: of the steps that it has taken.
-    :param world: where it takes further ones at once; None suspends it instead.
+    :param world: where it takes further ones at once; None lets its greenlet wait for each answer instead.
     """
 
     name: str
@@ -311,17 +310,27 @@ class Asking:
     rules: Rules = Rules()
     asked: int = 0
     tokens: int = 0
+    is_dead: bool = False
 
     def ask(self, *step: Any) -> Answer:
         if self.asked < len(self.answers):
             self.asked += 1
             return self.answers[self.asked - 1]
+        if self.is_dead:
+            raise Dead
         if self.world is None:
-            raise Suspended(step)
+            return self._wait(step)
         self.world, answer = apply(self.world, step, self.rules)
         while answer is BLOCKED:
             # Alone in the world: brokers end what others have left open.
             self.world, answer = apply(timed_out(self.world), step, self.rules)
+        return answer
+
+    def _wait(self, step: tuple[Any, ...]) -> Answer:
+        """Return the answer that :meth:`Actor.next` gives."""
+        answer = getcurrent().parent.switch(step)
+        if self.is_dead:
+            raise Dead
         return answer
 
     def token(self, size: int) -> str:
@@ -619,7 +628,8 @@ def attempt(
     start, end = (instant_of(hour * HOUR), instant_of((hour + length) * HOUR)) if hour is not None else (None, None)
     ti = SimpleNamespace(dag_id="dag", run_id=run_id, task_id="task", map_index=-1, max_tries=max_tries)
     dag_run = SimpleNamespace(data_interval_start=start, data_interval_end=end)
-    _OPERATORS[key].execute({"ti": ti, "dag_run": dag_run, "outlet_events": defaultdict(SimpleNamespace)})
+    # Runs of actors take turns, and an operator keeps what it reports.
+    copy(_OPERATORS[key]).execute({"ti": ti, "dag_run": dag_run, "outlet_events": defaultdict(SimpleNamespace)})
 
 
 _OPERATORS: dict[Any, ModelOperator] = {}
@@ -683,7 +693,7 @@ def stopped(world: World, act: Act, name: str, kind: str, times: int = 1) -> Wor
     """
     global _now
     _now = _Stopping(name, world=world, last=kind, left=times)
-    with suppress(Suspended):
+    with suppress(Dead):
         act()
     assert _now.world is not None
     return _now.world
@@ -698,7 +708,7 @@ class _Stopping(Asking):
         answer = super().ask(*step)
         self.left -= step[0] == self.last
         if not self.left:
-            raise Suspended(step)
+            raise Dead
         return answer
 
 
@@ -709,7 +719,8 @@ class _Stopping(Asking):
 class Actor:
     """An actor and what is known of it: what it asks for after each history.
 
-    :ivar next: the step that comes after a history, or why there is none.
+    :ivar steps: the step that comes after a history; None where it has ended.
+    :ivar waiting: the run that waits for its next answer after a history.
     """
 
     name: str
@@ -717,27 +728,48 @@ class Actor:
     parents: list[tuple[History, Answer]] = field(default_factory=lambda: [(-1, None)])
     children: dict[tuple[History, Answer], History] = field(default_factory=dict)
     steps: dict[History, tuple[Any, ...] | None] = field(default_factory=dict)
+    waiting: dict[History, tuple[greenlet, Asking]] = field(default_factory=dict)
     ends: Counter[str] = field(default_factory=Counter)
 
     def next(self, history: History, rules: Rules) -> tuple[Any, ...] | None:
         """The step that it asks for; None when it has ended."""
         global _now
         if history not in self.steps:
-            answers, at = [], history
-            while at:
-                at, answer = self.parents[at]
-                answers.append(answer)
-            _now = Asking(self.name, answers[::-1], rules=rules)
-            step = None
-            try:
-                self.act()
-                self.ends["done"] += 1
-            except Suspended as suspended:
-                step = suspended.step
-            except (KafkaSparkError, AirflowSkipException) as error:
-                self.ends[type(error).__name__] += 1
+            parent, answer = self.parents[history]
+            if parent in self.waiting:
+                run, _now = self.waiting.pop(parent)
+                step = run.switch(answer)
+            else:
+                run, _now = greenlet(self._run), Asking(self.name, self._answers(history), rules=rules)
+                step = run.switch()
+            if step is not None:
+                self.waiting[history] = run, _now
             self.steps[history] = step
         return self.steps[history]
+
+    def end(self) -> None:
+        """End the runs that wait."""
+        global _now
+        for run, _now in self.waiting.values():
+            _now.is_dead = True
+            run.switch()
+        self.waiting.clear()
+
+    def _run(self) -> None:
+        try:
+            self.act()
+            self.ends["done"] += 1
+        except (KafkaSparkError, AirflowSkipException) as error:
+            self.ends[type(error).__name__] += 1
+        except Dead:
+            pass
+
+    def _answers(self, history: History) -> list[Answer]:
+        answers = []
+        while history:
+            history, answer = self.parents[history]
+            answers.append(answer)
+        return answers[::-1]
 
     def after(self, history: History, answer: Answer) -> History:
         key = (history, answer)
@@ -818,44 +850,56 @@ def explore(
     :param always: a condition for each world, in place of those of one pipeline (:func:`each_once`).
     :raises Violation: the promise is broken, with the steps that led there.
     """
-    everyone, worlds = [Actor(name, act) for name, act in actors.items()], _Worlds(rules)
+    worlds = _Worlds(rules)
     came_from: dict[Any, tuple[Any, Any]] = {}
-    begin = (worlds.number(world), (0,) * len(everyone), (records, timeouts, -1, switches))
-    pending = [_settled(begin, everyone, worlds, at_once)]
-    seen = {pending[0]}
-    while pending:
-        state = pending.pop()
-        now, histories, (left, patience, last, turns) = state
-        if worlds.is_new(now):
-            trail = partial(_trail, state, came_from)
-            _check_always(worlds.all[now], always or each_once, trail)
-            _finish(worlds.all[now], finish, rules, check, always, trail)
-        following: list[tuple[Any, Any]] = []
-        if left:
-            more = worlds.all[now]._replace(end=worlds.all[now].end + 1)
-            following.append(("a record is written", (worlds.number(more), histories, (left - 1, patience, last, turns))))
-        for index, actor in enumerate(everyone):
-            step = actor.next(histories[index], rules)
-            is_switch = turns != UNLIMITED and index != last
-            if step is None or (is_switch and turns == 0):
-                continue
-            then, answer = worlds.apply(now, step)
-            if answer is BLOCKED:
-                if patience:
-                    ended = worlds.number(timed_out(worlds.all[now]))
-                    limits = (left, patience - 1, last, turns)
-                    following.append((f"the brokers end what {actor.name} waits for", (ended, histories, limits)))
-                continue
-            moved = (*histories[:index], actor.after(histories[index], answer), *histories[index + 1 :])
-            limits = (left, patience, index if turns != UNLIMITED else last, turns - is_switch)
-            following.append(((actor.name, step), (then, moved, limits)))
-        for told, new in following:
-            new = _settled(new, everyone, worlds, at_once)
-            if new not in seen:
-                seen.add(new)
-                came_from[new] = (state, told)
-                pending.append(new)
-    return Explored(len(seen), len(worlds.plain), {actor.name: dict(actor.ends) for actor in everyone})
+    with _running(actors) as everyone:
+        begin = (worlds.number(world), (0,) * len(everyone), (records, timeouts, -1, switches))
+        pending = [_settled(begin, everyone, worlds, at_once)]
+        seen = {pending[0]}
+        while pending:
+            state = pending.pop()
+            now, histories, (left, patience, last, turns) = state
+            if worlds.is_new(now):
+                trail = partial(_trail, state, came_from)
+                _check_always(worlds.all[now], always or each_once, trail)
+                _finish(worlds.all[now], finish, rules, check, always, trail)
+            following: list[tuple[Any, Any]] = []
+            if left:
+                more = worlds.all[now]._replace(end=worlds.all[now].end + 1)
+                following.append(("a record is written", (worlds.number(more), histories, (left - 1, patience, last, turns))))
+            for index, actor in enumerate(everyone):
+                step = actor.next(histories[index], rules)
+                is_switch = turns != UNLIMITED and index != last
+                if step is None or (is_switch and turns == 0):
+                    continue
+                then, answer = worlds.apply(now, step)
+                if answer is BLOCKED:
+                    if patience:
+                        ended = worlds.number(timed_out(worlds.all[now]))
+                        limits = (left, patience - 1, last, turns)
+                        following.append((f"the brokers end what {actor.name} waits for", (ended, histories, limits)))
+                    continue
+                moved = (*histories[:index], actor.after(histories[index], answer), *histories[index + 1 :])
+                limits = (left, patience, index if turns != UNLIMITED else last, turns - is_switch)
+                following.append(((actor.name, step), (then, moved, limits)))
+            for told, new in following:
+                new = _settled(new, everyone, worlds, at_once)
+                if new not in seen:
+                    seen.add(new)
+                    came_from[new] = (state, told)
+                    pending.append(new)
+        return Explored(len(seen), len(worlds.plain), {actor.name: dict(actor.ends) for actor in everyone})
+
+
+@contextmanager
+def _running(actors: Mapping[str, Act]) -> Iterator[list[Actor]]:
+    """Yield the actors. At the end, none of their runs waits any longer."""
+    everyone = [Actor(name, act) for name, act in actors.items()]
+    try:
+        yield everyone
+    finally:
+        for actor in everyone:
+            actor.end()
 
 
 def _settled(state: Any, everyone: Sequence[Actor], worlds: _Worlds, at_once: Eager) -> Any:
