@@ -17,7 +17,7 @@ from tests.sinks.feed import Feed
 from tests.sinks.postgres.kit import Place, new_place
 
 MakeCase = Callable[[pytest.FixtureRequest, Path], AbstractContextManager[Case]]
-Group = Literal["values", "mechanism", "kills"]
+Group = Literal["values", "memory", "mechanism", "kills"]
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,12 @@ class SinkUnderTest:
     """A sink, and the tests that it runs: all of them, unless another entry stands for it.
 
     :param make: makes the case.
-    :param groups: ``values``: tests marked ``every_format``; ``kills``: tests marked ``faults``; ``mechanism``: all others.
+    :param groups: ``values``: tests marked ``every_format``; ``memory``: tests marked ``every_writer``; ``kills``: tests marked
+        ``faults``; ``mechanism``: all others.
     """
 
     make: MakeCase
-    groups: tuple[Group, ...] = ("values", "mechanism", "kills")
+    groups: tuple[Group, ...] = ("values", "memory", "mechanism", "kills")
 
 
 def _files(format: str, **options: Any) -> MakeCase:
@@ -69,21 +70,23 @@ def _postgres(**options: Any) -> MakeCase:
 
 
 # How files are published, and what a crash leaves, does not depend on their format. Two columns of partitions are fifteen files a
-# split; one of them is enough for all that is not about values.
+# split; one of them is enough for all that is not about values. How much a task holds in memory depends on its writer: with
+# partitions it is that of files for all of them, upserts into lakes have one in common, and upserts into PostgreSQL are staged as
+# appends are.
 SINKS = {
-    "parquet": SinkUnderTest(_files("parquet"), ("values", "kills")),
-    "parquet, partitioned": SinkUnderTest(_files("parquet", partition_by=("flag", "day_of_week")), ("values",)),
+    "parquet": SinkUnderTest(_files("parquet"), ("values", "memory", "kills")),
+    "parquet, partitioned": SinkUnderTest(_files("parquet", partition_by=("flag", "day_of_week")), ("values", "memory")),
     "parquet, by flag": SinkUnderTest(_files("parquet", partition_by=("flag",)), ("mechanism",)),
-    "json": SinkUnderTest(_files("json", compression="gzip"), ("values",)),
-    "csv": SinkUnderTest(_files("csv"), ("values",)),
-    "orc": SinkUnderTest(_files("orc"), ("values",)),
+    "json": SinkUnderTest(_files("json", compression="gzip"), ("values", "memory")),
+    "csv": SinkUnderTest(_files("csv"), ("values", "memory")),
+    "orc": SinkUnderTest(_files("orc"), ("values", "memory")),
     "manifest": SinkUnderTest(_manifest("parquet"), ("mechanism", "kills")),
     "manifest, partitioned": SinkUnderTest(_manifest("parquet", partition_by=("flag", "day_of_week")), ("values",)),
-    "delta": SinkUnderTest(_delta(), ("values", "kills")),
+    "delta": SinkUnderTest(_delta(), ("values", "memory", "kills")),
     "delta, partitioned": SinkUnderTest(_delta(partition_by=("flag", "day_of_week")), ("values",)),
     "delta, by flag": SinkUnderTest(_delta(partition_by=("flag",)), ("mechanism",)),
-    "delta upsert": SinkUnderTest(_delta(mode="upsert", key=("id",)), ("values",)),
-    "iceberg": SinkUnderTest(_iceberg(), ("values", "kills")),
+    "delta upsert": SinkUnderTest(_delta(mode="upsert", key=("id",)), ("values", "memory")),
+    "iceberg": SinkUnderTest(_iceberg(), ("values", "memory", "kills")),
     "iceberg, partitioned": SinkUnderTest(_iceberg(partition_by=("flag", "bucket(2, id)")), ("values",)),
     "iceberg, by flag": SinkUnderTest(_iceberg(partition_by=("flag",)), ("mechanism",)),
     "iceberg upsert": SinkUnderTest(_iceberg(mode="upsert", key=("id",)), ("values",)),
@@ -97,7 +100,8 @@ SINKS = {
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         marked = metafunc.definition.get_closest_marker
-        group = "kills" if marked("faults") else "values" if marked("every_format") else "mechanism"
+        groups: dict[str, Group] = {"faults": "kills", "every_format": "values", "every_writer": "memory"}
+        group = next((group for mark, group in groups.items() if marked(mark)), "mechanism")
         metafunc.parametrize("case", [name for name, sink in SINKS.items() if group in sink.groups], indirect=True)
 
 

@@ -31,6 +31,9 @@ from tests.support.waiting import eventually
 every_format = pytest.mark.every_format
 """Marks tests of what is in the files. The formats share all else, so one of them stands for all in the other tests."""
 
+every_writer = pytest.mark.every_writer
+"""Marks tests of what a task holds in memory, which depends on how it writes."""
+
 POINTS = ("split.mid", "split.flushed", "job.done", "sink.staged", "sink.in_transaction", "sink.committed")
 
 
@@ -69,7 +72,7 @@ class SinkContract:
         assert sum(map(len, runs)) == 900
         assert all(run == sorted(run) for run in runs)
 
-    @every_format
+    @every_writer
     def test_a_split_of_many_rows_in_bounded_memory(self, case: Case, feed: Feed) -> None:
         size, rows, batch = 7_500, 36_000, 400
         job = feed.next(0, 0, 0)

@@ -131,7 +131,7 @@ def test_the_error_of_a_fenced_producer_is_found_when_the_client_has_lost_it(kaf
     fencing_producer(config, id, 30, ClientEvents())
     older.produce(topic, b"late", partition=0)
     with pytest.raises(KafkaException):
-        older.flush(30)
+        older.flush(60)
     lost = SystemError("<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception")
     assert is_fatal(lost) and not is_fenced(lost, ClientEvents())
     assert is_fenced(find_fatal_error(older, lost), ClientEvents())
@@ -145,7 +145,7 @@ def test_keys_are_placed_as_the_java_client_places_them(kafka, publisher, topic,
     oracle = Producer({**kafka.connection_extra(), "partitioner": "murmur2"})
     for key in keys:
         oracle.produce(other, b"", key)
-    oracle.flush(30)
+    oracle.flush(60)
     publisher.publish(0, RecordBatches(iter([batch(500, key=pa.array(keys, pa.binary()))])))
     expected, found = ({m.key(): m.partition() for m in records(kafka, name)} for name in (other, topic))
     assert found == expected and len(set(found.values())) == PARTITIONS

@@ -73,7 +73,7 @@ def test_an_attempt_whose_files_were_removed_commits_nothing_though_nobody_else_
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("point", ["sink.staged", "sink.in_transaction", "sink.committed"])
+@pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
 def test_maintenance_and_other_writers_between_two_attempts_lose_nothing(lake, feed, tmp_path, point):
     first, job, third = feed.next(), feed.next(), feed.next()
     apply(lake.sink, first)
