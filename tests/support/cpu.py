@@ -2,7 +2,7 @@
 
 A thread of pytest's first process looks at all processes of the run twice a second. What a process used between two looks
 counts for the test that its test process ran at that time, so that a shared server counts for the tests that use it. A process
-that lives for less than half a second may be missed.
+that lives for less than half a second may be missed. Test processes are needed (``-n 1`` for a single file).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 SECONDS = 0.5
 TICKS = os.sysconf("SC_CLK_TCK")
-WORKER = b"PYTEST_XDIST_WORKER="
+WORKER, RUN = b"PYTEST_XDIST_WORKER=", b"PYTEST_XDIST_TESTRUNUID="
 
 KINDS = (
     (b"kafka.Kafka", "brokers"),
@@ -60,10 +61,16 @@ class CpuMeter:
     tests: dict[str, list[tuple[float, float, str]]] = field(default_factory=lambda: defaultdict(list))
     starts: Counter[str] = field(default_factory=Counter)
     stop: threading.Event = field(default_factory=threading.Event)
+    run: bytes = b""
 
     def start(self) -> None:
         """Begin to look."""
         threading.Thread(target=self._watch, daemon=True).start()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodeready(self, node: Any) -> None:
+        """Note the id of this run, by which its processes differ from those of other runs on this machine."""
+        self.run = RUN + node.workerinput["testrunuid"].encode()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note when which test process ran which part of a test."""
@@ -101,7 +108,9 @@ class CpuMeter:
     def _meet(self, pid: str, known: Process | None) -> Process:
         environment = Path("/proc", pid, "environ").read_bytes()
         command = Path("/proc", pid, "cmdline").read_bytes()
-        worker = next((v.partition(b"=")[2].decode() for v in environment.split(b"\0") if v.startswith(WORKER)), "")
+        variables = environment.split(b"\0")
+        own = bool(self.run) and self.run in variables
+        worker = next((v.partition(b"=")[2].decode() for v in variables if own and v.startswith(WORKER)), "")
         if not worker and b"import sys;exec(eval(sys.stdin.readline()))" in command:
             worker, kind = self._number(pid), "test processes"
         else:
