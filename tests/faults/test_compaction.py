@@ -16,7 +16,7 @@ from tests.support.control import skip
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import files_rows, order, row_of
 from tests.support.relay import relay
-from tests.support.waiting import settled
+from tests.support.waiting import fence_tasks, settled
 
 
 def produce(flow, first=0):
@@ -137,6 +137,7 @@ def test_partitions_that_were_published_before_a_compaction_are_not_read_again(k
         before = made.read(made.topic)
         victim = made.victim("run1", fault="publish.committed")
         assert victim.wait() != 0 and victim.fired, victim.tail()
+        fence_tasks(made.name, made.arguments["ledger_topic"], PARTITIONS)
         settled(made.output)
         there = {record.value for record in made.read(made.output)}
         assert there, "nothing was published before the kill"

@@ -22,8 +22,8 @@ from tests.support.connect import spark_connect
 from tests.support.kafka_sinks import with_sink
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.runs import ROOT, Victim
-from tests.support.shop import Shop, shop
-from tests.support.waiting import settled
+from tests.support.shop import SPLIT, Shop, shop
+from tests.support.waiting import fence_tasks, settled
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,10 @@ def test_rows_of_a_table_are_published_once_over_connect_also_after_a_kill(order
     server.fired.unlink()
     victim = orders.victim("run2", fault=None, read_with="spark")
     assert victim.wait() == 1 and server.fired.exists(), victim.tail()
+    fence_tasks(orders.name, orders.arguments["ledger_topic"], 1_000 // SPLIT + 1)
     orders.wait_settled()
-    assert 300 < len(orders.records()) < 1_300
+    # On a slow machine all splits may be published before Spark notices that a worker is dead.
+    assert 300 < len(orders.records()) <= 1_300
     retried = through(orders.victim("run2", fault=None, read_with="spark"), connection)
     assert (retried["window"], retried["records_written"]) == ("0000000002", 1_000)
     assert orders.check() == 1_300

@@ -37,3 +37,17 @@ def settled(*topics: str, seconds: float = 45.0) -> None:
             return [tp for tp, offsets in found.items() if offsets.lso != offsets.high]
 
         assert wait_until(lambda: not open_in(), seconds, every=0.1), f"a transaction is open in {open_in()}"
+
+
+def fence_tasks(pipeline: str, ledger_topic: str, splits: int) -> None:
+    """End the transactions of the tasks of an attempt that has died, as the next attempt does first.
+
+    A fault kills one task. Another one may die in its transaction, and keep the records behind it from read_committed readers.
+
+    :param splits: how many the window has; more do no harm.
+    """
+    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.ledger.attempt import Ledger
+
+    with KafkaHook() as hook, Ledger(hook, pipeline, "test", topic=ledger_topic) as ledger:
+        ledger.fence_splits(splits)

@@ -9,12 +9,11 @@ import pytest
 from airflow_kafka_spark.errors import LedgerBehind, SourceOwned
 from airflow_kafka_spark.faults import CAPTURING, PUBLISHING
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.operators.visibility.progress import collect_metrics
 from airflow_kafka_spark.transforms import Filter, TopicNameMatches
 from tests.sources.postgres_cdc.shop import captured
 from tests.support.control import forget, reset, skip
-from tests.support.waiting import settled
+from tests.support.waiting import fence_tasks, settled
 
 IN_A_TASK = ("publish.fence", "publish.begin", "publish.mid", "publish.flushed", "publish.marked", "publish.committed")
 POINTS = ("planned", "publish.flushed", "publish.committed", "job.done", "close.in_transaction", "cdc.advance")
@@ -125,9 +124,7 @@ def publish_half(shop):
     """Let an attempt at a window of chunks die. Return the keys of the rows that it has published."""
     victim = shop.victim("chunks", fault="publish.committed")
     assert victim.wait() == 1 and victim.fired, victim.tail()
-    # Another task of the attempt may have been killed in its transaction, which would keep the reader from what is published.
-    with KafkaHook() as hook, Ledger(hook, shop.name, "test", topic=f"ledger-{shop.name}") as ledger:
-        ledger.fence_splits(3)
+    fence_tasks(shop.name, f"ledger-{shop.name}", 3)
     settled(shop.topic("kept"))
     first = {key for op, key, _ in shop.events("kept") if op == "r"}
     assert 0 < len(first) < 60, "some chunks are published, and some are not"
