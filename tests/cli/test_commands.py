@@ -47,7 +47,7 @@ def name(kafka, hook, unique):
         producer = Producer(kafka.connection_extra())
         for _ in range(10):
             producer.produce(topic, b"v" * 1000, partition=0)
-        producer.flush(30)
+        producer.flush(60)
     with Ledger(hook, name, "dag/run1/task", group_id=name) as ledger:
         log = read_log(hook, [topic])
         window = Window(name, 1, (OffsetRange(topic, 0, 0, 4),), "dag/run1/task", utc_now(), log.cluster_id, log.topic_ids)

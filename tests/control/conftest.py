@@ -24,7 +24,7 @@ def piped(kafka, hook, unique):
     for offset in range(20):
         for partition in range(2):
             producer.produce(made.topic, b"v" * 90, b"k" * 10, partition, timestamp=BASE + 1000 * offset)
-    producer.flush(30)
+    producer.flush(60)
     hook.delete_records({made.tp(0): 2})
     return made
 

@@ -27,7 +27,7 @@ def publish_split(piped: Piped, ledger: Ledger, split: int) -> None:
     send_offsets(producer, piped.hook.consumer_config(), piped.name, [(tp, window.ends[tp], metadata)], 30)
     record = marker_record(window.pipeline, Marker(window.number, split, (Landed("out", 0, split, split, 1),)))
     producer.produce(claim.topic, record.value, record.key, claim.partition)
-    producer.commit_transaction(30)
+    producer.commit_transaction(60)
 
 
 def is_new(piped: Piped) -> None:

@@ -86,7 +86,7 @@ def test_dead_letters_are_sent_again_once_as_they_were_read_to_where_they_came_f
     fail(moved, dead, [17], 18, 18)
     other = Producer(moved.kafka.connection_extra())
     other.produce(dead, b"of another pipeline", headers=[("__connect.errors.topic", moved.topic)])
-    other.flush(30)
+    other.flush(60)
     before = moved.everything()
     plan = ask(dry_run=True)
     assert (plan.changed, [(p.topic, p.partition, p.records) for p in plan.sent_again]) == (True, [(moved.topic, 1, 3)])

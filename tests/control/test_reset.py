@@ -140,15 +140,15 @@ class TestReset:
         window = moved.open_window(15, 15, target=TargetTopic("copy", "id", 2))
         identity = transactional_id_of(moved.ledger_topic, moved.name, "split.1")
         task = Producer({**moved.kafka.connection_extra(), "transactional.id": identity})
-        task.init_transactions(30)
+        task.init_transactions(60)
         task.begin_transaction()
         partition = read_pipeline(moved.hook, moved.name, moved.ledger_topic).partition
         record = marker_record(moved.name, Marker(window.number, 1))
         task.produce(moved.ledger_topic, record.value, record.key, partition)
-        task.flush(30)
+        task.flush(60)
         reset(moved.hook, moved.name, "earliest", why="a test", discard_open=True, **moved.place)
         with pytest.raises(Exception, match=r"(?i)fenced|epoch|abort"):
-            task.commit_transaction(30)
+            task.commit_transaction(60)
         memory = moved.memory
         assert not memory.markers and memory.open_entry is None and moved.stands() == [2, 0]
 

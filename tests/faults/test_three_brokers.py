@@ -45,7 +45,7 @@ def test_every_call_of_a_hook_answers_when_one_of_three_brokers_dies(three, uniq
         partition = TopicPartition(topics[0], 0)
         hook.alter_committed(group, {partition: 3})
         # The one that librdkafka would go on asking.
-        killed = hook.get_conn.list_topics(timeout=20).controller_id - 1
+        killed = hook.get_conn.list_topics(timeout=60).controller_id - 1
         three.kill(killed)
         try:
             assert len(hook.offsets(topics)) == 18
@@ -62,7 +62,7 @@ def test_every_call_of_a_hook_answers_when_one_of_three_brokers_dies(three, uniq
 def coordinator_of(kafka, transactional_id):
     """The broker that leads its partition of the transaction log: which that is, the name's Java hash code says."""
     log = "__transaction_state"
-    partitions = AdminClient(kafka.connection_extra()).list_topics(log, timeout=30).topics[log].partitions
+    partitions = AdminClient(kafka.connection_extra()).list_topics(log, timeout=60).topics[log].partitions
     code = 0
     for character in transactional_id:
         code = (31 * code + ord(character)) & 0xFFFFFFFF

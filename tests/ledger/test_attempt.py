@@ -131,12 +131,12 @@ def test_offsets_of_many_partitions_are_committed_in_one_transaction(kafka, hook
     kafka.create_topic(topic, 400)
     offsets = [(TopicPartition(topic, partition), 7, "m" * 3_500) for partition in range(400)]
     producer = Producer({**hook.producer_config(), "transactional.id": pipeline})
-    producer.init_transactions(30)
+    producer.init_transactions(60)
     producer.begin_transaction()
     send_offsets(producer, hook.consumer_config(), pipeline, offsets, 30)
     found = hook.committed(pipeline, [tp for tp, _, _ in offsets], stable=False)
     assert not any(found.values())
-    producer.commit_transaction(30)
+    producer.commit_transaction(60)
     found = hook.committed(pipeline, [tp for tp, _, _ in offsets])
     assert [there.offset for there in found.values()] == [7] * 400
 
@@ -177,7 +177,7 @@ def test_the_group_is_committed_with_the_leader_epochs_of_the_window(attempt, ho
         ledger.plan(planned)
         ledger.close({"n": 1}, planned.ends)
     consumer = Consumer(hook.consumer_config(**{"group.id": pipeline}))
-    (found,) = consumer.committed([KafkaTopicPartition(topic, 0)], timeout=30)
+    (found,) = consumer.committed([KafkaTopicPartition(topic, 0)], timeout=60)
     consumer.close()
     assert (found.offset, found.leader_epoch) == (10, 0)
 
@@ -234,10 +234,10 @@ def hang(attempt, kafka, pipeline, topic, ledger_topic_name, unique):
             partition = ledger.topic.read(pipeline).partition
         settings = {"transactional.id": unique("other"), "transaction.timeout.ms": 600_000}
         other = Producer({**kafka.connection_extra(), **settings})
-        other.init_transactions(30)
+        other.init_transactions(60)
         other.begin_transaction()
         other.produce(ledger_topic_name, b"{}", b'["other","window",1]', partition)
-        other.flush(30)
+        other.flush(60)
         return other
 
     return open_one
@@ -254,7 +254,7 @@ def test_another_pipelines_open_transaction_alone_holds_nobody_up(attempt, hangi
     monkeypatch.setattr(ledger_topic, "READ_SECONDS", 30.0)
     with attempt() as ledger:
         assert ledger.memory.last_number == 1
-    hanging.abort_transaction(30)
+    hanging.abort_transaction(60)
 
 
 def test_own_records_behind_another_pipelines_open_transaction_are_waited_for_not_looked_past(attempt, pipeline, topic, hanging):
@@ -269,7 +269,7 @@ def test_own_records_behind_another_pipelines_open_transaction_are_waited_for_no
     looking.start()
     looking.join(1.5)
     assert looking.is_alive(), "it read past, or gave up on, a transaction that hides its own records"
-    hanging.commit_transaction(30)
+    hanging.commit_transaction(60)
     looking.join(300)
     assert seen == [2]
 
@@ -285,7 +285,7 @@ def test_a_pause_is_believed_only_once_it_is_known_that_no_open_transaction_hide
     thread.start()
     thread.join(1.5)
     assert thread.is_alive(), "it took the pipeline for paused"
-    other.abort_transaction(30)
+    other.abort_transaction(60)
     thread.join(300)
     assert not peeking.parent_memory.is_paused
 
@@ -297,7 +297,7 @@ def test_an_open_transaction_that_stays_is_an_error_with_advice(attempt, pipelin
         pass
     for said in ("pipeline `other`", "window 1", "--start-offset", "unblock other"):
         assert said in str(refused.value), "whose it is, and what ends it"
-    hanging.abort_transaction(30)
+    hanging.abort_transaction(60)
 
 
 @pytest.fixture
@@ -309,11 +309,11 @@ def open_split(hook, kafka, pipeline, ledger_topic_name):
         assert place.find_existing()
         settings = {"transactional.id": transactional_id_of(ledger_topic_name, owner, f"split.{split}")}
         producer = Producer({**kafka.connection_extra(), **settings, "transaction.timeout.ms": 600_000})
-        producer.init_transactions(30)
+        producer.init_transactions(60)
         producer.begin_transaction()
         key, value = marker_record(owner, Marker(number, split))[:2]
         producer.produce(ledger_topic_name, value, key, place.read(pipeline).partition)
-        producer.flush(30)
+        producer.flush(60)
         return producer
 
     return open_one
@@ -338,7 +338,7 @@ def test_the_open_transaction_of_an_own_dead_split_delays_no_failure_and_a_hidde
         own = open_split(pipeline, 1, 0)
         ledger.verify()
         # Had it been waited for, it would be aborted by now.
-        own.commit_transaction(30)
+        own.commit_transaction(60)
         open_split(unique("other"), 1, 0)
         with attempt() as newer:
             newer.reopen(newer.memory.open_entry)
@@ -353,7 +353,7 @@ def test_a_transaction_that_another_pipeline_has_left_open_is_ended_before_long(
         assert ledger.memory.last_number == 2
     assert f"pipeline `{other}` (split 3 of window 7)" in caplog.text
     with pytest.raises(KafkaException):
-        producer.commit_transaction(30)
+        producer.commit_transaction(60)
 
 
 def test_a_command_says_whose_transaction_is_open_and_ends_it(
@@ -368,7 +368,7 @@ def test_a_command_says_whose_transaction_is_open_and_ends_it(
     with attempt("run3") as ledger:
         assert ledger.memory.last_number == 2
     with pytest.raises(KafkaException):
-        producer.commit_transaction(30)
+        producer.commit_transaction(60)
     assert main(["unblock", pipeline, *place]) == 0
     assert "Nothing to do" in capsys.readouterr().out
 
@@ -391,7 +391,7 @@ def test_the_open_transaction_of_a_command_that_has_died_is_ended_by_the_command
     dead = unblock(hook, pipeline, ledger_topic=ledger_topic_name)
     assert dead.ended and not dead.warnings
     with pytest.raises(KafkaException):
-        producer.commit_transaction(30)
+        producer.commit_transaction(60)
 
 
 def test_a_member_that_joins_the_group_meanwhile_cannot_keep_a_flushed_window_open(attempt, hook, kafka, pipeline, topic):
@@ -416,7 +416,7 @@ def test_a_record_of_a_newer_version_is_refused(attempt, kafka, pipeline, topic,
         partition = ledger.topic.read(pipeline).partition
     producer = Producer(kafka.connection_extra())
     producer.produce(ledger_topic_name, json.dumps({"v": 99}).encode(), window_key(pipeline, 2), partition)
-    producer.flush(30)
+    producer.flush(60)
     with pytest.raises(LedgerUnreadable, match="version 99"), attempt():
         pass
 
@@ -426,7 +426,7 @@ def test_a_newer_record_of_the_owner_of_a_group_is_refused(attempt, kafka, pipel
         partition = ledger.topic.partition_of(pipeline)  # the group has the pipeline's name here
         producer = Producer(kafka.connection_extra())
         producer.produce(ledger_topic_name, json.dumps({"v": 99}).encode(), group_key(pipeline), partition)
-        producer.flush(30)
+        producer.flush(60)
         with pytest.raises(LedgerUnreadable, match=f"group `{pipeline}` has a record of version 99"):
             ledger.other_owner(pipeline)
 

@@ -44,7 +44,7 @@ class Topic:
             at = stamp if stamp > BEGIN else BEGIN + round(stamp * MINUTE)
             told = lambda error, _: failed.append(error) if error else None  # noqa: E731
             producer.produce(self.name, b"v", b"k", partition, timestamp=at, on_delivery=told)
-        producer.flush(30)
+        producer.flush(60)
         assert not failed
 
     def tp(self, partition):

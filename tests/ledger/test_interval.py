@@ -60,7 +60,7 @@ class Hourly:
         producer = Producer({**kafka.connection_extra(), "linger.ms": 5})
         for _ in range(200):
             producer.produce(topic, b"v", b"k", 0)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
     def hour(self, number):
         return Interval(NEW_YEAR + timedelta(hours=number), NEW_YEAR + timedelta(hours=number + 1))

@@ -108,7 +108,7 @@ def test_records_in_an_open_transaction_are_not_lag_yet(kafka, hook, topic):
     with transaction(kafka, topic, 3) as producer:
         state, _ = measured(hook, topic, topic)
         assert (state.records, state.held_back) == (0, 3)
-        producer.commit_transaction(30)
+        producer.commit_transaction(60)
         eventually(lambda: measured(hook, topic, topic)[0].records)
     assert measured(hook, topic, topic)[0].held_back == 0
 
@@ -121,7 +121,7 @@ def test_offsets_that_a_group_has_in_an_open_transaction_count_only_once_it_is_c
         producer.send_offsets_to_transaction([KafkaTopicPartition(topic, 0, 5)], member.consumer_group_metadata(), 30)
         # Whoever waited for the transaction would be told after the hook's time that it is open.
         assert measured(hook, topic, topic)[0].committed == 1
-        producer.commit_transaction(30)
+        producer.commit_transaction(60)
     eventually(lambda: measured(hook, topic, topic)[0].committed == 5)
     member.close()
 
@@ -267,7 +267,7 @@ def test_a_pipeline_of_data_intervals_stands_where_its_group_does(kafka, hook, t
     ledger.ensure()
     producer = Producer(kafka.connection_extra())
     producer.produce(name, done.value, done.key, partition=ledger.partition_of(pipeline))
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     produce(kafka, topic, 10)
     commit(kafka, topic, topic, 3)
     assert LagMeter((), topic, pipeline, name).measure(hook)[0].records() == 7

@@ -106,7 +106,7 @@ def test_more_bad_records_than_allowed_or_too_many_bytes_of_them_fail_the_window
 
     def check_nothing_was_sent() -> None:
         assert files.rows() == [] and set(files.committed().values()) == {-1001}
-        assert dead not in AdminClient(files.kafka.connection_extra()).list_topics(timeout=30).topics
+        assert dead not in AdminClient(files.kafka.connection_extra()).list_topics(timeout=60).topics
 
     with pytest.raises(TooManyBadRecords, match=rf"{bad} of the {100 + bad} records.*are bad") as raised:
         files.run("run1", **tolerant(dead, max_errors=0.09))
@@ -138,7 +138,7 @@ def test_an_error_of_the_users_own_sql_fails_the_window_and_says_what_spark_says
     with pytest.raises(SparkJobFailed, match=r"DIVIDE_BY_ZERO.* by zero"):
         files.run("run1", **tolerant(f"dead-{files.topic}"), transforms=[Sql(columns)])
     assert files.rows() == []
-    assert f"dead-{files.topic}" not in AdminClient(files.kafka.connection_extra()).list_topics(timeout=30).topics
+    assert f"dead-{files.topic}" not in AdminClient(files.kafka.connection_extra()).list_topics(timeout=60).topics
 
 
 def test_a_letter_that_its_topic_does_not_take_fails_the_window_and_says_what_to_change_for_example_its_headers(files: Pipeline):

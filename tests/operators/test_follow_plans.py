@@ -51,7 +51,7 @@ class Pair:
         for partition, count in enumerate(counts):
             for _ in range(count):
                 producer.produce(self.topic, b"v", None, partition, on_delivery=done)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         return merge_landed(landed)
 
     def publish(self, *counts: int, dies: bool = False, **options) -> None:
@@ -70,7 +70,7 @@ class Pair:
             record, place = marker_record(self.name, Marker(number, 0, landed)), ledger.ledger_claim
             producer = Producer(self.kafka.connection_extra())
             producer.produce(self.ledger_topic, record.value, record.key, place.partition)
-            assert producer.flush(30) == 0
+            assert producer.flush(60) == 0
             if not dies:
                 ledger.published()
                 ledger.close({"published": [vars(part) for part in landed]}, {})

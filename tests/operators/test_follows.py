@@ -43,7 +43,7 @@ def stray(orders, count: int) -> None:
     producer = Producer(orders.kafka.connection_extra())
     for number in range(count):
         producer.produce(orders.topic, b'{"id": -1}', str(number).encode())
-    producer.flush(30)
+    producer.flush(60)
 
 
 def test_it_reads_whole_windows_none_that_is_not_complete_and_their_counts_agree(orders, monkeypatch):

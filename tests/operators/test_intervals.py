@@ -162,7 +162,7 @@ class TestReplay:
         # Records that were deleted since fail a replay, and the rows stay.
         admin = AdminClient(intervals.pipeline.kafka.connection_extra())
         target = TopicPartition(intervals.pipeline.topic, 0, reports[1]["ranges"][0]["start"] + 1)
-        admin.delete_records([target])[target].result(30)
+        admin.delete_records([target])[target].result(60)
         with pytest.raises(DataLoss):
             intervals.run(1, cleared=2)
         assert by_interval(intervals) == before
@@ -195,7 +195,7 @@ class TestReplay:
             at = round((BEGIN + timedelta(minutes=minutes)).timestamp() * 1000)
             event = json.loads(order(1)) | {"customer": f"version-{version}"}
             producer.produce(table.topic, json.dumps(event).encode(), b"1", 0, timestamp=at)
-        producer.flush(30)
+        producer.flush(60)
         options = {"window": "interval", "grace": 0, "sink": sink}
 
         def customer():

@@ -83,7 +83,7 @@ def test_columns_make_new_values_and_output_key_new_keys_which_land_where_anothe
     producer = Producer({**orders.kafka.connection_extra(), "partitioner": "murmur2_random"})
     for key in placed:
         producer.produce(again, b"", key)
-    producer.flush(30)
+    producer.flush(60)
     assert {r.key: r.partition for r in orders.read(again)} == placed and len(placed) == 500
 
 

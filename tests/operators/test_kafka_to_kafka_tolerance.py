@@ -343,4 +343,4 @@ def test_all_problems_of_tolerance_and_transforms_come_at_once_and_nothing_is_to
 
 
 def topics(orders) -> set[str]:
-    return set(AdminClient(orders.kafka.connection_extra()).list_topics(timeout=30).topics)
+    return set(AdminClient(orders.kafka.connection_extra()).list_topics(timeout=60).topics)

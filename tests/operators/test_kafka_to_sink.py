@@ -38,7 +38,7 @@ def send(pipeline, *records, partition=0, topic=""):
     producer = Producer(pipeline.kafka.connection_extra())
     for key, value in records:
         producer.produce(topic or pipeline.topic, value, key, partition)
-    producer.flush(30)
+    producer.flush(60)
 
 
 def leave_open(pipeline, monkeypatch):
@@ -78,15 +78,15 @@ class TestWindows:
         files.produce(20, transaction="commit")
         settings = {"transactional.id": files.topic, "transaction.timeout.ms": 600_000}
         producer = Producer({**files.kafka.connection_extra(), **settings})
-        producer.init_transactions(30)
+        producer.init_transactions(60)
         producer.begin_transaction()
         producer.produce(files.topic, order(1000), b"k", 0)
-        producer.flush(30)
+        producer.flush(60)
         report = files.run()
         assert report["records_read"] == 70
         assert report["held_back"] >= 1
         assert files.check(stable=False) == 70
-        producer.commit_transaction(30)
+        producer.commit_transaction(60)
         settled(files.topic)
         files.run("run2")
         assert files.check() == 71, "the record that was open came with the next window"
@@ -129,12 +129,12 @@ class TestWindows:
         admin = AdminClient(files.kafka.connection_extra())
         files.produce(100)
         files.run()
-        admin.delete_consumer_groups([files.name])[files.name].result(30)
+        admin.delete_consumer_groups([files.name])[files.name].result(60)
         files.produce(100)
         files.run("run2")
         assert files.check() == 200, "the group's offsets had expired"
         request = ConsumerGroupTopicPartitions(files.name, [TopicPartition(files.topic, 0, 0)])
-        admin.alter_consumer_group_offsets([request])[files.name].result(30)
+        admin.alter_consumer_group_offsets([request])[files.name].result(60)
         files.produce(100)
         files.run("run3")
         assert files.check() == 300, "the group's offsets were moved by hand, and are never set back"
@@ -189,7 +189,7 @@ class TestDataLoss:
         admin = AdminClient(pipeline.kafka.connection_extra())
         request = [TopicPartition(pipeline.topic, p, offset) for p in range(3)]
         for future in admin.delete_records(request).values():
-            future.result(30)
+            future.result(60)
 
     def recreate(self, pipeline):
         pipeline.kafka.delete_topic(pipeline.topic)
@@ -274,13 +274,13 @@ class TestDataLoss:
         """Imitate an unclean election: the ledger has offsets of a longer log, from the group."""
         files.produce(30)
         producer = Producer({**files.kafka.connection_extra(), "transactional.id": unique("t")})
-        producer.init_transactions(30)
+        producer.init_transactions(60)
         producer.begin_transaction()
         from confluent_kafka import Consumer
 
         consumer = Consumer({**files.kafka.connection_extra(), "group.id": files.name})
         producer.send_offsets_to_transaction([TopicPartition(files.topic, 0, 999)], consumer.consumer_group_metadata(), 30)
-        producer.commit_transaction(30)
+        producer.commit_transaction(60)
         consumer.close()
         with pytest.raises(OffsetsWentBack):
             files.run()
@@ -314,7 +314,7 @@ class TestRecords:
         producer = Producer(files.kafka.connection_extra())
         headers = [("trace", b"x"), ("n", None)]
         producer.produce(files.topic, order(77_777), b"7", 2, timestamp=1_700_000_000_123, headers=headers)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         names = {
             "topic": "topic", "partition": "part", "offset": "off", "timestamp": "ts", "timestampType": "tt", "headers": "h",
             "value": "raw",

@@ -25,7 +25,7 @@ def produce(pipeline, counts: dict[int, int]) -> dict[str, int]:
             at = round(instant.timestamp() * 1000) + n * 500
             producer.produce(pipeline.topic, order(number), b"k%d" % number, timestamp=at)
             number += 1
-    producer.flush(30)
+    producer.flush(60)
     return upstream
 
 

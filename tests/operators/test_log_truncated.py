@@ -50,7 +50,7 @@ def send(kafka: EmbeddedKafka, topic: str, numbers: range) -> None:
     producer = Producer({**kafka.connection_extra(), "linger.ms": 0})
     for number in numbers:
         producer.produce(topic, order(number), b"k", 0)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
 
 def segment(kafka: EmbeddedKafka, topic: str) -> Path:

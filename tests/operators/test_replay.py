@@ -126,7 +126,7 @@ def test_a_poisoned_window_is_skipped_and_the_next_one_goes_on_with_nothing_doub
     table._produced += 1
     producer = Producer(table.kafka.connection_extra())
     producer.produce(table.topic, b"no json", b"poison", 0)
-    producer.flush(30)
+    producer.flush(60)
     table.produce(20)
     with pytest.raises(BadRecords):
         table.run("run2")

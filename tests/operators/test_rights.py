@@ -108,11 +108,11 @@ class Cluster:
         every = AclBindingFilter(
             ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
         )
-        return set(map(repr, self.admin.describe_acls(every).result(30)))
+        return set(map(repr, self.admin.describe_acls(every).result(60)))
 
     def grant(self, acls: list[AclBinding]) -> None:
         for future in self.admin.create_acls(acls).values():
-            future.result(30)
+            future.result(60)
         eventually(lambda: self.there() >= set(map(repr, acls)), 30)
 
     def revoke(self, acls: list[AclBinding]) -> None:
@@ -121,7 +121,7 @@ class Cluster:
             for a in acls
         ]
         for future in self.admin.delete_acls(filters).values():
-            future.result(30)
+            future.result(60)
         eventually(lambda: not self.there() & set(map(repr, acls)), 30)
 
     @contextmanager

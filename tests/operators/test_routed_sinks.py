@@ -54,7 +54,7 @@ def test_to_a_table_a_directory_and_a_topic_beside_dead_letters_each_record_is_i
     # Not even a stage can hold it, and it is for the other table.
     producer = Producer(table.kafka.connection_extra())
     producer.produce(table.topic, json.dumps({**json.loads(order(1407)), "customer": "a\0b"}).encode(), b"nul", 0)
-    producer.flush(30)
+    producer.flush(60)
     transforms = [
         Filter(predicate=Condition("id % 11 = 0"), to=topic),
         Sql(columns={**ORDER, "n": "nullif(id % 7, 3)"}),
@@ -117,7 +117,7 @@ def test_records_without_a_value_and_all_that_is_left_are_captured_and_windows_g
         for number in range(first, first + 10):
             producer.produce(files.topic, order(number), b"%d" % number, number % 3)
             producer.produce(files.topic, None, b"gone-%d" % number, number % 3)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         return files.run(f"run-{first}", transforms=transforms, **options)
 
     reports = [window(0, capture), window(10, []), window(20, capture)]

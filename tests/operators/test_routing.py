@@ -50,7 +50,7 @@ def test_records_that_do_not_meet_a_condition_are_in_their_topic_as_they_were_an
     bad = produce_mixed(files, 200, 10)
     producer = Producer(files.kafka.connection_extra())
     producer.produce(files.topic, None, b"gone", headers=[("why", b"x")], timestamp=1_700_000_000_123)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     transforms = [
         Filter(predicate=RecordIsTombstone(), to=odd),
         refused(small, "id >= 20", reason="it is too small"),
@@ -104,7 +104,7 @@ def test_what_went_elsewhere_stays_there_when_the_condition_or_the_format_is_ano
             files.run("run1", transforms=[refused(small)])
         monkeypatch.undo()
         assert files.rows() == [] and set(files.committed().values()) == {-1001}
-        assert small not in AdminClient(files.kafka.connection_extra()).list_topics(timeout=30).topics
+        assert small not in AdminClient(files.kafka.connection_extra()).list_topics(timeout=60).topics
     monkeypatch.setenv(faults.FAULT, f"{point}:raise")
     with pytest.raises(RuntimeError, match=point):
         files.run("run1", transforms=[refused(small)])

@@ -24,7 +24,7 @@ def filled(files):
     for number in range(3 * PER_PARTITION):
         partition, offset = divmod(number, PER_PARTITION)
         producer.produce(files.topic, order(number), b"k", partition, timestamp=BASE + 1000 * offset)
-    producer.flush(30)
+    producer.flush(60)
     return files
 
 
@@ -144,14 +144,14 @@ class TestStop:
         assert ranges(filled.run(ending_offsets=f"committed:{group}")) == [(0, 0), (0, 7), (0, 0)]
         settings = {"transactional.id": filled.topic, "transaction.timeout.ms": 600_000}
         producer = Producer({**filled.kafka.connection_extra(), **settings})
-        producer.init_transactions(30)
+        producer.init_transactions(60)
         producer.begin_transaction()
         producer.produce(filled.topic, order(60), b"k", 0)
-        producer.flush(30)
+        producer.flush(60)
         report = filled.run("run2", ending_offsets={filled.topic: {"0": 1000, "1": 1000, "2": -1}})
         assert ranges(report) == [(0, 20), (7, 20), (0, 20)]
         assert report["held_back"] == 1
-        producer.abort_transaction(30)
+        producer.abort_transaction(60)
 
     def test_what_cannot_be_is_refused_before_anything_happens(self, files):
         for options, where in (

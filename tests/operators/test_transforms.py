@@ -144,7 +144,7 @@ def test_tombstones_delete_behind_transforms_and_may_be_left_out(table: Pipeline
         producer.produce(table.topic, value, b'{"id": %d}' % number, 0)
     for number in range(0, 30, 3):
         producer.produce(table.topic, None, b'{"id": %d}' % number, 0)
-    producer.flush(30)
+    producer.flush(60)
     options = {
         "sink": sink,
         "key": Json(schema="id bigint"),
@@ -153,7 +153,7 @@ def test_tombstones_delete_behind_transforms_and_may_be_left_out(table: Pipeline
     report = table.run("run1", transforms=[ReplaceField(exclude="more")], **options)
     assert sorted(row[0] for row in table.rows()) == [n for n in range(30) if n % 3]
     producer.produce(table.topic, None, b'{"id": 1}', 0)
-    producer.flush(30)
+    producer.flush(60)
     dropped = [ReplaceField(exclude="more"), Filter(predicate=RecordIsTombstone())]
     report = table.run("run2", transforms=dropped, **options)
     assert (report["records_filtered"], len(table.rows())) == (1, 20)

@@ -26,7 +26,7 @@ def problems(flow: Any, **options: Any) -> dict[str, str]:
     admin = AdminClient(flow.kafka.connection_extra())
 
     def topics() -> set[str]:
-        return set(admin.list_topics(timeout=30).topics) - {"__consumer_offsets"}
+        return set(admin.list_topics(timeout=60).topics) - {"__consumer_offsets"}
 
     before = topics()
     with pytest.raises(ValidationError) as caught:

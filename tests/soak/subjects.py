@@ -228,7 +228,7 @@ class ToSink(Subject):
             admin = AdminClient(self.flow.kafka.connection_extra())
             deleted = admin.delete_records([TopicPartition(self.flow.topic, p, offset) for p, offset in offsets.items()])
             for answer in deleted.values():
-                answer.result(30)
+                answer.result(60)
 
     def _look(self) -> None:
         events = self.flow.events(stable=self._open is None)

@@ -29,7 +29,7 @@ def alter_config(admin: AdminClient, kind: ResourceType, name: str, settings: Ma
 
 def set_cleaner(admin: AdminClient, settings: Mapping[str, str]) -> None:
     """Change settings of the log cleaner of all brokers."""
-    for broker in admin.list_topics(timeout=30).brokers:
+    for broker in admin.list_topics(timeout=60).brokers:
         alter_config(admin, ResourceType.BROKER, str(broker), settings)
 
 

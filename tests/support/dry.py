@@ -99,7 +99,7 @@ class Dry:
         producer = Producer({**ALL_BROKERS, **self.kafka.connection_extra(), "enable.idempotence": True})
         for minute in minutes:
             producer.produce(topic or self.topic, b"v", None, partition, timestamp=BEGIN_MS + round(minute * MINUTE_MS))
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
     def attempt(
         self,

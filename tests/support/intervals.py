@@ -45,7 +45,7 @@ class Intervals:
             place = self.sent % 3 if partition is None else partition
             producer.produce(self.pipeline.topic, order(self.sent), str(self.sent).encode(), place, timestamp=at)
             self.sent += 1
-        producer.flush(30)
+        producer.flush(60)
 
     def fill(self) -> None:
         """Each hour has records, one late and one early among them."""

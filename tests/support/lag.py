@@ -50,7 +50,7 @@ def produce(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int = 0
     timestamp = now_ms() - int(age * SECOND)
     for _ in range(count):
         producer.produce(topic, b"v", partition=partition, timestamp=timestamp)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     return timestamp
 
 
@@ -58,18 +58,18 @@ def produce(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int = 0
 def transaction(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int = 0) -> Iterator[Producer]:
     """An open transaction with records in it; who does not end it leaves it to be aborted."""
     producer = Producer({**kafka.connection_extra(), "transactional.id": f"{topic}-{time.monotonic_ns()}", **OPEN})
-    producer.init_transactions(30)
+    producer.init_transactions(60)
     producer.begin_transaction()
     for _ in range(count):
         producer.produce(topic, b"v", partition=partition)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     ended = False
     try:
         yield producer
         ended = True
     finally:
         if not ended:
-            producer.abort_transaction(30)
+            producer.abort_transaction(60)
 
 
 def transact(kafka: EmbeddedKafka, hook: KafkaHook, topic: str, count: int, outcome: str, partition: int = 0) -> None:
@@ -97,14 +97,14 @@ def end_of(kafka: EmbeddedKafka, topic: str, partition: int = 0) -> int:
 
     consumer = Consumer({**kafka.connection_extra(), "group.id": "nobody"})
     try:
-        return consumer.get_watermark_offsets(KafkaTopicPartition(topic, partition), timeout=30)[1]
+        return consumer.get_watermark_offsets(KafkaTopicPartition(topic, partition), timeout=60)[1]
     finally:
         consumer.close()
 
 
 def delete_group(kafka: EmbeddedKafka, group: str) -> None:
     admin = AdminClient(kafka.connection_extra())
-    admin.delete_consumer_groups([group], request_timeout=30)[group].result(60)
+    admin.delete_consumer_groups([group], request_timeout=60)[group].result(60)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def same_multiset(expected: Iterable[Any], found: Iterable[Any]) -> int:
     return sum(want.values())
 
 
-def wait_stable(config: dict[str, Any], topic: str, seconds: float = 30.0) -> bool:
+def wait_stable(config: dict[str, Any], topic: str, seconds: float = 45.0) -> bool:
     """A commit is answered before every partition is told of it: wait until read_committed readers get to where the log ends now.
 
     :return: False when it still does not after so many seconds: a transaction was left open.
@@ -41,10 +41,10 @@ def wait_stable(config: dict[str, Any], topic: str, seconds: float = 30.0) -> bo
     admin = AdminClient({**config, "log_level": 0, "error_cb": lambda error: None})
 
     def ends(level: IsolationLevel) -> dict[int, int]:
-        partitions = [TopicPartition(topic, p) for p in admin.list_topics(topic, timeout=30).topics[topic].partitions]
+        partitions = [TopicPartition(topic, p) for p in admin.list_topics(topic, timeout=60).topics[topic].partitions]
         if not partitions:
             return {}
-        asked = admin.list_offsets(dict.fromkeys(partitions, OffsetSpec.latest()), isolation_level=level, request_timeout=30)
+        asked = admin.list_offsets(dict.fromkeys(partitions, OffsetSpec.latest()), isolation_level=level, request_timeout=60)
         return {tp.partition: answer.result(60).offset for tp, answer in asked.items()}
 
     high: dict[int, int] = {}
@@ -78,8 +78,8 @@ def committed_messages(config: dict[str, Any], topic: str, *, stable: bool = Tru
         }
     )
     try:
-        partitions = list(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
-        bounds = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=30) for p in partitions}
+        partitions = list(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
+        bounds = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=60) for p in partitions}
         consumer.assign([TopicPartition(topic, p, low) for p, (low, _) in bounds.items()])
         left, messages = {p for p, (low, high) in bounds.items() if low < high}, []
         while left:

@@ -114,7 +114,7 @@ class Pipeline(Attempts):
             settings["transactional.id"] = f"{self.topic}-{self._produced}"
         producer = Producer(settings)
         if transaction:
-            producer.init_transactions(30)
+            producer.init_transactions(60)
             producer.begin_transaction()
         for number in range(self._produced, self._produced + count):
             producer.produce(self.topic, order(number), str(number).encode())
@@ -133,9 +133,9 @@ class Pipeline(Attempts):
         settings: dict[str, Any] = {"transactional.id": f"{self.topic}-{self._produced}", "transaction.timeout.ms": 900_000}
         settings |= {"log_level": 0, "error_cb": lambda error: None}  # the broker may be killed meanwhile
         producer = Producer({**self.kafka.connection_extra(), **settings})
-        producer.init_transactions(30)
+        producer.init_transactions(60)
         producer.begin_transaction()
-        partitions = len(producer.list_topics(self.topic, timeout=30).topics[self.topic].partitions)
+        partitions = len(producer.list_topics(self.topic, timeout=60).topics[self.topic].partitions)
         for number in numbers:
             producer.produce(self.topic, order(number), str(number).encode(), number % partitions)
         self._produced += count
@@ -201,7 +201,7 @@ class Pipeline(Attempts):
 
         try:
             partitions = [
-                TopicPartition(self.topic, p) for p in consumer.list_topics(self.topic, timeout=30).topics[self.topic].partitions
+                TopicPartition(self.topic, p) for p in consumer.list_topics(self.topic, timeout=60).topics[self.topic].partitions
             ]
             return {p.partition: p.offset for p in eventually(look)}
         finally:

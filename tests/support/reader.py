@@ -61,7 +61,7 @@ class Reader:
     def __enter__(self) -> Reader:
         # With no error_cb of its own a client raises what concerns no request.
         self._consumer = Consumer({**self._config, "error_cb": lambda error: None})
-        self._partitions = list(self._consumer.list_topics(self.topic, timeout=30).topics[self.topic].partitions)
+        self._partitions = list(self._consumer.list_topics(self.topic, timeout=60).topics[self.topic].partitions)
         self._consumer.assign([TopicPartition(self.topic, partition, 0) for partition in self._partitions])
         self._thread.start()
         self._wait(lambda: len(self._at) == len(self._partitions), 180, "to stand in every partition")
@@ -90,7 +90,7 @@ class Reader:
         """High watermarks, not last stable offsets: a reader that is not read_committed is told them."""
         fresh = Consumer({**self._config, "isolation.level": "read_uncommitted", "error_cb": lambda error: None})
         try:
-            return {p: fresh.get_watermark_offsets(TopicPartition(self.topic, p), timeout=30)[1] for p in self._partitions}
+            return {p: fresh.get_watermark_offsets(TopicPartition(self.topic, p), timeout=60)[1] for p in self._partitions}
         finally:
             fresh.close()
 

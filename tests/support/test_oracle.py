@@ -48,13 +48,13 @@ def test_what_was_committed_is_found_at_once_and_a_transaction_that_is_open_is_t
     kafka.create_topic(topic, 3)
     for turn in range(1, 21):
         producer = Producer({**config, "transactional.id": topic})
-        producer.init_transactions(30)
+        producer.init_transactions(60)
         producer.begin_transaction()
         for number in range(6):
             producer.produce(topic, b"%d" % number, partition=number % 3)
         if turn == 20:
-            producer.flush(30)
+            producer.flush(60)
             assert not wait_stable(config, topic, 0.5)
             assert len(committed_records(config, topic, stable=False)) == 6 * (turn - 1)
-        producer.commit_transaction(30)
+        producer.commit_transaction(60)
         assert len(committed_records(config, topic)) == 6 * turn

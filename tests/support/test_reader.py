@@ -44,11 +44,11 @@ def test_the_reader_sees_what_is_committed_and_notices_what_hides_the_rest(kafka
 
     def write(count: int, end: str) -> Producer:
         producer = Producer({**kafka.connection_extra(), "transactional.id": unique("writer")})
-        producer.init_transactions(30)
+        producer.init_transactions(60)
         producer.begin_transaction()
         for number in range(count):
             producer.produce(topic, str(number).encode(), partition=number % 2)
-        producer.flush(30)
+        producer.flush(60)
         if end:
             getattr(producer, f"{end}_transaction")(30)
         return producer
@@ -62,5 +62,5 @@ def test_the_reader_sees_what_is_committed_and_notices_what_hides_the_rest(kafka
         hanging = write(2, "")
         with pytest.raises(AssertionError, match="waited for to come to"):
             reader.caught_up(1)
-        hanging.abort_transaction(30)
+        hanging.abort_transaction(60)
         assert len(reader.caught_up()) == 20

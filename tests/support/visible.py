@@ -103,7 +103,7 @@ def main(options: dict[str, Any], result: Path) -> None:
     producer = Producer(options["broker"])
     for _ in range(2):
         producer.produce(options["arguments"]["topics"], b"{", partition=0)
-    producer.flush(30)
+    producer.flush(60)
     dag.test(logical_date=datetime(2026, 1, 3, tzinfo=timezone.utc))
     with create_session() as session:
         first, second, third = session.scalars(

@@ -163,10 +163,10 @@ def test_records_are_kept_and_transactions_work_with_few_partitions(kafka: Embed
     topic = unique("transactional")
     kafka.create_topic(topic)
     producer = Producer(kafka.connection_extra(transactional_id=unique("id")))
-    producer.init_transactions(30)
+    producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(topic, "kept")
-    producer.commit_transaction(30)
+    producer.commit_transaction(60)
     assert consume(kafka, topic, 1) == ["kept"]
 
 

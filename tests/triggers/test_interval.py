@@ -64,7 +64,7 @@ def test_an_open_transaction_may_still_bring_records_into_the_interval(kafka, ho
         observed = checked.check(hook)
         assert not observed.done
         assert "an open transaction keeps them back" in observed.line
-        producer.commit_transaction(30)
+        producer.commit_transaction(60)
         eventually(lambda: checked.check(hook).done)
 
 

@@ -60,7 +60,7 @@ class Past:
         written = int((time.time() - hours_ago * 3600) * 1000)
         for number in range(count):
             producer.produce(topic, json.dumps({"id": number}).encode(), partition=number % 3, timestamp=written)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
     def move(
         self,
@@ -129,7 +129,7 @@ class Past:
             producer.produce(topic, value, key, headers=_context(pipeline, number))
             if not number:
                 producer.produce(topic, b"somebody else's", headers=_context("another", 0))
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         landed = Landed(topic, 0, 0, len(letters), len(letters))
         offsets = {TopicPartition("ui-orders", 0): ((7, 7 + len(letters)),)}
         record = dead_record(pipeline, DeadLetters(window, topic, (Batch(0, "t", offsets, (landed,)),)))
@@ -141,7 +141,7 @@ class Past:
         ledger.ensure()
         producer = Producer(self.kafka.connection_extra())
         producer.produce(topic, value, key, partition=ledger.partition_of(pipeline))
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
     def _report(self, window: Window, each: int, group: str, completed_at: str) -> Report:
         read = each * len(window.ranges)

@@ -39,7 +39,7 @@ def produce(config: dict) -> int:
     for partition in range(3):
         producer.produce(TOPIC, order(number), b"%d" % number, partition, timestamp=round(NOW.timestamp() * 1000))
         number += 1
-    producer.flush(30)
+    producer.flush(60)
     return number
 
 

@@ -35,7 +35,7 @@ def hours(site):
     for number in range(40):
         at = int((hour(number // 10) + timedelta(minutes=number % 10)).timestamp() * 1000)
         producer.produce(TOPIC, json.dumps({"id": number}).encode(), partition=number % 2, timestamp=at)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     runs = {}
     for number in (1, 0):
         start, end = hour(number).isoformat(), hour(number + 1).isoformat()

@@ -45,7 +45,7 @@ class Gate:
         producer = Producer(self.site.kafka.connection_extra())
         for number, value in enumerate([*map(order, range(good)), *bad]):
             producer.produce(TOPIC, value, b"key-%d" % number, partition=number % 3)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
 
 @pytest.fixture(scope="module", autouse=True)

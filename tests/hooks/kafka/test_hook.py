@@ -57,19 +57,19 @@ def produce(kafka, topic, partition, *timestamps):
     producer = Producer(kafka.connection_extra())
     for timestamp in timestamps:
         producer.produce(topic, value=b"v", partition=partition, timestamp=timestamp)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 @contextmanager
 def transaction(kafka):
     """A producer with an open transaction, which is aborted unless it was ended before."""
     producer = Producer(kafka.connection_extra() | {"transactional.id": name("txn"), "transaction.timeout.ms": 600_000})
-    producer.init_transactions(20)
+    producer.init_transactions(60)
     producer.begin_transaction()
     try:
         yield producer
     except BaseException:
-        producer.abort_transaction(20)
+        producer.abort_transaction(60)
         raise
 
 
@@ -105,7 +105,7 @@ def each(topic, *values):
 
 
 def test_cluster_id(kafka, hook):
-    assert hook.cluster_id() == AdminClient(kafka.connection_extra()).list_topics(timeout=20).cluster_id
+    assert hook.cluster_id() == AdminClient(kafka.connection_extra()).list_topics(timeout=60).cluster_id
 
 
 def test_list_topics_leaves_out_kafkas_own_unless_asked(hook, topic):
@@ -207,12 +207,12 @@ def test_an_open_transaction_holds_the_last_stable_offset_back(kafka, hook, topi
     with transaction(kafka) as producer:
         producer.produce(topic, b"v", partition=0)
         producer.produce(topic, b"v", partition=0)
-        producer.flush(20)
+        producer.flush(60)
         produce(kafka, topic, 0, 1)
         bounds = hook.offsets([topic])[TopicPartition(topic, 0)]
         assert bounds == PartitionOffsets(0, 1, 4)
         assert bounds.held_back == 3
-        producer.commit_transaction(20)
+        producer.commit_transaction(60)
     # The marker of the commit takes an offset as well.
     assert settled(hook, TopicPartition(topic, 0)) == PartitionOffsets(0, 5, 5)
 
@@ -220,8 +220,8 @@ def test_an_open_transaction_holds_the_last_stable_offset_back(kafka, hook, topi
 def test_an_aborted_transaction_holds_nothing_back(kafka, hook, topic):
     with transaction(kafka) as producer:
         producer.produce(topic, b"v", partition=0)
-        producer.flush(20)
-        producer.abort_transaction(20)
+        producer.flush(60)
+        producer.abort_transaction(60)
     assert settled(hook, TopicPartition(topic, 0)) == PartitionOffsets(0, 2, 2)
 
 
@@ -251,11 +251,11 @@ def test_offsets_for_times_look_behind_the_last_stable_offset_only_on_request(ka
     produce(kafka, topic, 0, 10 * SECOND)
     with transaction(kafka) as producer:
         producer.produce(topic, b"v", partition=0, timestamp=20 * SECOND)
-        producer.flush(20)
+        producer.flush(60)
         partition = TopicPartition(topic, 0)
         assert hook.offsets_for_times([partition], 20 * SECOND)[partition] is None
         assert hook.offsets_for_times([partition], 20 * SECOND, isolation_level="read_uncommitted")[partition] == 1
-        producer.abort_transaction(20)
+        producer.abort_transaction(60)
 
 
 def test_offsets_are_asked_for_in_batches_not_one_request_for_each_partition(kafka, monkeypatch, caplog):
@@ -316,7 +316,7 @@ def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
         assert found.held_back and found.lso == int(advice[3])
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(patient.committed, group, [partition])
-            producer.commit_transaction(20)
+            producer.commit_transaction(60)
             assert answer.result(60) == {partition: CommittedOffset(9)}
         consumer.close()
 
@@ -333,7 +333,7 @@ def test_a_transaction_that_is_open_for_longer_than_brokers_allow_is_named_with_
     with transaction(kafka) as producer:
         for partition, timestamp in ((0, SECOND), (1, 1_000 * SECOND)):
             producer.produce(topic, b"v", partition=partition, timestamp=timestamp)
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
         monkeypatch.setattr("time.time", lambda: 1_899.0)
         (one,) = warned()
         assert f"--topic {topic} --partition 0 --start-offset 0" in one and "32 minutes" in one
@@ -342,7 +342,7 @@ def test_a_transaction_that_is_open_for_longer_than_brokers_allow_is_named_with_
         (one,) = warned({TopicPartition(topic, 0): 0, TopicPartition(topic, 1): 1})
         assert "--partition 0" in one, "a window gets on in the other partition"
         monkeypatch.undo()
-        producer.commit_transaction(20)
+        producer.commit_transaction(60)
     assert eventually(lambda: not warned())
 
 
@@ -403,10 +403,10 @@ def test_one_client_per_hook_and_a_new_one_after_close(kafka, monkeypatch):
 
 def test_clients_made_from_its_settings_work(kafka, hook, topic):
     producer = Producer(hook.producer_config(**{"transactional.id": name("txn")}))
-    producer.init_transactions(20)
+    producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(topic, b"hello", partition=0)
-    producer.commit_transaction(20)
+    producer.commit_transaction(60)
     settled(hook, TopicPartition(topic, 0))
     consumer = Consumer(hook.consumer_config())
     consumer.assign([KafkaTopicPartition(topic, 0, 0)])

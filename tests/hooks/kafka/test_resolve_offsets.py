@@ -45,18 +45,18 @@ def topic(kafka, hook):
     for partition, count in ((0, 10), (1, 5)):
         for offset in range(count):
             producer.produce(name, b"v", partition=partition, timestamp=BASE + offset)
-    producer.flush(30)
+    producer.flush(60)
     hook.delete_records({TopicPartition(name, 0): 2})
     # It stays open while all tests of this file run.
     settings = {"transactional.id": name, "transaction.timeout.ms": 900_000}
     transaction = Producer({**kafka.connection_extra(), **settings})
-    transaction.init_transactions(30)
+    transaction.init_transactions(60)
     transaction.begin_transaction()
     for offset in range(5, 8):
         transaction.produce(name, b"v", partition=1, timestamp=BASE + offset)
-    transaction.flush(30)
+    transaction.flush(60)
     yield name
-    transaction.abort_transaction(30)
+    transaction.abort_transaction(60)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def seen(kafka, postgres, tmp_path_factory):
         made.produce(RECORDS)
         producer = Producer(kafka.connection_extra())
         producer.produce(made.topic, b"{", partition=0)
-        producer.flush(30)
+        producer.flush(60)
         letters = f"{made.topic}-dead"
         options = {
             **made.arguments,

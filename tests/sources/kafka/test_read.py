@@ -37,11 +37,11 @@ def produce(kafka, topic, values, *, end=None, unique=None):
     """Plain records, or one transaction that ends with ``commit``, ``abort`` or stays open (None with ``unique``)."""
     producer = Producer({**kafka.connection_extra(), **({"transactional.id": unique("txn")} if unique else {})})
     if unique:
-        producer.init_transactions(30)
+        producer.init_transactions(60)
         producer.begin_transaction()
     for value in values:
         producer.produce(topic, value, b"key", 0)
-    producer.flush(30)
+    producer.flush(60)
     if end:
         getattr(producer, f"{end}_transaction")(30)
         # Brokers answer before the marker is in the log, and what comes next would come before it.
@@ -106,14 +106,14 @@ def test_an_open_transaction_behind_the_end_does_not_matter(kafka, config, topic
     produce(kafka, topic, [b"a", b"b"])
     producer = produce(kafka, topic, [b"open"], unique=unique)
     assert read(config, topic, 0, 2)[0] == [b"a", b"b"]
-    producer.abort_transaction(30)
+    producer.abort_transaction(60)
 
 
 def test_keys_timestamps_headers_and_tombstones_come_along(kafka, config, topic):
     producer = Producer(kafka.connection_extra())
     producer.produce(topic, None, b"k", 0, timestamp=1_700_000_000_123, headers=[("h", b"1"), ("h", None)])
     producer.produce(topic, b"", None, 0, timestamp=1_700_000_000_124)
-    producer.flush(30)
+    producer.flush(60)
     (batch,) = KafkaSplitReader(config, OffsetRange(topic, 0, 0, 2), with_headers=True)
     assert list(batch.keys) == [b"k", None]
     assert list(batch.values) == [None, b""]
