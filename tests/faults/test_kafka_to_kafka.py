@@ -142,7 +142,7 @@ def test_output_and_consumed_offset_of_a_partition_move_together(orders):
         moved = {tp.partition for tp, offset in committed.items() if offset}
         return committed if there and there == {r.content for r in sent if r.partition in moved} else None
 
-    committed = eventually(together, 60)
+    committed = eventually(together)
     # What is published may be deleted before the window is complete.
     with KafkaHook() as hook:
         hook.delete_records({tp: offset.offset for tp, offset in committed.items() if offset})

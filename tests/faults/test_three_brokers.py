@@ -123,14 +123,14 @@ def test_records_that_an_unclean_leader_election_loses_are_named_and_what_grows_
         numbers = {three.broker(number).node_id: number for number in range(3)}
         leader, (follower,) = first.leader, set(first.replicas) - {first.leader}
         three.kill(numbers[follower])
-        assert wait_until(lambda: (now := partition_of(three, flow.topic)) and now.isrs == [leader], 60)
+        assert wait_until(lambda: (now := partition_of(three, flow.topic)) and now.isrs == [leader], 180)
         send(three, flow.topic, range(10, 20))
         assert flow.run("run2")["records_read"] == 10
         epoch = flow_epoch(flow)
 
         three.kill(numbers[leader])
         three.restart(numbers[follower])
-        assert wait_until(lambda: (now := partition_of(three, flow.topic)) and now.leader == follower, 60)
+        assert wait_until(lambda: (now := partition_of(three, flow.topic)) and now.leader == follower, 180)
         send(three, flow.topic, range(100, 130))
 
         with pytest.raises(LogTruncated) as refused:

@@ -110,7 +110,7 @@ def test_the_jobs_of_a_killed_task_are_cancelled_before_its_retry_begins(files, 
     assert files.check() == 300
     # What was stopped in the middle of a split ends instead of going on with it.
     workers.wake(worker)
-    assert wait_until(lambda: not warm.is_running(worker), 30)
+    assert wait_until(lambda: not warm.is_running(worker), 180)
     assert files.check() == 300
 
 
@@ -134,5 +134,5 @@ def test_a_warm_process_without_tasks_ends_by_itself(files, keep_alive, started)
     keep_alive("1s")
     attempt = files.victim("run1", fault=None)
     jvm = ran(attempt, started)
-    assert wait_until(lambda: not warm.is_running(jvm), 60)
+    assert wait_until(lambda: not warm.is_running(jvm), 180)
     assert "no task came for 1 s" in warm.server_log(attempt.log)

@@ -113,7 +113,7 @@ class Cluster:
     def grant(self, acls: list[AclBinding]) -> None:
         for future in self.admin.create_acls(acls).values():
             future.result(60)
-        eventually(lambda: self.there() >= set(map(repr, acls)), 30)
+        eventually(lambda: self.there() >= set(map(repr, acls)))
 
     def revoke(self, acls: list[AclBinding]) -> None:
         filters = [
@@ -122,7 +122,7 @@ class Cluster:
         ]
         for future in self.admin.delete_acls(filters).values():
             future.result(60)
-        eventually(lambda: not self.there() & set(map(repr, acls)), 30)
+        eventually(lambda: not self.there() & set(map(repr, acls)))
 
     @contextmanager
     def without(self, kind: str, name: str, group: str, *operations: str) -> Iterator[None]:
@@ -434,7 +434,7 @@ def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, unique
     try:
         watch.mark_interest(hidden)
         watch.mark_interest("seen")
-        eventually(lambda: watch.state[0] == "ok" and "seen" in watch.lag_trackers, 60)
+        eventually(lambda: watch.state[0] == "ok" and "seen" in watch.lag_trackers)
         measured = watch.lag_trackers["seen"].measured
         assert measured is not None and measured.lag is not None and not measured.problem
         unseen = watch.lag_trackers[hidden].measured

@@ -63,4 +63,4 @@ def end(jvm: int) -> None:
         server = int(Path(f"/proc/{jvm}/stat").read_text().rpartition(")")[2].split()[1])
         if server > 1:
             os.kill(server, signal.SIGTERM)
-    assert wait_until(lambda: not is_running(jvm), 60)
+    assert wait_until(lambda: not is_running(jvm), 180)

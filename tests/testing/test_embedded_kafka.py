@@ -336,7 +336,7 @@ def test_over_tls_the_right_password_connects_and_a_wrong_one_is_refused(
         wrong.poll(0)
         return any(error.name() == "_AUTHENTICATION" for error in refusals)
 
-    assert processes.wait_until(refused, 60)
+    assert processes.wait_until(refused, 180)
 
 
 def test_a_secured_broker_takes_and_gives_records(secured: EmbeddedKafka) -> None:

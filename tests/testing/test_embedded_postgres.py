@@ -198,13 +198,13 @@ def test_what_a_server_that_was_killed_has_started_ends_with_its_supervisor(tmp_
     supervisor, log = processes.SupervisorClient("a test"), tmp_path / "told"
     try:
         server = supervisor.spawn(["sh", "-c", "sh -c 'sleep 600 & echo $!; wait' & wait"], log=log)
-        assert processes.wait_until(lambda: log.read_text().strip(), 60)
+        assert processes.wait_until(lambda: log.read_text().strip(), 180)
         left = [child.pid for child in psutil.Process(server.pid).children(recursive=True)]
         server.signal(signal.SIGKILL)
         assert server.wait(30) == -signal.SIGKILL and len(left) == 2 and not any(map(gone, left))
         os.kill(left[1], signal.SIGKILL)
         # The supervisor is its parent now. If it is not reaped, its process id stays, and a wait for its end does not return.
-        assert processes.wait_until(lambda: not psutil.pid_exists(left[1]), 60)
+        assert processes.wait_until(lambda: not psutil.pid_exists(left[1]), 180)
     finally:
         supervisor.close()
     assert all(map(gone, left))

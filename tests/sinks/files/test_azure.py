@@ -44,7 +44,7 @@ def azurite() -> Iterator[str]:
     (port,) = processes.free_ports(1)
     command = ["azurite-blob", "--blobPort", str(port), "--inMemoryPersistence", "--skipApiVersionCheck", "--silent"]
     supervisor.spawn(command, log=directory / "log")
-    assert processes.wait_until(lambda: "successfully listens" in (directory / "log").read_text(), 60)
+    assert processes.wait_until(lambda: "successfully listens" in (directory / "log").read_text(), 180)
     yield f"http://{processes.LOOPBACK}:{port}/{ACCOUNT}"
     supervisor.close()
 

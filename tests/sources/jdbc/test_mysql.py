@@ -258,7 +258,7 @@ def test_tasks_wait_while_max_sessions_sessions_read(shop: Shop, spark: JdbcSpar
         try:
             found = pool.submit(spark.read, source, splits)
             waiting = "SELECT count(*) FROM information_schema.processlist WHERE info LIKE 'DO SLEEP%'"
-            assert eventually(lambda: shop.rows(waiting)[0][0] >= 1, 60)
+            assert eventually(lambda: shop.rows(waiting)[0][0] >= 1)
             assert not found.done()
             shop.execute(f"DO RELEASE_LOCK('{LOCK_NAME}2')")
             answer = found.result(120)

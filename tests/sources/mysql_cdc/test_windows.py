@@ -312,7 +312,7 @@ def test_another_server_and_a_log_that_was_purged_reset_or_lost_its_end_are_refu
         orders.execute(f"PURGE BINARY LOGS TO '{last}'")
         return orders.server_log().files(orders.connection)[0].file == last
 
-    eventually(is_purged, 30)
+    eventually(is_purged)
     with pytest.raises(LogLost, match="no longer has the log at"):
         windows.freeze()
     with pytest.raises(LogLost, match="does not send its log"):

@@ -331,12 +331,12 @@ def test_a_transaction_that_waits_for_a_standby_is_neither_lost_nor_doubled(orde
     place.execute("SELECT pg_reload_conf()")
     try:
         with place.server.connect(autocommit=True) as waiting:
-            eventually(lambda: waiting.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",), 30)
+            eventually(lambda: waiting.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",))
             insert = f"INSERT INTO {orders.tables[0]} VALUES (100, 'waits')".encode()
             committing = threading.Thread(target=waiting.execute, args=[insert])
             committing.start()
             of_session = f"pid = {waiting.info.backend_pid} AND wait_event = 'SyncRep'"
-            eventually(lambda: place.one(f"SELECT count(*) FROM pg_stat_activity WHERE {of_session}") == 1, 30)
+            eventually(lambda: place.one(f"SELECT count(*) FROM pg_stat_activity WHERE {of_session}") == 1)
             window = windows.freeze()
             with pytest.raises(SourceUnavailable, match="waits for a synchronous standby"):
                 windows.read(window)

@@ -105,7 +105,7 @@ def test_windows_larger_than_what_the_server_keeps_for_a_slot_are_refused(orders
     try:
         from tests.support.waiting import eventually
 
-        eventually(lambda: place.one("SHOW max_slot_wal_keep_size") == "100MB", 30)
+        eventually(lambda: place.one("SHOW max_slot_wal_keep_size") == "100MB")
         assert "104,857,600" in found(orders.source())["source.max_wal_bytes"]
         assert found(orders.source(max_wal_bytes=50 << 20)) == {}
     finally:

@@ -274,7 +274,7 @@ def held(log: Any, application: str) -> Iterator[psycopg.pq.PGconn]:
     start = f"START_REPLICATION SLOT {log.name} LOGICAL 0/0 (proto_version '1', publication_names '{log.name}')"
     session.exec_(start.encode())
     query = f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{log.name}'"
-    eventually(lambda: log.place.one(query) is not None, 30)
+    eventually(lambda: log.place.one(query) is not None)
     yield session
     session.finish()
 
