@@ -110,8 +110,9 @@ def test_a_copy_of_a_table_that_was_read_while_it_changed_equals_it_whatever_is_
 
 @contextmanager
 def in_chunks(kafka, postgres, unique, tmp_path):
-    """Yield a table of 60 rows, whose snapshot is read in windows of three chunks."""
-    options = {"snapshot": "initial", "snapshot_chunk_rows": 20, "snapshot_chunks_per_window": 3}
+    """Yield a table of 60 rows, whose snapshot is read in a window of six chunks: more than two tasks publish until Spark notices
+    that one has died."""
+    options = {"snapshot": "initial", "snapshot_chunk_rows": 10, "snapshot_chunks_per_window": 6}
     with captured(kafka, postgres, unique, tmp_path, 5, **options) as shop:
         kept = shop.table("kept")
         shop.connection.execute(f"DELETE FROM {kept}".encode())
@@ -124,7 +125,7 @@ def publish_half(shop):
     """Let an attempt at a window of chunks die. Return the keys of the rows that it has published."""
     victim = shop.victim("chunks", fault="publish.committed")
     assert victim.wait() == 1 and victim.fired, victim.tail()
-    fence_tasks(shop.name, f"ledger-{shop.name}", 3)
+    fence_tasks(shop.name, f"ledger-{shop.name}", 6)
     settled(shop.topic("kept"))
     first = {key for op, key, _ in shop.events("kept") if op == "r"}
     assert 0 < len(first) < 60, "some chunks are published, and some are not"
