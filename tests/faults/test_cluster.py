@@ -77,7 +77,7 @@ def packed(places, bare):
     """Settings by which such executors have the packages of an archive. Their daemon is Spark's own: the one of the tests is not
     in the archive."""
     archive = places / "env.tar.gz"
-    with patch.object(pack, "_LEVEL", 1):
+    with patch.object(pack, "_LEVEL", 0):
         assert cli(["pack", "--source", "kafka", "jdbc", "--sink", "kafka", "postgres", "-o", str(archive)]) == 0
     return {
         **SMALL,
@@ -232,7 +232,7 @@ def test_a_worker_decommissioned_in_the_middle_of_a_split_that_then_dies_costs_n
     worker = ancestors(executor)[0]
     os.kill(worker, signal.SIGPWR)
     log = places / "cluster.log"
-    assert wait_until(lambda: "Telling app of decommission executors" in log.read_text(), 60), tail(log)
+    assert wait_until(lambda: "Telling app of decommission executors" in log.read_text(), 180), tail(log)
     for process in (worker, executor):
         os.kill(process, signal.SIGKILL)
     report = driver.result()
