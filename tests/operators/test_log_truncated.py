@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -75,6 +75,30 @@ def cut_off(kafka: EmbeddedKafka, *logs: tuple[Path, int]) -> None:
     kafka.restart()
 
 
+Logs = tuple[tuple[Path, int], ...]
+"""Log files, and the sizes that they are cut to."""
+
+SCENES: dict[str, Callable[..., Iterator[Logs]]] = {}
+
+
+def around_the_cut(scene: Callable[..., Iterator[Logs]]) -> Callable[[Cut], None]:
+    """Make a test of a generator, so that the broker is restarted once for all of them.
+
+    What it does up to its first ``yield`` comes before an election that loses nothing. Then it yields the logs that are to be cut
+    off. The rest, behind the cut, is the test.
+    """
+    name = scene.__name__
+    SCENES[name] = scene
+
+    def test(cut: Cut) -> None:
+        # A second try has nothing to go on with, and fails.
+        assert next(cut.scenes.pop(name), None) is None
+
+    test.__doc__ = scene.__doc__
+    return test
+
+
+@around_the_cut
 def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_until_somebody_decides(lone, unique, tmp_path):
     with pipeline("files", lone, None, unique, tmp_path) as flow:
         place = TopicPartition(flow.topic, 0)
@@ -84,11 +108,11 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_until_somebody_de
         send(lone, flow.topic, range(10, 20))
         flow.run("run1")
 
-        lone.restart()
+        yield ()
         send(lone, flow.topic, range(20, 24))
         assert flow.run("run2")["records_read"] == 4, "an election that loses nothing"
 
-        cut_off(lone, (file, size))
+        yield ((file, size),)
         send(lone, flow.topic, range(100, 130))
         with pytest.raises(LogTruncated) as refused:
             flow.run("run3")
@@ -122,7 +146,9 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_until_somebody_de
         assert flow.run("run8")["records_read"] == 0, "the gap was decided once"
 
 
+@around_the_cut
 def test_intervals_behind_a_log_that_was_cut_off_and_has_grown_again_are_refused_until_somebody_decides(lone, unique, tmp_path):
+    yield ()
     with pipeline("files", lone, None, unique, tmp_path) as flow:
         hours = Intervals(flow, table=False)
         hours.produce(*range(5), partition=0)
@@ -132,7 +158,7 @@ def test_intervals_behind_a_log_that_was_cut_off_and_has_grown_again_are_refused
         for partition in (1, 2):
             hours.produce(300, partition=partition)
         assert [hours.run(number)["records_read"] for number in (0, 1)] == [20, 2]
-        cut_off(lone, (file, size))
+        yield ((file, size),)
         hours.produce(*range(130, 160), partition=0)
         with pytest.raises(LogTruncated) as refused:
             hours.run(2)
@@ -152,7 +178,9 @@ def batches(file: Path, size: int, count: int) -> int:
     return size
 
 
+@around_the_cut
 def test_a_ledger_that_has_lost_its_last_records_is_refused_and_the_command_that_is_named_goes_on(lone, unique, tmp_path):
+    yield ()
     with pipeline("files", lone, None, unique, tmp_path) as flow:
         ledger = f"ledger-{flow.name}"
         flow.produce(30)
@@ -166,7 +194,7 @@ def test_a_ledger_that_has_lost_its_last_records_is_refused_and_the_command_that
             reader = LedgerTopic(hook, ledger)
             reader.ensure()
             assert reader.read_without_waiting(flow.name).memory.last_number == 3
-            cut_off(lone, (file, size))
+            yield ((file, size),)
             assert reader.read_without_waiting(flow.name).memory.last_number == 1, (
                 "what was read before the election counts no more"
             )
@@ -184,7 +212,9 @@ def test_a_ledger_that_has_lost_its_last_records_is_refused_and_the_command_that
         assert flow.run("run5")["records_read"] == 0
 
 
+@around_the_cut
 def test_between_topics_what_is_published_is_not_published_again_where_the_ledger_has_lost_that_it_is(lone, unique, tmp_path):
+    yield ()
     with relay(lone, unique, tmp_path) as orders:
         ledger = f"ledger-{orders.name}"
         orders.send(90)
@@ -194,7 +224,7 @@ def test_between_topics_what_is_published_is_not_published_again_where_the_ledge
         orders.send(90)
         orders.run("run2")
         # Its plan and the marker of that transaction are left, and no split's marker.
-        cut_off(lone, (file, batches(file, size, 2)))
+        yield ((file, batches(file, size, 2)),)
         orders.send(20)
         with pytest.raises(LedgerBehind) as refused:
             orders.run("run2")
@@ -271,13 +301,10 @@ FILES = {
 RELAYS = {"copy": None, "filter": "id >= 0"}
 
 
-def open_flows(lone: EmbeddedKafka, postgres: Any, directory: Path, stack: ExitStack) -> dict[str, Any]:
-    """Make the pipelines whose logs are cut off."""
-    numbers = count(1)
-
-    def unique(prefix: str) -> str:
-        return f"{prefix}-cut-{next(numbers)}"
-
+def open_flows(
+    lone: EmbeddedKafka, postgres: Any, unique: Callable[[str], str], directory: Path, stack: ExitStack
+) -> dict[str, Any]:
+    """Make the pipelines whose logs are cut off while their drivers are at work."""
     for name in (*FILES, "splits", *RELAYS):
         (directory / name).mkdir()
     made: dict[str, Any] = {
@@ -306,15 +333,40 @@ def run_late(name: str, flow: Any, before: Callable[[], None]) -> Any:
         return error
 
 
+@dataclass(frozen=True)
+class Cut:
+    """What is there once all logs were cut off.
+
+    :ivar flows: pipelines that were at work meanwhile, with what came of it: a report, or an error.
+    :ivar scenes: :data:`SCENES`, which go on from here.
+    """
+
+    flows: dict[str, tuple[Any, Any]]
+    scenes: dict[str, Iterator[Logs]]
+
+
 @pytest.fixture(scope="module")
 def cut(lone, postgres, tmp_path_factory):
-    """A first run of several pipelines, whose logs are all cut off, and grow again, when each driver has looked and no task has
-    read; with what came of it: a report, or an error.
+    """Cut off all logs of this file at once.
 
-    Each run begins within the one before it, so that the broker is restarted once.
+    A first run of several pipelines is at work: their logs grow again when each driver has looked and no task has read. Each run
+    begins within the one before it.
     """
+    directory, numbers = tmp_path_factory.mktemp("cut"), count(1)
+
+    def unique(prefix: str) -> str:
+        return f"{prefix}-cut-{next(numbers)}"
+
     with ExitStack() as stack:
-        flows = open_flows(lone, postgres, tmp_path_factory.mktemp("cut"), stack)
+        scenes = {}
+        for name, scene in SCENES.items():
+            (directory / name).mkdir()
+            scenes[name] = scene(lone, unique, directory / name)
+            stack.callback(scenes[name].close)
+            assert next(scenes[name]) == ()
+        lone.restart()
+        others = [log for scene in scenes.values() for log in next(scene)]
+        flows = open_flows(lone, postgres, unique, directory, stack)
         logs = {flow.topic: begin_log(lone, flow.topic) for flow in flows.values()}
         found: dict[str, Any] = {}
 
@@ -322,17 +374,17 @@ def cut(lone, postgres, tmp_path_factory):
             if names:
                 found[names[0]] = run_late(names[0], flows[names[0]], lambda: run(names[1:]))
                 return
-            cut_off(lone, *logs.values())
+            cut_off(lone, *others, *logs.values())
             for topic in logs:
                 send(lone, topic, range(100, 130))
 
         run(list(flows))
-        yield {name: (flow, found[name]) for name, flow in flows.items()}
+        yield Cut({name: (flow, found[name]) for name, flow in flows.items()}, scenes)
 
 
 @pytest.mark.parametrize("way", ["tasks", "sql", "spark"])
 def test_records_of_a_log_that_is_cut_off_between_look_and_read_are_not_committed(cut, way):
-    flow, refused = cut[way]
+    flow, refused = cut.flows[way]
     assert isinstance(refused, LogTruncated)
     assert flow.rows() == []
     with pytest.raises(LogTruncated, match='To complete the planned window without them set `data_loss="skip"`'):
@@ -352,7 +404,7 @@ def give_up_at_start(flow, error: LogTruncated) -> None:
 
 
 def test_what_is_cut_off_between_look_and_read_is_a_gap_where_lost_records_are_passed_over(cut):
-    flow, report = cut["gap"]
+    flow, report = cut.flows["gap"]
     lost = [{"topic": flow.topic, "partition": 0, "start": start, "end": start + 5} for start in (10, 15)]
     assert (report["records_read"], report["gaps"]) == (10, lost)
     assert flow.run("run2")["records_read"] == 20
@@ -360,7 +412,7 @@ def test_what_is_cut_off_between_look_and_read_is_a_gap_where_lost_records_are_p
 
 
 def test_a_split_of_records_that_were_cut_off_is_not_committed_by_itself(cut):
-    flow, refused = cut["splits"]
+    flow, refused = cut.flows["splits"]
     assert isinstance(refused, LogTruncated)
     assert sorted(flow.rows()) == [row_of(order(n)) for n in range(10)], "these are in the log, and the first split's"
     give_up(flow, refused)
@@ -384,7 +436,7 @@ def test_sparks_source_does_not_read_a_topic_with_unclean_elections_for_splits_t
 
 @pytest.mark.parametrize("way", RELAYS)
 def test_a_partition_that_was_cut_off_is_not_published_to_another_topic(cut, way):
-    orders, refused = cut[way]
+    orders, refused = cut.flows[way]
     assert isinstance(refused, LogTruncated)
     assert orders.read(orders.output) == []
     with KafkaHook() as hook:
@@ -395,11 +447,12 @@ def test_a_partition_that_was_cut_off_is_not_published_to_another_topic(cut, way
     assert orders.check() == 40
 
 
+@around_the_cut
 def test_a_reader_hands_out_records_of_the_log_that_was_planned_only(lone, unique, tmp_path):
     with pipeline("files", lone, None, unique, tmp_path) as flow, KafkaHook() as hook:
         place, log = TopicPartition(flow.topic, 0), begin_log(lone, flow.topic)
         epoch = read_log(hook, [flow.topic]).partitions[place].epoch
-        lone.restart()
+        yield ()
         config = hook.consumer_config()
 
         def read(start: int, end: int, **options):
@@ -407,7 +460,7 @@ def test_a_reader_hands_out_records_of_the_log_that_was_planned_only(lone, uniqu
             return [offset for records in reader for offset in records.offsets.to_pylist()], reader.gaps
 
         assert read(5, 20, epoch=epoch) == (list(range(5, 20)), []), "an election that loses nothing"
-        cut_off(lone, log)
+        yield (log,)
         send(lone, flow.topic, range(100, 130))
         assert read(0, 10, epoch=epoch) == (list(range(10)), []), "what is left was planned"
         assert read(5, 20, epoch=epoch, skip_lost=True) == (list(range(5, 10)), [Gap(*place, 10, 20)])
