@@ -169,7 +169,7 @@ class RowSource(ABC):
         return None
 
     def completed(self, position: Mapping[str, Any]) -> None:  # noqa: B027
-        """Called when the ledger has a window as COMPLETE. Does nothing by default.
+        """Do the work of the source that follows a complete window; nothing by default. Called when the ledger says COMPLETE.
 
         This call is missing if the attempt dies just before it, so :meth:`freeze` has to do the same work. Never raises.
 

@@ -455,7 +455,7 @@ EVERY_CALL = [
 
 
 def noise(capfd):
-    """What librdkafka has said by itself; not of other tests' brokers, of whose end a client may tell at any time."""
+    """Return the lines that librdkafka has written by itself, without those on brokers of other tests, which may end any time."""
     said = "".join(capfd.readouterr()).splitlines()
     return [line for line in said if "rdkafka" in line and not re.search(r"127\.0\.0\.1:\d\d+", line)]
 

@@ -253,7 +253,7 @@ class ManifestTable:
             self.store.put(self._latest(applied.pipeline), text)
 
     def complete(self, record: WindowRecord) -> None:
-        """Do what is left to do behind the commit of a window before readers see it. May be repeated. Here: nothing.
+        """Make a committed window visible to readers. May be called again. Does nothing by default.
 
         :raises OSError: the store refused it.
         """

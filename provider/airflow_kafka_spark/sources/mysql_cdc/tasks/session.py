@@ -27,7 +27,7 @@ FIRST = 4
 """The position of the first event of a file."""
 
 SENT_SECONDS = 30.0
-"""Seconds to wait until the server sends its log up to the end that it has told."""
+"""Seconds to wait until the server sends its log up to the end that it has reported."""
 
 TABLE_CHANGED = 1412
 """The server's error for a table that is newer than a snapshot: it was truncated, or rebuilt."""
