@@ -574,9 +574,9 @@ class SourceToKafkaOperator(WindowOperator):
         claim = ledger.ledger_claim
         landed = [*(ledger.memory.published or ()), *(part.topic_partition for part in report.published)]
         offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._places_in_targets(landed)}
-        closed = report.to_dict()
-        ledger.close(closed, offsets)
-        if progress := closed.get("source_progress"):
+        summary = report.to_dict()
+        ledger.close(summary, offsets)
+        if progress := summary.get("source_progress"):
             self.log.info("All tables: %s", progress_text(progress))
         closed = ledger.claimed.window.source
         assert closed is not None
