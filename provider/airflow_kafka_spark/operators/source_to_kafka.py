@@ -469,6 +469,8 @@ class SourceToKafkaOperator(WindowOperator):
         """Return the kinds of the source's columns, as far as they have one. If only Spark can read the source, it is asked."""
         from airflow_kafka_spark.road.publish import open_session_for
 
+        if self.source.fixed_kinds:
+            return dict(self.source.fixed_kinds)
         reader = self.source.reader(bounds, self.sink.columns)
         if not isinstance(reader, str):
             return dict(reader.columns)

@@ -105,6 +105,11 @@ class RowSource(ABC):
         return ""
 
     @property
+    def fixed_kinds(self) -> Mapping[str, Kind]:
+        """The kinds of the columns, by name, if they do not depend on a table; empty (default) if they do."""
+        return {}
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """Maven coordinates (``group:artifact:version``) that Spark needs to read it; resolved and cached by the hook."""
         return ()
