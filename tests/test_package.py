@@ -199,7 +199,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path)
 
 
 def is_shipped(path: Path) -> bool:
-    """Whether a file below the source root belongs into the wheel."""
+    """Return True if a file below the source root belongs into the wheel."""
     made_by_building = any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts)
     return path.is_file() and not made_by_building
 

@@ -111,7 +111,7 @@ def test_a_renamed_pipeline_goes_on_where_it_stood_and_is_refused_under_its_old_
 
 
 def test_an_open_window_is_finished_under_its_old_name(moved, named, unique):
-    """What the sink has taken of it, it knows under that name only: under another one it would take it again."""
+    """The sink has recorded a window under the old name. Under another name, it would apply the window again."""
     to = unique("renamed")
     window = moved.open_window(15, 15)
     with pytest.raises(GroupOwned):

@@ -23,7 +23,7 @@ WITH_JVM = [("files", "split.mid"), ("postgres", "sink.in_transaction")]
 
 
 def flushed(point: str) -> bool:
-    """Whether the sink has taken the window when the process dies here."""
+    """Return True if the sink has committed the window when the process dies at this point."""
     return faults.POINTS.index(point) >= faults.POINTS.index("sink.committed")
 
 

@@ -1,4 +1,4 @@
-"""What docs/deployment.md says of Kubernetes and YARN, as far as Spark's own code tells it without a cluster."""
+"""The settings of docs/deployment.md for Kubernetes and YARN, checked with Spark's own code and without a cluster."""
 
 from __future__ import annotations
 

@@ -379,7 +379,7 @@ _OF_SNAPSHOTS = (
         path="sources/mysql_cdc/tasks/snapshot.py",
         old="""    return Place(str(found["binlog_snapshot_file"]), int(found["binlog_snapshot_position"]))
 """,
-        new="""    (end,) = rows(connection, "SHOW MASTER STATUS")
+        new="""    (end,) = fetch_rows(connection, "SHOW MASTER STATUS")
     return Place(str(end[0]), int(end[1]))
 """,
         breaks="The place of a chunk is that of its snapshot, also while others write.",

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+from pyspark import SparkContext
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.hooks.spark.health import discard_ended
+from airflow_kafka_spark.hooks.spark.hook import SparkHook
 from airflow_kafka_spark.operators.binding import Run
 from tests.support.control import pause, resume
 from tests.support.oracle import wait_stable
@@ -48,3 +54,34 @@ def files_hook():
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     return KafkaHook()
+
+
+class WatchedLock:
+    """The lock on contexts. Sets an event before it is acquired.
+
+    :param lock: the lock.
+    """
+
+    def __init__(self, lock):
+        self.lock, self.wanted = lock, threading.Event()
+
+    def __enter__(self):
+        self.wanted.set()
+        return self.lock.__enter__()
+
+    def __exit__(self, *error):
+        return self.lock.__exit__(*error)
+
+
+def test_a_context_that_another_task_is_still_making_is_waited_for(files, monkeypatch):
+    with SparkHook().without_sql() as context, ThreadPoolExecutor(1) as pool:
+        watched = WatchedLock(SparkContext._lock)
+        monkeypatch.setattr(SparkContext, "_lock", watched)
+        with watched.lock:
+            # As SparkContext.getOrCreate does: the context is active before it is made.
+            SparkContext._active_spark_context = object.__new__(SparkContext)
+            found = pool.submit(discard_ended)
+            found.add_done_callback(lambda _: watched.wanted.set())
+            assert watched.wanted.wait(60)
+            SparkContext._active_spark_context = context
+        assert found.result(60) == ""

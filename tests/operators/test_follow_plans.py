@@ -1,5 +1,5 @@
-"""What a window that follows another pipeline holds, and what it is compared with: whatever was done to either of the two by
-hand, the next runs go on, and read each record that was published once."""
+"""Windows that follow another pipeline, and the counts that they are compared with. After any manual change of either pipeline,
+the next runs continue, and read each published record once."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class TestDownstream:
 def test_a_pipeline_that_is_not_there_and_one_that_publishes_nothing_are_refused(pair):
     pair.publish(1, 1)
     pair.load()
-    with pytest.raises(FollowBroken, match="never heard of it"):
+    with pytest.raises(FollowBroken, match="the ledger has no record of it"):
         pair.load(follows="nobody")
     with pytest.raises(FollowBroken, match="does not publish"):
         pair.load(follows=f"{pair.name}-load", pipeline="third", group_id="third")

@@ -128,7 +128,7 @@ def _iso(seconds: int) -> str:
 def test_a_pipeline_that_is_not_there_and_one_that_publishes_nothing_are_refused_and_windows_that_were_forgotten_count(orders):
     orders.sell(10)
     orders.run("run1")
-    with pytest.raises(FollowBroken, match="never heard of it"):
+    with pytest.raises(FollowBroken, match="the ledger has no record of it"):
         load(orders, "run1", follows="nobody")
     load(orders, "run1")
     with pytest.raises(FollowBroken, match="does not publish"):

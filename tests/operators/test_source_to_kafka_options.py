@@ -95,8 +95,16 @@ def test_columns_of_partition_and_time_that_hold_neither_are_named_before_a_wind
     with pytest.raises(ValidationError) as found:
         orders.run(partition="placed_at", timestamp="customer")
     assert [(p.where, "expected" in p.what) for p in found.value.problems] == [("sink.partition", True), ("sink.timestamp", True)]
+    with pytest.raises(ValidationError, match=r"sink.topic_column: column `id` holds integers; expected a text"):
+        orders.run(topic=None, topic_column="id")
     # Nothing was planned, so the position is that of a new pipeline.
     assert orders.run(partition=None, timestamp="placed_at")["window"] == "0000000001"
+    with orders.postgres.connect(autocommit=True) as session:
+        session.execute(f'ALTER TABLE "{orders.table}" ADD COLUMN score double precision')
+    orders.sell(3)
+    # Floating point numbers are read by Spark only, which knows the other columns then.
+    with pytest.raises(ValidationError, match=r"sink.partition: column `customer` holds texts; expected an integer"):
+        orders.run(partition="customer", timestamp="placed_at")
 
 
 def test_a_topic_with_more_partitions_than_planned_is_refused_unless_that_is_allowed_and_one_that_was_created_anew(

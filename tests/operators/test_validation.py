@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Debezium, Json, String
+from airflow_kafka_spark.hooks.spark.health import master_problem
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.transforms import Cast, Sql
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets
@@ -66,6 +67,35 @@ def test_a_master_at_which_nothing_answers_is_found_before_anything_is_planned(f
     assert "Nothing answers at 127.0.0.1:1" in found["spark_conn_id"] and "`down`" in found["spark_conn_id"]
 
 
+@pytest.mark.parametrize("host", ["local(2)", "local[two]", "local[0]", "local:2", "yarn-client"])
+def test_a_name_that_no_master_of_spark_has_is_found_before_a_jvm_starts(host):
+    assert master_problem(host).startswith(f"`{host}` is no master of Spark; expected `local[*]`")
+
+
+def test_a_master_with_parentheses_starts_no_spark(files, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_TYPO", json.dumps({"conn_type": "spark", "host": "local(2)"}))
+    found = problems(files, spark_conn_id="typo")
+    assert found.keys() == {"spark_conn_id"}
+    assert "`local(2)` is no master of Spark" in found["spark_conn_id"]
+
+
+def test_a_sink_that_cannot_take_intervals_in_any_order_is_found_beside_wrong_options_of_windows(table):
+    sink = PostgresSink(conn_id="warehouse", table=table.place, mode="upsert", key=["id"])
+    found = problems(table, sink=sink, window="interval", max_records=5)
+    assert found.keys() >= {"max_records", "window"}
+    assert "overwrite newer rows" in found["window"]
+
+
+def test_a_misspelt_tolerance_hides_no_other_mistake_of_bad_records(files):
+    given = {"errors_tolerance": "al", "errors_deadletterqueue_topic_name": "bad topic!", "max_errors": 5.5}
+    assert set(problems(files, **given)) == set(given)
+
+
+def test_a_template_that_renders_to_nothing_gives_no_pipeline_another_name(files):
+    assert problems(files, pipeline=" ")["pipeline"] == "it is empty"
+    assert problems(files, pipeline="")["pipeline"] == "it is empty"
+
+
 def test_unknown_connections_and_a_broker_or_a_java_that_is_not_there(files, monkeypatch, tmp_path):
     found = problems(files, kafka_conn_id="no_kafka", spark_conn_id="no_spark")
     assert "no_kafka" in found["kafka_conn_id"]
@@ -96,6 +126,11 @@ def test_a_table_that_is_missing_does_not_fit_or_deletes_without_a_key_and_a_pas
     table, monkeypatch
 ):
     assert "no_such_table" in str(problems(table, sink=PostgresSink(conn_id="warehouse", table="no_such_table")))
+    with table.postgres.connect(autocommit=True) as session:
+        session.execute(f'CREATE SCHEMA "{table.name}"')
+        session.execute(f'CREATE TABLE "{table.name}"."only_there" (id bigint)')
+    found = problems(table, sink=PostgresSink(conn_id="warehouse", table="only_there"))
+    assert f'there is "{table.name}"."only_there"' in found["sink.table"], "a table of that name in another schema"
     found = problems(table, value=Json(schema="id string, customer string, amount decimal(12,2), other int"))
     assert "other" in str(found)
     assert "id" in str(found)

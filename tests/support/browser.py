@@ -75,7 +75,7 @@ class Visit:
         self.page.locator(selector).first.wait_for(state="detached")
 
     def fits(self) -> bool:
-        """Whether nothing has to be scrolled sideways."""
+        """Return True if no part of the page has to be scrolled sideways."""
         return bool(
             self.page.evaluate(
                 "() => [document.documentElement, document.querySelector('.aks')].every(e => e.scrollWidth <= e.clientWidth)"

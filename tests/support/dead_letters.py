@@ -39,7 +39,7 @@ def letters(config: dict[str, Any], topic: str) -> list[tuple[bytes | None, byte
 
 
 def told(headers: list[tuple[str, bytes | None]]) -> dict[str, str]:
-    """What Connect's headers say."""
+    """Return the values of Connect's headers by name."""
     return {name.removeprefix(PREFIX): (value or b"").decode() for name, value in headers if name.startswith(PREFIX)}
 
 

@@ -811,7 +811,7 @@ class _Worlds:
         return self._numbers[world]
 
     def is_new(self, world: int) -> bool:
-        """Whether none like it was seen: how often an id was fenced tells nothing to who comes next."""
+        """Return True if no such state was seen before. How often an id was fenced is not compared: it affects no later step."""
         plain = self.all[world]._replace(epochs=())
         known = plain in self.plain
         self.plain.add(plain)

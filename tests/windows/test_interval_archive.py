@@ -130,7 +130,7 @@ def test_the_group_passes_holes_in_time_without_taking_archives_apart(monkeypatc
     ((archive, _),) = group_into_archives(states)
     (read,) = fold_records("p", [archive_record("p", archive)._replace(offset=3)]).intervals.archives
     assert read.has_holes and read.only_in_time
-    monkeypatch.setattr(interval_archive, "unpacked", None)
+    monkeypatch.setattr(interval_archive, "unpack_values", None)
     assert contiguous_offsets([read.as_one], {TopicPartition("t", 0): 0}) == {TopicPartition("t", 0): 200}
 
 
@@ -164,8 +164,8 @@ def test_intervals_of_a_schedule_with_holes_are_archived(length, monkeypatch):
         known = Intervals(kept, (*known.archives, *(archive for archive, _ in made)))
     assert (len(known), len(known.recent), len(known.archives)) == (days, days % (ARCHIVE_AFTER + 1), 3)
     taken_apart = []
-    unpack = interval_archive.unpacked
-    monkeypatch.setattr(interval_archive, "unpacked", lambda text: taken_apart.append(1) or unpack(text))
+    unpack = interval_archive.unpack_values
+    monkeypatch.setattr(interval_archive, "unpack_values", lambda text: taken_apart.append(1) or unpack(text))
     new = hour(24 * days)
     assert not find_overlapping(new, known.spans)
     assert not list(find_sharing_intervals([OffsetRange("t", 0, days * 100, days * 100 + 10)], {"t": "id"}, known.spans))

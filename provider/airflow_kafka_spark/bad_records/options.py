@@ -75,7 +75,8 @@ class ErrorOptions:
     def problems(self) -> list[Problem]:
         """Return the problems of these options, without asking a server."""
         if unknown := choice_problems("errors_tolerance", self.tolerance, ("none", "all")):
-            return unknown
+            of_topic = _name_problems("errors_deadletterqueue_topic_name", self.topic) if self.topic else []
+            return [*unknown, *of_topic, *self._limit_problems()]
         if not self.tolerates:
             given = {"errors_deadletterqueue_topic_name": self.topic, "errors_skip": self.skip or None, "max_errors": self.most}
             found = "no bad record is tolerated (`errors_tolerance` is `none`)"

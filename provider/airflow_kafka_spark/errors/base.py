@@ -30,7 +30,8 @@ class KafkaSparkError(Exception):
     def __str__(self) -> str:
         # Who raises the error may have replaced a sentence since it was made.
         sentences = [self.found, f"Expected {self.expected}" if self.expected else "", self.action]
-        return " ".join(f"{s.rstrip('.')}." for s in sentences if s)
+        # A list of lines ends with a line end, not with a full stop.
+        return "".join(s if s.endswith("\n") else f"{s.rstrip('.')}. " for s in sentences if s).rstrip()
 
     def __reduce__(self) -> tuple:
         # Subclasses take facts instead of sentences. Without this, an error raised in a Spark task could not be unpickled.

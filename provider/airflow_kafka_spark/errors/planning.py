@@ -1,4 +1,4 @@
-"""Errors of planning: Kafka contains something else than the ledger remembers, or than the options ask for."""
+"""Errors of planning: Kafka contains something else than the ledger has recorded, or than the options expect."""
 
 from __future__ import annotations
 

@@ -56,3 +56,8 @@ def kind_of(connection: Connection) -> str:
     """Return the type of a connection. Synonyms (``postgresql``, ``mariadb``) are replaced by the usual name."""
     kind = connection.conn_type or ""
     return _SYNONYMS.get(kind, kind)
+
+
+def setting_text(value: object) -> str:
+    """Return a value of a connection's extra as Java and librdkafka write it: ``true``, not ``True``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -114,7 +114,7 @@ def run(connection: psycopg.Connection, statement: str) -> int:
     return connection.execute(statement.encode()).rowcount
 
 
-def rows(connection: psycopg.Connection, statement: str) -> list[tuple]:
+def fetch_rows(connection: psycopg.Connection, statement: str) -> list[tuple]:
     """Run a query, and return its rows."""
     return connection.execute(statement.encode()).fetchall()
 
@@ -124,7 +124,7 @@ def system_identifier(connection: psycopg.Connection) -> str:
     import psycopg
 
     try:
-        return str(rows(connection, "SELECT system_identifier FROM pg_catalog.pg_control_system()")[0][0])
+        return str(fetch_rows(connection, "SELECT system_identifier FROM pg_catalog.pg_control_system()")[0][0])
     except psycopg.errors.InsufficientPrivilege:
         return ""
 
@@ -195,24 +195,32 @@ def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> N
     schema."""
     if schema is not None:
         return Name(schema, table)
-    found = rows(
+    found = fetch_rows(
         connection,
         "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
         f"WHERE c.oid = to_regclass({literal(quote(table))})",
     )
-    current = found or rows(connection, "SELECT coalesce(current_schema(), 'public')")
+    current = found or fetch_rows(connection, "SELECT coalesce(current_schema(), 'public')")
     return Name(current[0][0], table)
 
 
-def find_tables_ignoring_case(connection: psycopg.Connection, name: Name) -> list[Name]:
-    """Return the tables whose names differ from ``name`` in upper and lower case only."""
-    found = rows(
+def hint_at_similar_table(connection: psycopg.Connection, name: Name) -> str:
+    """Return which table was perhaps meant by a name that no table has, as the end of a sentence; "" without one.
+
+    It is a table whose name differs in upper and lower case only, or one of the same name in another schema.
+    """
+    found = fetch_rows(
         connection,
         "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        f"WHERE lower(n.nspname) = lower({literal(name.schema)}) AND lower(c.relname) = lower({literal(name.table)}) "
-        "AND c.relkind IN ('r', 'p') ORDER BY 1, 2",
+        f"WHERE lower(c.relname) = lower({literal(name.table)}) AND c.relkind IN ('r', 'p') "
+        "AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_' "
+        f"ORDER BY lower(n.nspname) <> lower({literal(name.schema)}), 1, 2 LIMIT 1",
     )
-    return [Name(*row) for row in found]
+    if not found:
+        return ""
+    alike = Name(*found[0])
+    is_same_schema = alike.schema.lower() == name.schema.lower()
+    return f"; there is {alike}" + (", and names are compared exactly" if is_same_schema else "")
 
 
 # --- replicas -------------------------------------------------------------------------------------------------------------

@@ -315,7 +315,8 @@ class WindowOperator(VisibleOperator):
 
     @contextmanager
     def _early_start(self, run: Run) -> Iterator[None]:
-        """Start Spark while the task is validated, if the window will have records. A failed validation starts none."""
+        """Start Spark while the task is validated, if the window will have records. A failed validation cancels a start that has
+        not begun."""
         spark: SparkHook | None = None
         try:
             if (is_needed := self.foresees_records(run)) is not None:
@@ -587,9 +588,9 @@ class WindowOperator(VisibleOperator):
         return str(self.kafka.config["bootstrap.servers"])
 
     def spark_problems(self) -> list[Problem]:
-        """Return the problems that prevent Spark from starting: no Java, or no answer at the address of the master or Connect
-        server."""
-        from airflow_kafka_spark.hooks.spark.health import unreachable_reason
+        """Return the problems that prevent Spark from starting: no Java, a master that Spark does not know, or no answer at the
+        address of the master or Connect server."""
+        from airflow_kafka_spark.hooks.spark.health import master_problem, unreachable_reason
         from airflow_kafka_spark.hooks.spark.jars import find_java
 
         try:
@@ -599,6 +600,9 @@ class WindowOperator(VisibleOperator):
             elif find_spec("grpc_status") is None:
                 action = "Install `airflow-provider-kafka-spark[spark-connect]`"
                 return [Problem("spark_conn_id", "Spark Connect needs grpcio-status, which is not installed", action)]
+            if reason := master_problem(self.spark.master):
+                action = f"Correct the host of the connection `{self.spark.spark_conn_id}`"
+                return [Problem("spark_conn_id", reason, action)]
             if reason := unreachable_reason(self.spark.master):
                 found = f"{reason} (connection `{self.spark.spark_conn_id}`, master `{self.spark.master}`)"
                 action = "Set one of them" if self.spark.master.startswith("yarn") else "Start it"
@@ -627,6 +631,9 @@ class WindowOperator(VisibleOperator):
         if run.map_index >= 0 and not self.pipeline:
             what, action = "a mapped task has no name of its own for each index", "Give each one a `pipeline=`, in `expand`"
             problems.append(Problem("pipeline", what, action))
+        elif self.pipeline is not None and not self.pipeline.strip():
+            action = "Give it a name, or leave it out (default: DAG and task). A template has to render to a name"
+            problems.append(Problem("pipeline", "it is empty", action))
         elif len(name) > 200 or not name.strip() or re.search(r"[\x00-\x1f]", name):
             what, action = f"`{name[:60]}` cannot be a pipeline's name", "Use 1 to 200 printable characters"
             problems.append(Problem("pipeline", what, action))

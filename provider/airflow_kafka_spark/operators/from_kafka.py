@@ -662,7 +662,9 @@ class FromKafkaOperator(WindowOperator):
 
         return RowLayout.of(*self.formats, self.record_options.metadata, self.null_values)
 
-    def reading(self, tolerance: Tolerance | None, sent: Mapping[TopicPartition, Set[int]] = MappingProxyType({})) -> Reading:
+    def make_reading(
+        self, tolerance: Tolerance | None, sent: Mapping[TopicPartition, Set[int]] = MappingProxyType({})
+    ) -> Reading:
         """Return how tasks read the records of a window.
 
         :param tolerance: how tasks handle bad records; None if they fail the window.

@@ -28,8 +28,8 @@ from airflow_kafka_spark.operators.options import (
 from airflow_kafka_spark.operators.publishing import (
     check_target,
     describe_target,
+    make_publisher,
     publish_splits,
-    publisher,
     refuse_too_many,
     sink_problems,
     topic_uris,
@@ -457,10 +457,10 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         job = TopicJob(
             spark=self.spark,
             window=window,
-            publisher=self._publisher(ledger, self._consumed(window, ledger, left), letters),
+            publisher=self._make_publisher(ledger, self._consumed(window, ledger, left), letters),
             left=left,
             change=replace(self._chain, pipeline=ledger.parent_pipeline) if self.transforms else self._projection,
-            reading=self.reading(tolerance),
+            reading=self.make_reading(tolerance),
         )
         with self.running(job):
             can_be_bad = bool(self.transforms) or not self._projection.is_none or self.null_values == "fail"
@@ -468,8 +468,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             _, rejected = job.run()
         self.check_results(window, rejected)
 
-    def _publisher(self, ledger: Ledger, consumed: ConsumedOffsets, letters: DeadLetterTopic | None) -> Publisher:
-        made = with_routes(publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.routes().values())
+    def _make_publisher(self, ledger: Ledger, consumed: ConsumedOffsets, letters: DeadLetterTopic | None) -> Publisher:
+        made = with_routes(make_publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.routes().values())
         return with_dead_letters(made, self.kafka, self.sink, letters) if self.errors.tolerates else made
 
     def error_classes(self) -> dict[str, str]:

@@ -297,8 +297,6 @@ class KafkaToSinkOperator(FromKafkaOperator):
         if self.read_options.split_records and self.sink.whole_partitions:
             found = "this sink upserts split by split: each partition has to be one split"
             problems.append(Problem("split_records", found, 'Leave it out, or use `atomic="window"`'))
-        if self.window_options.problems(self.read_options, self.follow_options):
-            return problems
         if self.window_options.by_interval:
             problems += self.sink.unordered_problems()
         if self.window_options.max_out_of_interval is not None and self.sink.guarantee.by_split:
@@ -414,7 +412,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         """
         from airflow_kafka_spark.road.write import ChainJob, RowJob
 
-        reading = self.reading(tolerance, left_out)
+        reading = self.make_reading(tolerance, left_out)
         if self.transforms:
             return ChainJob(
                 spark=self.spark,

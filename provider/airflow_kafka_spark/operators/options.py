@@ -169,7 +169,7 @@ class ReadOptions:
         yield from choice_problems("data_loss", self.data_loss, ("fail", "skip"))
         yield from choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
         if not isinstance(self.group_id, str) or not self.group_id.strip():
-            yield Problem("group_id", f"`{self.group_id}` is not the name of a consumer group")
+            yield Problem("group_id", f"`{self.group_id}` is not the name of a consumer group", "Name one, as `orders-warehouse`")
         yield from _count_problems({"max_records": self.record_limit, "split_records": self.split_records})
 
     def _range_problems(self) -> Iterator[Problem]:

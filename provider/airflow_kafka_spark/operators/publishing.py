@@ -76,7 +76,7 @@ def check_target(kafka: KafkaHook, sink: KafkaSink, planned: TargetTopic) -> Non
         raise PartitionsChanged(planned.topic, planned.partitions, found.partitions)
 
 
-def publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: ConsumedOffsets | None = None) -> Publisher:
+def make_publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: ConsumedOffsets | None = None) -> Publisher:
     """Return the publisher of the splits of the window that the ledger has claimed.
 
     :param consumed: the offsets that the group commits with each split; None commits none.

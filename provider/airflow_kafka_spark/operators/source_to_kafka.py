@@ -27,8 +27,8 @@ from airflow_kafka_spark.operators.publishing import (
     accounts_of,
     check_target,
     describe_target,
+    make_publisher,
     publish_splits,
-    publisher,
     refuse_too_many,
     sink_problems,
     topic_uris,
@@ -70,10 +70,22 @@ RECORD_OPTIONS = frozenset(
 """Options of the sink that name the columns of which a record is made, before transforms get it."""
 KIND_NAMES = {
     "text": "texts", "binary": "bytes", "boolean": "booleans", "date": "dates", "zoned": "timestamps", "local": "timestamps",
+    "integer": "integers",
 }  # fmt: skip
 """Words for the kinds of columns that are refused."""
 UNFIT = frozenset({"text", "binary", "boolean", "date"})
 """Kinds of columns that hold neither numbers nor times."""
+EXPECTED_KINDS = {
+    "topic_column": ("a text", frozenset(KIND_NAMES) - {"text"}),
+    "partition": ("an integer", UNFIT | {"zoned", "local"}),
+    "timestamp": ("a timestamp, or milliseconds as a bigint", UNFIT),
+}
+"""Options of the sink that name one column: what it has to hold, for messages, and the kinds of columns that do not."""
+SPARK_KINDS = {
+    "string": "text", "binary": "binary", "boolean": "boolean", "date": "date", "timestamp": "zoned", "timestamp_ntz": "local",
+    "byte": "integer", "short": "integer", "integer": "integer", "long": "integer",
+}  # fmt: skip
+"""Kinds of columns by the names of Spark's types; other types have none."""
 
 
 class SourceToKafkaOperator(WindowOperator):
@@ -247,11 +259,11 @@ class SourceToKafkaOperator(WindowOperator):
         :param cause: the argument whose problem prevents reading the source.
         :raises ValidationError: a transform does not fit its input, or its result cannot be written.
         """
-        from airflow_kafka_spark.road.publish import reading
+        from airflow_kafka_spark.road.publish import open_session_for
 
         shaping = self._chain
         assert shaping is not None
-        with reading(self.spark, self.source) as session:
+        with open_session_for(self.spark, self.source) as session:
             if (rows := self.source.empty_frame(session)) is None:
                 return [Unchecked("transforms", cause)]
             shaping.check(rows)
@@ -435,28 +447,36 @@ class SourceToKafkaOperator(WindowOperator):
         return {place: found.lso for place, found in self.kafka.offsets(places).items()} if places else {}
 
     def _check_kinds(self, bounds: Sequence[Mapping[str, Any]]) -> None:
-        """Make sure that the columns of partition and timestamp are numbers and times, if that is known without Spark.
+        """Make sure that the columns of topic, partition and timestamp are texts, numbers and times. Reads no rows.
 
         :param bounds: the bounds of some splits.
         :raises ValidationError: they are of other kinds, so that no window could be published.
         """
-        columns = {"sink.partition": self.sink.partition, "sink.timestamp": self.sink.timestamp}
-        if not bounds or not any(columns.values()):
+        columns = {option: name for option in EXPECTED_KINDS if (name := getattr(self.sink, option)) is not None}
+        if not bounds or not columns:
             return
-        reader = self.source.reader(bounds, self.sink.columns)
-        kinds = {} if isinstance(reader, str) else dict(reader.columns)
-        expected = {
-            "sink.partition": ("an integer", UNFIT | {"zoned", "local"}),
-            "sink.timestamp": ("a timestamp, or milliseconds as a bigint", UNFIT),
-        }
+        kinds = self._kinds(bounds)
         problems = []
-        for where, name in columns.items():
-            wanted, unfit = expected[where]
-            if name is not None and (kind := kinds.get(name)) in unfit:
+        for option, name in columns.items():
+            wanted, unfit = EXPECTED_KINDS[option]
+            if (kind := kinds.get(name)) in unfit:
                 found = f"column `{name}` holds {KIND_NAMES[kind]}; expected {wanted}"
-                problems.append(Problem(where, found, "Name another column, or leave it out"))
+                problems.append(Problem(f"sink.{option}", found, "Name another column, or leave it out"))
         if problems:
             raise ValidationError(problems)
+
+    def _kinds(self, bounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Return the kinds of the source's columns, as far as they have one. If only Spark can read the source, it is asked."""
+        from airflow_kafka_spark.road.publish import open_session_for
+
+        if self.source.fixed_kinds:
+            return dict(self.source.fixed_kinds)
+        reader = self.source.reader(bounds, self.sink.columns)
+        if not isinstance(reader, str):
+            return dict(reader.columns)
+        with open_session_for(self.spark, self.source) as session:
+            fields = self.source.frame(session, bounds).schema.fields
+        return {field.name: kind for field in fields if (kind := SPARK_KINDS.get(field.dataType.typeName()))}
 
     def _check_transforms(self, bounds: Sequence[Mapping[str, Any]]) -> None:
         """Make sure that the transforms fit the rows, before the window is written to the ledger. Reads no rows.
@@ -464,10 +484,10 @@ class SourceToKafkaOperator(WindowOperator):
         :param bounds: the bounds of some splits.
         :raises ValidationError: they do not fit, or the resulting records cannot be written.
         """
-        from airflow_kafka_spark.road.publish import reading
+        from airflow_kafka_spark.road.publish import open_session_for
 
         if bounds and (chain := self._chain) is not None:
-            with reading(self.spark, self.source) as session:
+            with open_session_for(self.spark, self.source) as session:
                 chain.check(self.source.frame(session, bounds))
 
     def check(self, window: Window) -> None:
@@ -513,7 +533,7 @@ class SourceToKafkaOperator(WindowOperator):
         job = SourceJob(
             spark=self.spark,
             window=window,
-            publisher=self._publisher(window, ledger),
+            publisher=self._make_publisher(window, ledger),
             source=self.source,
             sink=self.sink,
             left=left,
@@ -533,11 +553,11 @@ class SourceToKafkaOperator(WindowOperator):
         reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic, *self.routes().values())))
         return SourceChain(tuple(self.transforms), self.sink, reserved) if self.transforms else None
 
-    def _publisher(self, window: Window, ledger: Ledger) -> Publisher:
+    def _make_publisher(self, window: Window, ledger: Ledger) -> Publisher:
         from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import RowEnvelope
 
         topics = self.routes().values()
-        made = with_routes(publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)
+        made = with_routes(make_publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)
         if not self.errors.tolerates:
             return made
         classes = writer_classes(self.sink) | ({TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {})
@@ -556,9 +576,9 @@ class SourceToKafkaOperator(WindowOperator):
         claim = ledger.ledger_claim
         landed = [*(ledger.memory.published or ()), *(part.topic_partition for part in report.published)]
         offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._places_in_targets(landed)}
-        told = report.to_dict()
-        ledger.close(told, offsets)
-        if progress := told.get("source_progress"):
+        summary = report.to_dict()
+        ledger.close(summary, offsets)
+        if progress := summary.get("source_progress"):
             self.log.info("All tables: %s", progress_text(progress))
         closed = ledger.claimed.window.source
         assert closed is not None

@@ -357,7 +357,7 @@ class SourceChain:
     window: str = ""
 
     def check(self, rows: DataFrame) -> None:
-        """Ask Spark, which reads nothing for it.
+        """Make sure that the transforms fit the rows. Spark analyses the plan, and reads nothing.
 
         :param rows: of the source.
         :raises ValidationError: a transform does not fit what comes to it, or what comes out cannot be written.

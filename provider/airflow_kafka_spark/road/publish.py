@@ -416,7 +416,7 @@ class SourceJob(PublishJob):
         return [] if self.chain is None and not self.sink.may_refuse else super().count()
 
     def _session(self) -> AbstractContextManager[SparkSession]:
-        return reading(self.spark, self.source)
+        return open_session_for(self.spark, self.source)
 
     def _collect(self, results: RDD[str] | DataFrame) -> list[str]:
         try:
@@ -464,7 +464,7 @@ class SourceJob(PublishJob):
 
 
 @contextmanager
-def reading(spark: SparkHook, source: RowSource) -> Iterator[SparkSession]:
+def open_session_for(spark: SparkHook, source: RowSource) -> Iterator[SparkSession]:
     """Open a session in which Spark reads a source."""
     with spark.session(jars=_jars(spark, source)) as session, sql_settings(session, {**SETTINGS, **source.settings}):
         yield session

@@ -180,7 +180,7 @@ LEAVE_ROWS = 'Leave the rows as they are: set `on_rerun="skip"`, or do not clear
 
 
 def unknown_window(replay: Window, uri: str) -> Problem:
-    """Return that a sink has no record of a window that is to be replayed, so that it does not know which rows are its own."""
+    """Return the problem of a replay of a window that the sink has no record of: its rows cannot be told from others."""
     found = f"{uri} has no record of window {replay}, so that a replay would not replace its rows, but add them again"
     return Problem("on_rerun", found, LEAVE_ROWS)
 
@@ -359,7 +359,7 @@ class KeyedSink(Sink):
         return self._order_problems("window", "an interval that is moved after a later one")
 
     def _order_problems(self, where: str, what: str) -> list[Problem]:
-        """Return why rows that are written later than newer ones would leave other rows behind.
+        """Return why an upsert of older rows after newer ones would change the result.
 
         :param where: the option that lets them.
         :param what: what is written later.

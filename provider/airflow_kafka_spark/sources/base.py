@@ -105,6 +105,11 @@ class RowSource(ABC):
         return ""
 
     @property
+    def fixed_kinds(self) -> Mapping[str, Kind]:
+        """The kinds of the columns, by name, if they do not depend on a table; empty (default) if they do."""
+        return {}
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """Maven coordinates (``group:artifact:version``) that Spark needs to read it; resolved and cached by the hook."""
         return ()
@@ -169,7 +174,7 @@ class RowSource(ABC):
         return None
 
     def completed(self, position: Mapping[str, Any]) -> None:  # noqa: B027
-        """Called when the ledger has a window as COMPLETE. Does nothing by default.
+        """Do the work of the source that follows a complete window; nothing by default. Called when the ledger says COMPLETE.
 
         This call is missing if the attempt dies just before it, so :meth:`freeze` has to do the same work. Never raises.
 

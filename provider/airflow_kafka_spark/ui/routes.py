@@ -101,12 +101,12 @@ def records(
         raise RequestRefused(404, f"Pipeline `{name}` has no topic `{topic}`", action="Choose one of its topics")
     reader = RecordReader(TopicPartition(topic, partition), offset, min(max(limit, 1), MAX_RECORDS), formats)
 
-    def work() -> dict[str, Any]:
+    def read_records() -> dict[str, Any]:
         with make_hook(watch.name.connection) as hook:
             return reader.read(hook)
 
     view.release()
-    return PlainJSONResponse(run_with_timeout(work, f"Reading {topic}-{partition}"))
+    return PlainJSONResponse(run_with_timeout(read_records, f"Reading {topic}-{partition}"))
 
 
 @router.get("/next")
@@ -118,7 +118,7 @@ def preview_next_window(view: UserViewDep, ledger: str, name: Annotated[str, Que
     task = item.tasks[0] if item.tasks else None
     reported_group = item.summary.report("group_id") if item.summary else None
 
-    def work() -> Preview:
+    def plan_next() -> Preview:
         with make_hook(watch.name.connection) as hook:
             return preview(
                 hook,
@@ -132,7 +132,7 @@ def preview_next_window(view: UserViewDep, ledger: str, name: Annotated[str, Que
             )
 
     view.release()
-    return PlainJSONResponse(next_window(work, task.unread if task else ()))
+    return PlainJSONResponse(next_window(plan_next, task.unread if task else ()))
 
 
 @router.get("/dead-letters")
@@ -149,12 +149,12 @@ def dead_letters(
     names = frozenset({name, *(w.entry.window.pipeline for w in chosen)})
     reader = DeadLetterReader(names, landed, min(max(limit, 1), MAX_DEAD_LETTERS))
 
-    def work() -> list[dict[str, Any]]:
+    def read_letters() -> list[dict[str, Any]]:
         with make_hook(watch.name.connection) as hook:
             return reader.read(hook)
 
     view.release()
-    records = run_with_timeout(work, "Reading dead letters") if landed else []
+    records = run_with_timeout(read_letters, "Reading dead letters") if landed else []
     return PlainJSONResponse({"records": records, "total": sum(part.records for part in landed)})
 
 
@@ -192,13 +192,13 @@ def act(view: UserViewDep, user: GetUserDep, body: Annotated[object, Depends(_js
         )
     context = ActionContext(watch.name.topic, user.get_name(), group, running)
 
-    def work() -> ActionResult:
+    def carry_out() -> ActionResult:
         with make_hook(watch.name.connection) as hook:
             return perform(hook, order, context)
 
     view.release()
     try:
-        result = run_with_timeout(work, f"The action `{action}`", ACTION_SECONDS)
+        result = run_with_timeout(carry_out, f"The action `{action}`", ACTION_SECONDS)
     except ValueError as error:
         raise RequestRefused(400, str(error), action="Correct the request") from None
     watch.refresh()

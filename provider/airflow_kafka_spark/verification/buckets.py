@@ -101,9 +101,9 @@ class BucketResult:
 class BucketComparison:
     """Compares two tables by buckets.
 
-    :param source: the table that is right.
+    :param source: the table with the expected rows.
     :param sink: the table that is compared with it.
-    :param work: does it.
+    :param work: runs the comparisons.
     """
 
     source: BucketSide

@@ -123,7 +123,7 @@ def row_bytes(row: Sequence[str | None], forms: Sequence[Form]) -> bytes:
     return b"|".join(parts)
 
 
-def to_form(form: Form, value: Any) -> str | None:
+def to_form(form: Form, value: str | float | None) -> str | None:
     """Return the form of a value that a database cannot bring into it.
 
     :param value: a number for ``single`` and ``double``, a text for ``json``; None for NULL.
@@ -131,7 +131,7 @@ def to_form(form: Form, value: Any) -> str | None:
     if value is None:
         return None
     if form == "json":
-        return canonical_json(value)
+        return canonical_json(str(value))
     if form == "single":
         return _single(float(value))
     return struct.pack(">d", float(value) + 0.0).hex()

@@ -233,7 +233,7 @@ class LakeSide:
             ).to_batches()
 
     def _delta(self, sink: DeltaSink, doing: str) -> Iterator[Piece]:
-        """Yield the whole table: its query engine reads files side by side."""
+        """Yield the whole table: its query engine reads files in parallel."""
         from deltalake import QueryBuilder
 
         table = _load_delta(sink, doing)

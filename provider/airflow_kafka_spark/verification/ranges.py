@@ -84,9 +84,9 @@ class RangeComparison:
     chunk_rows: int
 
     def scan(self, state: ScanState, saved: Callable[[ScanState], None]) -> None:
-        """Compare the chunks behind those of ``state``, which is brought up to date.
+        """Compare the chunks that follow those of ``state``, and update the state.
 
-        :param saved: called now and then with the state, from which a later attempt may go on.
+        :param saved: called from time to time with the state, from which a later attempt can continue.
         """
         with self.source.session("asking for the number of rows") as session:
             progress = ProgressLog(self.source.estimated_rows(session), state.source_rows)

@@ -43,13 +43,13 @@ def json_bytes(value: object) -> bytes:
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
-def packed(values: Sequence[Any]) -> str:
+def pack_values(values: Sequence[Any]) -> str:
     """Return JSON values as one compressed text, for records whose values most readers do not need."""
     return base64.b64encode(zlib.compress(json_bytes(values), 6)).decode()
 
 
-def unpacked(text: str) -> list[Any]:
-    """Return the values that :func:`packed` was given."""
+def unpack_values(text: str) -> list[Any]:
+    """Return the values that :func:`pack_values` was given."""
     values: list[Any] = json.loads(zlib.decompress(base64.b64decode(text)))
     return values
 
@@ -180,7 +180,7 @@ def marker_to_json(marker: Marker) -> dict[str, Any]:
     more = {
         **({"result": result_to_json(marker.result)} if marker.result else {}),
         **{
-            name: parts if len(parts) < PACKED_PARTS else packed(parts)
+            name: parts if len(parts) < PACKED_PARTS else pack_values(parts)
             for name, parts in landed.items()
             if parts or name == "landed"
         },
@@ -192,7 +192,7 @@ def marker_from_json(value: Mapping[str, Any]) -> Marker:
     places = {}
     for name in ("landed", "dead_letters", "routed"):
         parts = value.get(name, ())
-        places[name] = landed_from_json(unpacked(parts) if isinstance(parts, str) else parts)
+        places[name] = landed_from_json(unpack_values(parts) if isinstance(parts, str) else parts)
     result = result_from_json(value["result"]) if value.get("result") else None
     return Marker(value["window"], value["split"], bytes=value.get("bytes", 0), result=result, **places)
 

@@ -84,7 +84,7 @@ def _published(upstream: Memory) -> Mapping[TopicPartition, Published]:
     if (renamed := upstream.renamed_to) is not None:
         raise FollowBroken(name, f"it was renamed to `{renamed.name}`", f'Set `follows="{renamed.name}"`')
     if not upstream.exists:
-        raise FollowBroken(name, "the ledger has never heard of it", "Correct `follows`, or run that pipeline first")
+        raise FollowBroken(name, "the ledger has no record of it", "Correct `follows`, or run that pipeline first")
     if published is None and not (upstream.is_blank and upstream.forgotten):
         raise FollowBroken(name, "it does not publish to Kafka", "Set `follows` to a pipeline that does, or leave it out")
     return published or {}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 
-from airflow_kafka_spark.windows.codec import interval_from_json, interval_to_json, packed, unpacked
+from airflow_kafka_spark.windows.codec import interval_from_json, interval_to_json, pack_values, unpack_values
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition
 
@@ -56,7 +56,7 @@ class IntervalArchive:
         """
         has_holes = len(_without_holes(chain)) > 1
         only_in_time = has_holes and len(_without_holes(chain, in_time=False)) == 1
-        members = packed([interval_to_json(state) for state in chain])
+        members = pack_values([interval_to_json(state) for state in chain])
         return cls(_span(chain), len(chain), members, has_holes=has_holes, only_in_time=only_in_time)
 
     @cached_property
@@ -74,7 +74,7 @@ class IntervalArchive:
     @cached_property
     def intervals(self) -> Mapping[str, IntervalState]:
         """The intervals by name, in ascending order."""
-        states = map(interval_from_json, unpacked(self.packed))
+        states = map(interval_from_json, unpack_values(self.packed))
         return {state.interval.name: state for state in states}
 
     def may_hold(self, interval: Interval) -> bool:

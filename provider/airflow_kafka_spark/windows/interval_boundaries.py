@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, LogTruncated
-from airflow_kafka_spark.windows.codec import json_bytes, packed, unpacked
+from airflow_kafka_spark.windows.codec import json_bytes, pack_values, unpack_values
 from airflow_kafka_spark.windows.interval import IntervalState, exclude_other_intervals
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
@@ -261,12 +261,12 @@ class BoundaryArchive:
 
         :param settled: settled boundaries of one topic, in ascending order.
         """
-        return cls(settled[0], settled[-1], len(settled), packed([[b.instant, _to_json(b)] for b in settled]))
+        return cls(settled[0], settled[-1], len(settled), pack_values([[b.instant, _to_json(b)] for b in settled]))
 
     @cached_property
     def boundaries(self) -> tuple[Boundary, ...]:
         """All boundaries, in ascending order."""
-        return tuple(_from_json(self.first.topic, instant, value) for instant, value in unpacked(self.text))
+        return tuple(_from_json(self.first.topic, instant, value) for instant, value in unpack_values(self.text))
 
     @cached_property
     def _instants(self) -> list[int]:

@@ -186,7 +186,7 @@ def _parse(value: object, words: Mapping[str, Any], expected: str) -> Any:
     if isinstance(value, Mapping):
         return SpecificOffsets(value)
     if not isinstance(value, str):
-        raise ValueError(f"`{value!r}` is a {type(value).__name__}. Expected {expected}")
+        raise ValueError(f"it is `{value!r}` ({type(value).__name__}). Expected {expected}")
     text = value.strip()
     if text in words:
         return words[text]

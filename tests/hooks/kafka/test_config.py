@@ -15,6 +15,7 @@ from airflow_kafka_spark.hooks.kafka.config import (
     PRODUCER_ONLY,
     WINDOW_DECIDES,
     admin_config,
+    bootstrap_problem,
     consumer_config,
     java_options,
     producer_config,
@@ -54,6 +55,22 @@ def test_plain_brokers():
 def test_brokers_are_written_as_the_java_client_wants_them(servers, expected):
     assert java_options({"bootstrap.servers": servers}).options["bootstrap.servers"] == expected
     assert java_options({"metadata.broker.list": servers}).options["bootstrap.servers"] == expected
+
+
+@pytest.mark.parametrize(
+    ("servers", "problem"),
+    [
+        ("http://b1:9092", "`http://b1:9092` in its `bootstrap.servers` is the address of no Kafka broker"),
+        ("b1:9092, https://b2", "`https://b2` in its `bootstrap.servers` is the address of no Kafka broker"),
+        ("SASL_SSL://b1:9093", "`SASL_SSL://b1:9093` in its `bootstrap.servers` has another protocol than `security.protocol`"),
+        ("b1:kafka", "`b1:kafka` in its `bootstrap.servers` has `kafka` in place of a port"),
+        ("[::1]:9x", "`[::1]:9x` in its `bootstrap.servers` has `9x` in place of a port"),
+        *((good, "") for good in ("b1", "b1:9092,,b2", " b1 , b2:9093,", "plainText://b1:9092", "[::1]", "[::1]:9094", "::1")),
+    ],
+)
+def test_addresses_that_librdkafka_passes_over_are_named(servers, problem):
+    assert bootstrap_problem({"bootstrap.servers": servers}).startswith(problem)
+    assert bool(bootstrap_problem({"metadata.broker.list": servers})) == bool(problem)
 
 
 def test_without_brokers_it_is_an_error_that_names_the_connection():

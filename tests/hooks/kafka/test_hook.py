@@ -455,9 +455,17 @@ EVERY_CALL = [
 
 
 def noise(capfd):
-    """What librdkafka has said by itself; not of other tests' brokers, of whose end a client may tell at any time."""
+    """Return the lines that librdkafka has written by itself, without those on brokers of other tests, which may end any time."""
     said = "".join(capfd.readouterr()).splitlines()
     return [line for line in said if "rdkafka" in line and not re.search(r"127\.0\.0\.1:\d\d+", line)]
+
+
+def test_the_address_of_a_web_server_is_named_at_once_and_no_retry_is_advised(monkeypatch, capfd):
+    for call in EVERY_CALL:
+        with pytest.raises(ConnectionInvalid, match=r"`web`: `http://b1:9092`.*`host:port`") as caught:
+            call(use(monkeypatch, "web", **{"bootstrap.servers": "http://b1:9092"}))
+        assert not caught.value.retryable
+    assert noise(capfd) == []
 
 
 def test_no_call_returns_anything_when_no_broker_can_be_reached(monkeypatch, capfd):

@@ -1,5 +1,7 @@
-"""What an executor needs for a task, and what is said of one that lacks it, without Spark. A Spark cluster whose executors lack
-packages is in tests/faults/test_cluster.py."""
+"""The packages that an executor needs for a task, and the error of one that lacks them, without Spark.
+
+tests/faults/test_cluster.py has a Spark cluster whose executors lack packages.
+"""
 
 from __future__ import annotations
 

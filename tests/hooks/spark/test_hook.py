@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SparkUnavailable
+from airflow_kafka_spark.hooks.spark.health import master_problem
 from airflow_kafka_spark.hooks.spark.hook import _QUICK_START, SECRETS, EarlyStart, SparkHook, _errors_to_output
 
 
@@ -30,6 +31,8 @@ def connect(monkeypatch):
         ({}, "local[*]"),
         ({"host": "spark://head", "port": 7077}, "spark://head:7077"),
         ({"host": "head", "port": 7077}, "spark://head:7077"),
+        ({"host": "localhost", "port": 7078}, "spark://localhost:7078"),
+        ({"host": "local-head"}, "spark://local-head:7077"),
         ({"host": "yarn"}, "yarn"),
         ({"host": "k8s://https://cluster", "port": 6443}, "k8s://https://cluster:6443"),
         ({"conn_type": "spark_connect", "host": "head"}, "sc://head:15002"),
@@ -41,6 +44,7 @@ def test_the_master_of_each_official_connection_type(connect, connection, master
     assert hook.master == master
     assert hook.is_connect == master.startswith("sc://")
     assert hook.is_local == master.startswith("local")
+    assert master_problem(master) == ""
 
 
 def test_settings_are_ours_then_the_connections_then_the_operators(connect):

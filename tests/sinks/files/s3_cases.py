@@ -129,7 +129,7 @@ def listed(lake: Lake) -> Lake:
 
 
 def listed_rows(lake: Lake, *only: str) -> list[dict[str, Any]]:
-    """What a reader gets that lists the table, and passes over hidden names as Spark and Arrow do."""
+    """Return the rows of a reader that lists the table, and passes over hidden names as Spark and Arrow do."""
     partitioning = pa.dataset.partitioning(pa.schema([("window", pa.string()), ("flag", pa.string())]), flavor="hive")
     found = pa.dataset.dataset(
         lake.sink.place.path, format="parquet", filesystem=s3_access("lake").filesystem(), partitioning=partitioning

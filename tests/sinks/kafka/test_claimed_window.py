@@ -183,8 +183,8 @@ class Log:
         self.end += 1  # the transaction's end
 
     def truncate(self, end: int) -> None:
-        """What an unclean election does: a replica leads that has not got the end, and has compacted nothing because of it. What
-        follows is of a later epoch."""
+        """Elect an unclean leader: a replica that lacks the end of the log, and has therefore compacted nothing. Later records
+        have a later epoch."""
         self.end, self.epoch = end, self.epoch + 1
         self.stable, self._dirty, self._expired = min(self.stable, end), 0, set()
         self._written = [record for record in self._written if record.offset < end]

@@ -1,4 +1,4 @@
-"""What the tests of JdbcSource have in common: tables of any key, windows read on the driver with the statements that Spark would
+"""Shared code of the tests of JdbcSource: tables of any key, windows read on the driver with the statements that Spark would
 run, and every type by its value."""
 
 from __future__ import annotations

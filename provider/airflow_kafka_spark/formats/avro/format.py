@@ -1,4 +1,4 @@
-"""Avro, with a schema of one's own or in Confluent's wire format with a schema registry."""
+"""Avro, with a schema that the user gives, or in Confluent's wire format with a schema registry."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ClientEvents:
         self._error_cb = error_cb
         self._seen: dict[str, _Seen] = {}
 
-    def log(self, level: int, message: str, *args: Any) -> None:
+    def log(self, level: int, message: str, *args: object) -> None:
         """Record a log line of librdkafka."""
         log.debug("librdkafka: " + message, *args)
         if args and args[0] == "FAIL":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid
+from airflow_kafka_spark.hooks.connections import setting_text
 
 JAVA_PREFIX = "java."
 DEFAULT_GROUP_ID = "airflow-kafka-spark"
@@ -125,6 +126,7 @@ _SECRET = re.compile(
     r"password|passphrase|secret|jaas|token|\.oauthbearer\.config|key\.pem|ssl\.key\.(?!location)|keystore\.key$", re.IGNORECASE
 )
 _PROTOCOL_PREFIX = re.compile(r"^[A-Za-z_]+://")
+_PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
 
 
 @dataclass(frozen=True)
@@ -159,12 +161,15 @@ def java_options(config: Mapping[str, Any], *, conn_id: str = "kafka_default", i
     :raises ConnectionInvalid: the Java client does not support the configuration: verification of certificates is switched off,
         the mechanism is not listed above, one half of a key pair is missing, or a file is unreadable.
     """
-    by_hand = {key[len(JAVA_PREFIX) :]: _text(value) for key, value in config.items() if key.startswith(JAVA_PREFIX)}
+    by_hand = {
+        key[len(JAVA_PREFIX) :]: setting_text(value).strip() for key, value in config.items() if key.startswith(JAVA_PREFIX)
+    }
     source = _Source(config, by_hand, conn_id)
     options = {"bootstrap.servers": _bootstrap_servers(source), "allow.auto.create.topics": "false"}
     for name, java_name in JAVA_NAMES.items():
         if name in config:
-            options[java_name] = _OFF_IN_JAVA.get((java_name, _text(config[name])), _text(config[name]))
+            value = setting_text(config[name]).strip()
+            options[java_name] = _OFF_IN_JAVA.get((java_name, value), value)
     options |= _security_options(source, inline_files)
     options |= {name: value for name, value in by_hand.items() if name not in WINDOW_DECIDES}
     return JavaConfig(options, _ignored(config, by_hand))
@@ -188,7 +193,7 @@ def consumer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, An
         "enable.partition.eof": True,
     }
     for name, value in forced.items():
-        if name in overrides and _text(overrides[name]) != _text(value):
+        if name in overrides and setting_text(overrides[name]).strip() != setting_text(value):
             raise ValueError(f"`{name}` of a window's consumer is always {value!r}, not {overrides[name]!r}")
     return _without(config, PRODUCER_ONLY | WINDOW_DECIDES) | {"group.id": DEFAULT_GROUP_ID} | overrides | forced
 
@@ -239,17 +244,13 @@ class _Source:
 
     def get(self, *names: str) -> str:
         """Return the first of these properties that is set, as text."""
-        return next((_text(self.config[name]) for name in names if self.config.get(name) not in (None, "")), "")
+        return next((setting_text(self.config[name]).strip() for name in names if self.config.get(name) not in (None, "")), "")
 
     def is_set_in_java(self, prefix: str) -> bool:
         return any(name.startswith(prefix) for name in self.by_hand)
 
     def invalid(self, detail: str, action: str) -> ConnectionInvalid:
         return ConnectionInvalid(self.conn_id, detail, action)
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
 def _without(config: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
@@ -264,6 +265,27 @@ def _ignored(config: Mapping[str, Any], by_hand: Mapping[str, str]) -> tuple[str
         if name not in silent and not name.startswith((JAVA_PREFIX, "sasl.oauthbearer.", "sasl.kerberos."))
     }
     return tuple(sorted(unheard | {JAVA_PREFIX + name for name in by_hand if name in WINDOW_DECIDES}))
+
+
+def bootstrap_problem(config: Mapping[str, Any]) -> str:
+    """Return what is wrong with an address in ``bootstrap.servers``, as the end of a sentence; "" if nothing is.
+
+    librdkafka does not raise for such an address. It logs a line, passes over all addresses from there on, and its requests time
+    out.
+    """
+    protocol = setting_text(config.get("security.protocol", "plaintext")).lower()
+    for server in setting_text(config.get("bootstrap.servers") or config.get("metadata.broker.list") or "").split(","):
+        prefix, _, address = server.strip().rpartition("://")
+        shown = f"`{server.strip()}` in its `bootstrap.servers`"
+        if prefix and prefix.lower() not in _PROTOCOLS:
+            return f"{shown} is the address of no Kafka broker"
+        if prefix and prefix.lower() != protocol:
+            return f"{shown} has another protocol than `security.protocol`, which is `{protocol}`"
+        host, colon, port = address.rpartition(":")
+        is_ipv6_without_port = address.endswith("]") or (":" in host and not host.endswith("]"))
+        if colon and not is_ipv6_without_port and not port.isdecimal():
+            return f"{shown} has `{port}` in place of a port"
+    return ""
 
 
 def _bootstrap_servers(source: _Source) -> str:

@@ -93,11 +93,11 @@ class KafkaHook(KafkaBaseHook):
     def config(self) -> dict[str, Any]:
         """The librdkafka configuration of the connection with its callbacks resolved. It contains secrets.
 
-        :raises ConnectionInvalid: there is no such connection, or it names no brokers.
+        :raises ConnectionInvalid: there is no such connection, or it names no brokers, or no address of a broker.
         """
         try:
             with require_connection(self.conn_id, "`kafka`", option="kafka_conn_id"):
-                return self._build_config()
+                config = self._build_config()
         except ValueError as error:
             given = self.get_connection(self.conn_id)
             if given.conn_type != "kafka" and "bootstrap.servers" not in given.extra_dejson:
@@ -107,6 +107,10 @@ class KafkaHook(KafkaBaseHook):
                 action = 'Set its extra to `{"bootstrap.servers": "host:9092"}`. Its fields for host and port are not used'
                 raise ConnectionInvalid(self.conn_id, "its extra names no brokers", action) from error
             raise ConnectionInvalid(self.conn_id, str(error)) from error
+        if problem := kafka_config.bootstrap_problem(config):
+            action = "Write each broker as `host:port`, as in `broker1:9092,broker2:9092`, its protocol as `security.protocol`"
+            raise ConnectionInvalid(self.conn_id, problem, action)
+        return config
 
     def java_config(self, *, inline_files: bool = False) -> kafka_config.JavaConfig:
         """Return the connection in the Java client's settings, for Spark's Kafka source (:func:`kafka_config.java_options`)."""

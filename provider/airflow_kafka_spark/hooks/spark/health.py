@@ -38,6 +38,7 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Names of the environment variables with which gRPC uses a proxy."""
 _HADOOP = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 """Names of the environment variables by which Spark finds YARN."""
+_LOCAL_MASTER = re.compile(r"local|local\[(\*|[1-9][0-9]*)(\s*,\s*[0-9]+)?\]|local-cluster\[(\s*[0-9]+\s*,){2}\s*[0-9]+\s*\]")
 _RESULT = "airflow-kafka-spark: "
 
 
@@ -98,11 +99,14 @@ def java_session_class(jvm: JVMView) -> JavaClass:
 def _why_ended() -> str:
     from pyspark import SparkContext
 
-    gateway, context = SparkContext._gateway, SparkContext._active_spark_context
+    gateway = SparkContext._gateway
     if gateway is None:
         return ""
     if reason := _jvm_ended(gateway):
         return reason
+    # A context is active before it is made. Its maker, perhaps the early start of another task, holds the lock until then.
+    with SparkContext._lock:
+        context = SparkContext._active_spark_context
     if context is not None and (context._jsc is None or context._jsc.sc().isStopped()):
         return "its Spark context was stopped, most likely because the master went away or gave the application up"
     return ""
@@ -127,6 +131,23 @@ def _jvm_ended(gateway: JavaGateway) -> str:
         killed = f"its JVM was killed by {signal.Signals(-code).name}"
         return f"{killed}, perhaps because the machine ran out of memory" if code == -signal.SIGKILL else killed
     return f"its JVM ended with exit code {code}"
+
+
+def names_local_master(master: str) -> bool:
+    """Return True for ``local``, ``local[4]``, ``local-cluster[...]`` and misspelt forms of them; False for hosts, as
+    ``localhost``."""
+    return re.match(r"local(?![\w.-])|local-cluster\[", master) is not None
+
+
+def master_problem(master: str) -> str:
+    """Return the reason why Spark would accept no master of this name; "" if it may accept it.
+
+    Only the names of local masters and YARN are checked. Spark itself starts a JVM before it reads the name.
+    """
+    is_yarn = master.startswith("yarn") and "://" not in master
+    if (is_yarn and master != "yarn") or (names_local_master(master) and not _LOCAL_MASTER.fullmatch(master)):
+        return f"`{master}` is no master of Spark; expected `local[*]`, `local[4]`, `yarn`, `spark://host:7077` or `k8s://https://host`"
+    return ""
 
 
 def unreachable_reason(master: str) -> str:

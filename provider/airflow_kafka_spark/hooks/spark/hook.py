@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, SparkJobFailed, SparkUnavailable
-from airflow_kafka_spark.hooks.connections import look_up
+from airflow_kafka_spark.hooks.connections import look_up, setting_text
 from airflow_kafka_spark.hooks.spark import python_daemon
 from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive
-from airflow_kafka_spark.hooks.spark.health import discard, discard_ended, first_line, java_session_class
+from airflow_kafka_spark.hooks.spark.health import discard, discard_ended, first_line, java_session_class, names_local_master
 from airflow_kafka_spark.hooks.spark.warm import client as warm
 from airflow_kafka_spark.hooks.spark.warm.process import WarmSettings, WarmUnavailable, parse_duration
 
@@ -106,7 +106,7 @@ class SparkHook(BaseHook):
     @property
     def is_local(self) -> bool:
         """True if driver and executors are one process on this machine."""
-        return self.master.startswith("local")
+        return names_local_master(self.master)
 
     @property
     def master(self) -> str:
@@ -114,8 +114,10 @@ class SparkHook(BaseHook):
         connection = self.connection
         host = connection.host or "local[*]"
         scheme = "sc" if connection.conn_type == "spark_connect" else "spark"
-        if host.startswith(("local", "yarn", "k8s://", "sc://", "spark://", "mesos://")):
-            return f"{host}:{connection.port}" if connection.port and not host.startswith(("local", "yarn")) else host
+        if names_local_master(host) or host.startswith("yarn"):
+            return host
+        if host.startswith(("k8s://", "sc://", "spark://", "mesos://")):
+            return f"{host}:{connection.port}" if connection.port else host
         default_port = 15002 if scheme == "sc" else 7077
         return f"{scheme}://{host}:{connection.port or default_port}"
 
@@ -150,7 +152,7 @@ class SparkHook(BaseHook):
             log4j = files("airflow_kafka_spark.hooks.spark").joinpath("log4j2.properties")
             ours[_JAVA] = f"-Dlog4j2.configurationFile=file:{log4j}"
         theirs = {
-            key: _text(value) for key, value in self.connection.extra_dejson.items() if key.startswith("spark.")
+            key: setting_text(value) for key, value in self.connection.extra_dejson.items() if key.startswith("spark.")
         } | self.conf
         if _JAVA in theirs:
             theirs[_JAVA] = f"{ours.get(_JAVA, '')} {theirs[_JAVA]}".strip()
@@ -284,7 +286,7 @@ class SparkHook(BaseHook):
 
     def _class_archive(self) -> SparkClassArchive | None:
         """Return the archive of the classes of a local session; None if it is switched off or impossible."""
-        if not self.is_local or _text(self.connection.extra_dejson.get("class_archive", True)).lower() == "false":
+        if not self.is_local or setting_text(self.connection.extra_dejson.get("class_archive", True)).lower() == "false":
             return None
         return SparkClassArchive.find(self.settings().get(_CLASS_PATH, ""))
 
@@ -383,14 +385,14 @@ class SparkHook(BaseHook):
         The session runs in a process of its own, so that no JVM is left in Airflow's. An address at which nothing answers is
         reported within seconds; the whole test takes at most 90 seconds.
         """
-        from airflow_kafka_spark.hooks.spark.health import probe, unreachable_reason
+        from airflow_kafka_spark.hooks.spark.health import master_problem, probe, unreachable_reason
         from airflow_kafka_spark.hooks.spark.jars import find_java
 
         try:
             _ = self.keep_alive
             if not self.is_connect:
                 find_java()
-            if reason := unreachable_reason(self.master):
+            if reason := master_problem(self.master) or unreachable_reason(self.master):
                 return False, reason
             settings = self.settings()
             if self.is_connect:
@@ -561,7 +563,3 @@ def _send_package(context: SparkContext) -> None:
     package = Path(airflow_kafka_spark.__file__).parent
     target = Path(tempfile.mkdtemp(prefix="airflow-kafka-spark-")) / "airflow_kafka_spark"
     context.addPyFile(shutil.make_archive(str(target), "zip", package.parent, package.name))
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -27,12 +27,8 @@ class DeltaSinkOptions(LakeSinkOptions):
 
     @property
     def uri(self) -> str:
-        """``file:///abs/path`` or ``s3://bucket/prefix``. A path that ``validate`` refuses, or that is not rendered yet, is
-        returned as it is."""
-        try:
-            return self.place.uri if "{{" not in self.path else self.path
-        except ValueError:
-            return str(self.path)
+        """``file:///abs/path`` or ``s3://bucket/prefix``; see :meth:`.TablePlace.uri_of`."""
+        return TablePlace.uri_of(self.path)
 
     @property
     def store(self) -> TableStore:

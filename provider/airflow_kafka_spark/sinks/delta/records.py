@@ -27,9 +27,8 @@ from airflow_kafka_spark.sinks.storage.attempts import (
     ATTEMPTS,
     data_directory,
     keep_only,
-    list_attempts,
     marker_name,
-    sweep_abandoned,
+    sweep_attempts,
 )
 from airflow_kafka_spark.sinks.storage.store import TableStore, pipeline_slug
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, recorded_window
@@ -170,13 +169,11 @@ class Records:
             self.store.remove_all(f"{ATTEMPTS}/{marker}")
 
     def sweep(self, pipeline: str) -> PipelineVersion:
-        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines (:func:`.sweep_abandoned`).
+        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines.
 
         :return: the pipeline's transaction version, behind which the new attempt commits.
         """
-        own, others = list_attempts(self.store, pipeline)
-        sweep_abandoned(self.store, others, self.fence)
-        return self.fence(pipeline, own)
+        return sweep_attempts(self.store, pipeline, self.fence)
 
     def _load(self, text: str, name: str) -> WindowRecord:
         try:

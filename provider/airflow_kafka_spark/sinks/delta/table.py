@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable
@@ -10,19 +11,19 @@ from airflow_kafka_spark.sinks.delta.log import LOG, DeltaLog, describe
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, Schema
 
     from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
 
 _TRIES = 20
 
 
-def column_types(schema: Any) -> dict[str, Any]:
-    """Return names and types of the columns of a Delta schema, without what is said of nulls."""
+def column_types(schema: Schema) -> dict[str, Any]:
+    """Return names and types of the columns of a Delta schema, without the properties that concern nulls."""
     return {field["name"]: _without_nulls(field["type"]) for field in json.loads(schema.to_json())["fields"]}
 
 
-def type_name(kind: Any) -> str:
+def type_name(kind: str | Mapping[str, Any]) -> str:
     """Return a type as Spark's DDL has it, for messages."""
     if isinstance(kind, str):
         return kind
@@ -78,7 +79,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
     raise SinkUnavailable(sink.uri, doing, describe(error))
 
 
-def _nullable(schema: Any) -> Any:
+def _nullable(schema: Schema) -> Schema:
     """Return a schema whose columns take nulls. Its nested members keep what they say."""
     from deltalake import Schema
 

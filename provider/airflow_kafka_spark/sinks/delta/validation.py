@@ -50,7 +50,7 @@ _UNNAMEABLE = frozenset(" ,;{}()\n\t=")
 
 def delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Problem]:
     """Return the problems of options, columns and table. See :meth:`.DeltaSink.validate`."""
-    schema = sink.rows(shape).schema
+    schema = sink.add_own_columns(shape).schema
     options = [*_columns(sink, schema), *sink.row_problems(shape.schema), *sink.problems(), *_properties(sink)]
     table, found = _open(sink)
     if table is not None:

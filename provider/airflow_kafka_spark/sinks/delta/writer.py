@@ -35,7 +35,7 @@ _CODECS: dict[str, Any] = {"none": "UNCOMPRESSED", "snappy": "SNAPPY", "gzip": "
 def begin_attempt(sink: DeltaSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> DeltaWindowWriter:
     """Begin an attempt. See :meth:`.DeltaSink.begin`."""
     records = Records(DeltaLog(sink.store))
-    rows = sink.rows(shape)
+    rows = sink.add_own_columns(shape)
     with records.log.answering(f"beginning window {window}"):
         table = open_table(sink, records.log, rows.schema)
         base = records.sweep(window.pipeline)

@@ -42,9 +42,8 @@ from airflow_kafka_spark.sinks.storage.attempts import (
     BEGUN,
     AttemptWindowWriter,
     TableAttempt,
-    list_attempts,
     marker_name,
-    sweep_abandoned,
+    sweep_attempts,
 )
 from airflow_kafka_spark.sinks.storage.objects import UploadsGone, UploadStore, open_objects
 from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore, pipeline_slug
@@ -254,7 +253,7 @@ class ManifestTable:
             self.store.put(self._latest(applied.pipeline), text)
 
     def complete(self, record: WindowRecord) -> None:
-        """Do what is left to do behind the commit of a window before readers see it. May be repeated. Here: nothing.
+        """Make a committed window visible to readers. May be called again. Does nothing by default.
 
         :raises OSError: the store refused it.
         """
@@ -262,14 +261,12 @@ class ManifestTable:
     # --- attempts -----------------------------------------------------------------------------------------------------
 
     def sweep(self, pipeline: str) -> Commit:
-        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of others (:func:`.sweep_abandoned`).
+        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines.
 
         :return: the newest commit of the pipeline, behind which the new attempt commits.
         :raises SinkUnavailable: the store did not answer.
         """
-        own, others = list_attempts(self.store, pipeline)
-        sweep_abandoned(self.store, others, self.fence)
-        return self.fence(pipeline, own)
+        return sweep_attempts(self.store, pipeline, self.fence)
 
     def fence(self, pipeline: str, markers: Iterable[str]) -> Commit:
         """Remove ended attempts of a pipeline.

@@ -35,12 +35,8 @@ class FilesSinkOptions:
 
     @property
     def uri(self) -> str:
-        """``file:///abs/path``, or a URI such as ``s3://bucket/prefix``. A path that ``validate`` refuses, or that is not
-        rendered yet, is returned as it is."""
-        try:
-            return self.place.uri if "{{" not in self.path else self.path
-        except ValueError:
-            return str(self.path)
+        """``file:///abs/path``, or a URI such as ``s3://bucket/prefix``; see :meth:`.TablePlace.uri_of`."""
+        return TablePlace.uri_of(self.path, OBJECT_STORES)
 
     @property
     def place(self) -> TablePlace:

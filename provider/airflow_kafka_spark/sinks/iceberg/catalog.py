@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
-from airflow_kafka_spark.hooks.connections import require_connection
+from airflow_kafka_spark.hooks.connections import require_connection, setting_text
 from airflow_kafka_spark.hooks.databases import describe_driver_message
 from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore
 
@@ -89,7 +89,7 @@ def catalog_access(conn_id: str) -> CatalogAccess:
     except Exception as error:  # Airflow's own errors, and those of a secrets backend
         raise ConnectionInvalid(conn_id, f"{type(error).__name__}: {error}", "Define it, of type `iceberg`") from error
     name = str(extra.pop("name", conn_id))
-    options = {key: _text(value) for key, value in extra.items() if value is not None}
+    options = {key: setting_text(value) for key, value in extra.items() if value is not None}
     if found.host:
         options["uri"] = found.host.rstrip("/") if found.host.startswith("http") else found.host
     kind = options.setdefault("type", "rest") if "py-catalog-impl" not in options else ""
@@ -108,10 +108,6 @@ def catalog_access(conn_id: str) -> CatalogAccess:
     if kind in ("rest", "sql") and "uri" not in options:
         raise ConnectionInvalid(conn_id, f"it has no host, which is the URI of a {kind} catalog")
     return CatalogAccess(conn_id, name, options)
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)

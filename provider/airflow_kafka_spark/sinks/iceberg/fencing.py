@@ -27,7 +27,7 @@ from airflow_kafka_spark.sinks.iceberg.snapshots import (
     new_snapshot_id,
     tag_name,
 )
-from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, BEGUN, data_directory, keep_only, list_attempts, sweep_abandoned
+from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, BEGUN, data_directory, keep_only, sweep_attempts
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -47,15 +47,13 @@ class Attempts:
     lake: IcebergTable
 
     def sweep(self, pipeline: str) -> int | None:
-        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines (:func:`.sweep_abandoned`).
+        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines.
 
         :return: the snapshot that the pipeline's tag names, behind which the new attempt commits.
         :raises SinkUnavailable: catalog or store did not answer.
         """
         store = self.lake.store(self.lake.loaded("looking for earlier attempts"))
-        own, others = list_attempts(store, pipeline)
-        sweep_abandoned(store, others, self.fence)
-        return self.fence(pipeline, own)
+        return sweep_attempts(store, pipeline, self.fence)
 
     def fence(self, pipeline: str, markers: Iterable[str]) -> int | None:
         """Remove ended attempts of a pipeline.

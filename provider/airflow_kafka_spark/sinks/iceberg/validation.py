@@ -30,7 +30,7 @@ def iceberg_sink_problems(sink: IcebergSinkOptions, shape: Shape) -> list[Proble
     """Return the problems of options, columns and table. See :meth:`.IcebergSink.validate`."""
     if importlib.util.find_spec("pyiceberg") is None:
         return [_uninstalled(), *sink.problems(), *_properties(sink)]
-    schema = sink.rows(shape).schema
+    schema = sink.add_own_columns(shape).schema
     options = [*_columns(sink, schema), *sink.row_problems(shape.schema), *sink.problems(), *_properties(sink)]
     table, found = _open(sink)
     if table is not None:

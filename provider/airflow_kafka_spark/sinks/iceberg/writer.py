@@ -42,7 +42,7 @@ def begin_attempt(sink: IcebergSinkOptions, window: Window, splits: Sequence[Spl
     """Begin an attempt. See :meth:`.IcebergSink.begin`."""
     lake = sink.open()
     try:
-        rows = sink.rows(shape)
+        rows = sink.add_own_columns(shape)
         table = open_table(sink, lake, rows.schema)
         base = Attempts(lake).sweep(window.pipeline)
         return IcebergWindowWriter(sink, window, splits, rows, lake, base, table)

@@ -41,7 +41,7 @@ class KafkaSink:
         Templated.
     :param value: the format of the values; default :class:`~airflow_kafka_spark.formats.Json`. Between topics: the format of new
         values; None (default) is Json for new columns, and leaves values unchanged if there are no new columns.
-    :param topic_column: the column that names each row's topic. These topics have to exist. Default None.
+    :param topic_column: the column (text) that names each row's topic. These topics have to exist. Default None.
     :param value_columns: the columns of the value, in order; None (default): all columns of the source.
     :param key: the column of the key, or several; None (default) for records without a key. Between topics: the column of the new
         key; None leaves keys as they are.

@@ -48,7 +48,7 @@ class LakeSinkOptions:
         """True if rows replace older ones of the same key."""
         return self.mode == "upsert"
 
-    def rows(self, shape: Shape) -> Shape:
+    def add_own_columns(self, shape: Shape) -> Shape:
         """Return what the table gets: the columns of the rows, and those of their offsets and window if the options say so."""
         if not self.offset_columns and not self.window_column:
             return shape

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from airflow_kafka_spark.errors import SinkRejected, WindowConflict
-from airflow_kafka_spark.hooks.databases import APPLICATION, Name, literal, parse_name, resolve, rows, run
+from airflow_kafka_spark.hooks.databases import APPLICATION, Name, fetch_rows, literal, parse_name, resolve, run
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 def table_exists(connection: psycopg.Connection, table: Name) -> bool:
     """Return True if there is such a table."""
-    return rows(connection, f"SELECT to_regclass({literal(str(table))}) IS NOT NULL")[0][0]
+    return fetch_rows(connection, f"SELECT to_regclass({literal(str(table))}) IS NOT NULL")[0][0]
 
 
 def find_last_record(connection: psycopg.Connection, windows: Name, pipeline: str, *, but: int | None = None) -> Applied | None:
     """Return the pipeline's window with the highest number, other than ``but``."""
-    return _recorded(pipeline, rows(connection, sql.select_last_window(windows, pipeline, but=but)))
+    return _recorded(pipeline, fetch_rows(connection, sql.select_last_window(windows, pipeline, but=but)))
 
 
 def find_record(connection: psycopg.Connection, windows: Name, window: Window) -> Applied | None:
@@ -58,7 +58,7 @@ def find_record(connection: psycopg.Connection, windows: Name, window: Window) -
     :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
     :raises WindowConflict: a window of this number is there, but of other offsets.
     """
-    found = _recorded(window.pipeline, rows(connection, sql.select_window(windows, window.pipeline, window.number)))
+    found = _recorded(window.pipeline, fetch_rows(connection, sql.select_window(windows, window.pipeline, window.number)))
     if found is None:
         return None
     refuse_other(found, window, str(windows))
@@ -79,7 +79,7 @@ def claim(connection: psycopg.Connection, windows: Name, window: Window, target:
         "topic_ids": dict(window.topic_ids),
         "replay": window.replay,
     }
-    found = rows(connection, sql.claim_window(windows, facts, target))
+    found = fetch_rows(connection, sql.claim_window(windows, facts, target))
     return bool(found[0][0]) if found else None
 
 
@@ -94,7 +94,7 @@ def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Windo
 
 def count_written_before(connection: psycopg.Connection, windows: Name, window: Window) -> int:
     """Return the number of rows that the window has written when it was applied before."""
-    found = rows(connection, sql.select_window(windows, window.pipeline, window.number))
+    found = fetch_rows(connection, sql.select_window(windows, window.pipeline, window.number))
     return int(found[0][2]) if found else 0
 
 
@@ -285,7 +285,7 @@ def _clear(connection: psycopg.Connection, key: str, schema: str, patience: floa
     """
 
     def drop_some() -> bool:
-        left = [Name(schema, row[0]) for row in rows(connection, sql.tables_like(schema, stage_prefix(key)))]
+        left = [Name(schema, row[0]) for row in fetch_rows(connection, sql.tables_like(schema, stage_prefix(key)))]
         if left:
             run(connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))
         return len(left) > _DROPPED_AT_ONCE
@@ -330,7 +330,7 @@ def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
     with suppress(Error), connection.transaction():
         run(connection, sql.set_lock_timeout(0.1))
         query = sql.abandoned_tables(schema, STAGES, APPLICATION, ABANDONED_DAYS, _DROPPED_AT_ONCE)
-        left = [Name(schema, row[0]) for row in rows(connection, query)]
+        left = [Name(schema, row[0]) for row in fetch_rows(connection, query)]
         if left:
             log.info("Dropping %d tables of attempts that were abandoned in schema %s", len(left), schema)
             run(connection, sql.drop_tables(left))
@@ -340,7 +340,7 @@ def create_stage_registry(connection: psycopg.Connection, registry: Name) -> Non
     """Create an attempt's list of stages, and note when the attempt began."""
     with connection.transaction():
         run(connection, sql.create_registry(registry))
-        run(connection, sql.stamp_registry(registry, rows(connection, sql.server_time())[0][0]))
+        run(connection, sql.stamp_registry(registry, fetch_rows(connection, sql.server_time())[0][0]))
 
 
 def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> None:
@@ -348,7 +348,7 @@ def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> 
 
     asked: set[int] = set()
     not_ours: set[int] = set()
-    while others := {pid for (pid,) in rows(connection, sql.sessions_named(application_name(key)))} - not_ours:
+    while others := {pid for (pid,) in fetch_rows(connection, sql.sessions_named(application_name(key)))} - not_ours:
         for pid in others - asked:
             asked.add(pid)
             try:
@@ -385,7 +385,7 @@ def _take_over(
 
 def drop_attempt_tables(connection: psycopg.Connection, attempt: WindowAttempt) -> None:
     """Drop all tables of an attempt."""
-    while left := rows(connection, sql.tables_like(attempt.stage_schema, f"{attempt.prefix}_")):
+    while left := fetch_rows(connection, sql.tables_like(attempt.stage_schema, f"{attempt.prefix}_")):
         run(connection, sql.drop_tables(Name(attempt.stage_schema, row[0]) for row in left[:_DROPPED_AT_ONCE]))
 
 
@@ -460,7 +460,7 @@ def _refuse_open_markers(
     """
     if window.moved or not table_exists(connection, markers):
         return
-    for number, *place in rows(connection, sql.select_open_splits(markers, windows, window.pipeline, window.number)):
+    for number, *place in fetch_rows(connection, sql.select_open_splits(markers, windows, window.pipeline, window.number)):
         there = sql.SplitRow(*place)
         for r in (split.range for split in splits):
             if there[:2] == r.topic_partition and there.start < r.end and r.start < there.end:
@@ -485,7 +485,7 @@ def _compare_markers(
     """
     if not table_exists(connection, markers):
         return
-    found = [sql.SplitRow(*row) for row in rows(connection, sql.select_splits(markers, window.pipeline, window.number))]
+    found = [sql.SplitRow(*row) for row in fetch_rows(connection, sql.select_splits(markers, window.pipeline, window.number))]
     known = [marker for marker in found if not marker.is_deferred]
     there = f"{len(known)} of its splits are in the table already, each committed on its own by an earlier attempt"
     if known and sink.atomic != "split":

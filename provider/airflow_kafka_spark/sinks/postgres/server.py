@@ -18,9 +18,9 @@ from airflow_kafka_spark.hooks.databases import (
     Name,
     PostgresServer,
     describe_driver_message,
+    fetch_rows,
     literal,
     read_server,
-    rows,
     run,
 )
 from airflow_kafka_spark.sinks.postgres import sql
@@ -221,7 +221,7 @@ class ServerFacts:
 
 def read_server_facts(connection: psycopg.Connection) -> ServerFacts:
     """Return the properties of the server and of the session's role."""
-    found = rows(
+    found = fetch_rows(
         connection,
         "SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_user::text, "
         "pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', "
@@ -232,7 +232,7 @@ def read_server_facts(connection: psycopg.Connection) -> ServerFacts:
 
 def schema_rights(connection: psycopg.Connection, schema: str) -> frozenset[str] | None:
     """Return those of USAGE and CREATE that this role has in a schema, or None if there is no such schema."""
-    found = rows(
+    found = fetch_rows(
         connection,
         "SELECT has_schema_privilege(oid, 'USAGE'), has_schema_privilege(oid, 'CREATE') "
         f"FROM pg_catalog.pg_namespace WHERE nspname = {literal(schema)}",
@@ -291,12 +291,12 @@ WHERE i.indrelid = {oid} AND i.indisunique AND i.indisvalid AND i.indpred IS NUL
 
 def read_table(connection: psycopg.Connection, name: Name) -> Table | None:
     """Return a relation as the catalog describes it; None if no relation has this name."""
-    found = rows(connection, _RELATION.format(schema=literal(name.schema), table=literal(name.table)))
+    found = fetch_rows(connection, _RELATION.format(schema=literal(name.schema), table=literal(name.table)))
     if not found:
         return None
     oid, kind, logged, hides_rows, filters, rights, owned = found[0]
-    columns = [TargetColumn(*row) for row in rows(connection, _COLUMNS.replace("{oid}", str(oid)))]
-    indexes = [(frozenset(names), immediate) for names, immediate in rows(connection, _UNIQUE.replace("{oid}", str(oid)))]
+    columns = [TargetColumn(*row) for row in fetch_rows(connection, _COLUMNS.replace("{oid}", str(oid)))]
+    indexes = [(frozenset(names), immediate) for names, immediate in fetch_rows(connection, _UNIQUE.replace("{oid}", str(oid)))]
     unique, deferrable = (tuple(names for names, immediate in indexes if immediate is wanted) for wanted in (True, False))
     named = {c.name: c for c in columns}
     return Table(name, kind, logged, hides_rows, filters, frozenset(rights), named, unique, deferrable, owned)

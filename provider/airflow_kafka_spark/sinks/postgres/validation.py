@@ -13,7 +13,7 @@ from airflow_kafka_spark.hooks.databases import (
     Name,
     choose_action,
     describe_driver_message,
-    find_tables_ignoring_case,
+    hint_at_similar_table,
     parse_name,
     quote,
     resolve,
@@ -216,8 +216,7 @@ class _TargetValidation:
 
     def _creation_problems(self, name: Name) -> Iterator[Problem]:
         if not self.sink.auto_create:
-            alike = find_tables_ignoring_case(self.connection, name)
-            hint = f"; there is {alike[0]}, and names are compared exactly" if alike else ""
+            hint = hint_at_similar_table(self.connection, name)
             action = "Create it, correct `table`, or set `auto_create=True`"
             yield Problem("sink.table", f"there is no table {name}{hint}", action)
             yield from self._waiting()

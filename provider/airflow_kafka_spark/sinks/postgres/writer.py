@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
-from airflow_kafka_spark.hooks.databases import Name, quote, rows, run
+from airflow_kafka_spark.hooks.databases import Name, fetch_rows, quote, run
 from airflow_kafka_spark.sinks.base import SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.postgres import attempt as record
 from airflow_kafka_spark.sinks.postgres import sql
@@ -89,7 +89,7 @@ class Transaction:
         removed = run(self.session, sql.delete_window(attempt.target, column, name))
         before = record.count_written_before(self.session, attempt.windows, attempt.window)
         wrote = f"it wrote {before} rows" if is_known else "its row in the sink's record is gone; it wrote rows"
-        if (removed < before or not is_known) and rows(self.session, sql.has_unmarked_rows(attempt.target, column))[0][0]:
+        if (removed < before or not is_known) and fetch_rows(self.session, sql.has_unmarked_rows(attempt.target, column))[0][0]:
             raise SinkRejected(
                 str(attempt.target),
                 str(attempt.window),
@@ -100,7 +100,7 @@ class Transaction:
 
     def stages(self) -> list[tuple[int, str | None, int, int]]:
         """Return the stages that tasks have registered by now: split, stage, rows, tombstones."""
-        return rows(self.session, sql.select_stages(self.attempt.registry))
+        return fetch_rows(self.session, sql.select_stages(self.attempt.registry))
 
     def append_new(self) -> None:
         """Append the rows of every stage that is complete and not in the target yet."""
@@ -137,7 +137,7 @@ class Transaction:
         def put(some: Sequence[StagedSplit]) -> tuple[int, int]:
             if not any(tombstones for *_, tombstones in found):
                 return run(self.session, merge.upsert(some)), 0
-            written, deleted = rows(self.session, merge.upsert_and_delete(some))[0]
+            written, deleted = fetch_rows(self.session, merge.upsert_and_delete(some))[0]
             return written, deleted
 
         return self.finder.upsert(list(stages.items()), put) if self.finder else put(list(stages.values()))
@@ -671,7 +671,7 @@ class SplitsWindowWriter(DriverWriter):
     def _markers(self) -> list[sql.SplitRow]:
         """Return the markers of splits that are in the target."""
         window = self.attempt.window
-        found = rows(self.transaction.session, sql.select_splits(self.attempt.markers, window.pipeline, window.number))
+        found = fetch_rows(self.transaction.session, sql.select_splits(self.attempt.markers, window.pipeline, window.number))
         return [marker for marker in (sql.SplitRow(*row) for row in found) if not marker.is_deferred]
 
     def _begin(self) -> bool:
@@ -682,7 +682,7 @@ class SplitsWindowWriter(DriverWriter):
         if not super()._begin():
             return False
         window = self.attempt.window
-        owners = rows(self.transaction.session, sql.lock_owner(self.attempt.markers, window.pipeline))
+        owners = fetch_rows(self.transaction.session, sql.lock_owner(self.attempt.markers, window.pipeline))
         if [owner for (owner,) in owners] != [self.attempt.owner]:
             # Closed at once, so that the owner does not wait for this session's locks.
             self.transaction.close()
@@ -737,7 +737,7 @@ def failing_column(attempt: WindowAttempt, error: psycopg.Error) -> str | None:
 def _search_columns(connection: psycopg.Connection, attempt: WindowAttempt, state: str | None) -> str | None:
     import psycopg
 
-    registered = rows(connection, sql.select_stages(attempt.registry))
+    registered = fetch_rows(connection, sql.select_stages(attempt.registry))
     stages = [attempt.stage(split, stage) for split, stage, _, _ in registered if stage]
     names = ", ".join(quote(c.name) for c in attempt.merge.columns)
     run(connection, f"CREATE TEMP TABLE {quote(_PROBE)} ON COMMIT DROP AS SELECT {names} FROM {attempt.target} WITH NO DATA")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS, WindowWriter
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ATTEMPTS = "_airflow/attempts"
 BEGUN = "attempt.json"
@@ -98,7 +100,7 @@ class TableAttempt:
         self.directory = directory or data_directory(marker)
         self._lock: AttemptLock | None = None
 
-    def begin(self, **facts: Any) -> None:
+    def begin(self, **facts: object) -> None:
         """Note that the attempt has begun, and create its directory of data files.
 
         :param facts: further facts for the note.
@@ -213,6 +215,18 @@ def keep_only(data: TableStore, directory: str, files: Iterable[str]) -> None:
     for name in data.names(directory):
         if (path := f"{directory}/{name}") not in named:
             data.remove(path)
+
+
+def sweep_attempts(store: TableStore, pipeline: str, fence: Callable[[str, list[str]], T]) -> T:
+    """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines (:func:`.sweep_abandoned`).
+
+    :param fence: removes attempts of one pipeline, so that none of them can commit afterwards.
+    :return: what ``fence`` returned for the pipeline.
+    :raises SinkUnavailable: the store did not answer.
+    """
+    own, others = list_attempts(store, pipeline)
+    sweep_abandoned(store, others, fence)
+    return fence(pipeline, own)
 
 
 def list_attempts(store: TableStore, pipeline: str) -> tuple[list[str], list[str]]:

@@ -103,6 +103,18 @@ class TablePlace:
             raise ValueError("the root directory cannot be a table")
         return cls("file", path)
 
+    @classmethod
+    def uri_of(cls, text: object, schemes: Sequence[str] = ("s3",)) -> str:
+        """Return the URI of the place that a path or URI names. A text that names none, or that is not rendered yet, is returned
+        as it is.
+
+        :param schemes: the object stores that are supported.
+        """
+        try:
+            return str(text) if "{{" in str(text) else cls.parse(str(text), schemes).uri
+        except ValueError:
+            return str(text)
+
     @property
     def bucket(self) -> str:
         """The bucket or container."""

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from airflow_kafka_spark.formats.base import END
+from airflow_kafka_spark.formats.base import END, Kind
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
 
 if TYPE_CHECKING:
@@ -47,6 +47,13 @@ class LogSource(RowSource):
     def columns(self) -> tuple[str, ...]:
         """Return ``topic``, ``key``, ``value`` and ``timestamp``."""
         return COLUMNS
+
+    @property
+    def fixed_kinds(self) -> Mapping[str, Kind]:
+        """The kinds of the columns of events."""
+        from airflow_kafka_spark.sources.cdc.tasks import reader
+
+        return dict(reader.COLUMNS)
 
     schemas_enable: bool
 

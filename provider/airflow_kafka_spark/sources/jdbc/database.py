@@ -315,7 +315,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
 
     @abstractmethod
     def problems(self) -> list[Problem]:
-        """Return the problems of the connection that show without using it."""
+        """Return the problems of the connection that can be found without connecting."""
 
     @abstractmethod
     def open_session(self) -> DatabaseSession:

@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.errors.base import quote_names
@@ -30,6 +30,10 @@ from airflow_kafka_spark.sources.jdbc.database import (
     bracket_ipv6,
     escape_template,
 )
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection as AirflowConnection
+    from pymysql.protocol import FieldDescriptorPacket
 
 DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.6"
 OLDEST = {"MariaDB": (10, 3), "MySQL": (8, 0)}
@@ -292,7 +296,7 @@ _KINDS = {
 _UNSIGNED, _ENUM, _SET, _BINARY = 32, 256, 2048, 63
 
 
-def _result_column(result: Any) -> ColumnMetadata:
+def _result_column(result: FieldDescriptorPacket) -> ColumnMetadata:
     """Return what the protocol says of a query's column."""
     kind = _KINDS.get(result.type_code, "")
     if kind in ("text", "varchar", "char"):
@@ -385,7 +389,7 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
         return {name: value for name, value in properties.items() if value}
 
 
-def read_server(connection: Any) -> MysqlServer:
+def read_server(connection: AirflowConnection) -> MysqlServer:
     """Return the server of an Airflow connection of type ``mysql``.
 
     :raises ConnectionInvalid: it has options that mean nothing here.

@@ -24,7 +24,7 @@ from airflow_kafka_spark.hooks.databases import (
     SEES_LAG,
     PostgresServer,
     describe_driver_message,
-    find_tables_ignoring_case,
+    hint_at_similar_table,
     literal,
     quote,
     resolve,
@@ -198,8 +198,7 @@ class PostgresSession(DatabaseSession):
         name = resolve(self.connection, schema, table)
         found = self.rows(_OID.format(schema=literal(name.schema), table=literal(name.table)))
         if not found:
-            alike = find_tables_ignoring_case(self.connection, name)
-            return MissingRelation(str(name), f"; there is {alike[0]}, and names are compared exactly" if alike else "")
+            return MissingRelation(str(name), hint_at_similar_table(self.connection, name))
         oid, kind, usage = found[0]
         attributes = self.rows(_ATTRIBUTES.format(oid=oid))
         writers = tuple(row[0] for row in self.rows(_TREE.format(oid=oid))) if kind in "rp" else ()

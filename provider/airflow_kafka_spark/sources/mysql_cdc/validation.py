@@ -12,8 +12,8 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, ENGINE
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     LogServer,
     behind_master,
+    fetch_rows,
     is_mariadb,
-    rows,
     sql_text,
     version,
 )
@@ -96,7 +96,7 @@ class BinlogValidation:
             found = self._setting(connection, name)
             if found not in ("", "OFF", "0"):
                 yield Problem("source.conn_id", f"`{name}` of the server is `{found}`: {reason}", f"SET GLOBAL {name} = DEFAULT")
-        tells_place = is_mariadb(connection) and rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_position'")
+        tells_place = is_mariadb(connection) and fetch_rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_position'")
         if self.options.snapshot != "never" and not tells_place:
             what = "the server does not tell the place of its log at which a transaction sees the tables, as MariaDB does"
             yield Problem("source.snapshot", what, 'Use `snapshot="never"` and the place of a backup (`starting_position`)')
@@ -113,7 +113,7 @@ class BinlogValidation:
             yield Problem("source.conn_id", what, action)
 
     def _replica_problems(self, connection: Connection) -> Iterator[Problem]:
-        running = rows(connection, "SHOW GLOBAL STATUS LIKE 'Slave%running'")
+        running = fetch_rows(connection, "SHOW GLOBAL STATUS LIKE 'Slave%running'")
         is_replica = any(str(value) not in ("0", "OFF") for _, value in running)
         names = ("log_slave_updates", "log_replica_updates")
         if is_replica and "OFF" in [self._setting(connection, name) for name in names]:
@@ -155,7 +155,7 @@ class BinlogValidation:
         wanted = [full_name(name, database) for name in self.options.tables or ()]
         if self.options.tables is None:
             query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
-            wanted = [(database, str(row[0])) for row in rows(connection, query + sql_text(database))]
+            wanted = [(database, str(row[0])) for row in fetch_rows(connection, query + sql_text(database))]
             if not wanted:
                 found = f"there are no tables in database `{database}` that the user may see"
                 yield Problem("source.tables", found, f"GRANT SELECT ON {database}.* TO {self.server.server.user}")
@@ -171,7 +171,7 @@ class BinlogValidation:
     def _problems_of(self, connection: Connection, table: tuple[str, str], key: Sequence[str] | None) -> Iterator[Problem]:
         shown = ".".join(table)
         place = f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
-        kinds = rows(connection, f"SELECT table_type FROM information_schema.tables WHERE {place}")
+        kinds = fetch_rows(connection, f"SELECT table_type FROM information_schema.tables WHERE {place}")
         if not kinds:
             action = f"Create it, correct its name, or GRANT SELECT ON {shown} TO {self.server.server.user}"
             yield Problem("source.tables", f"there is no table {shown} that the user may see", action)
@@ -181,7 +181,7 @@ class BinlogValidation:
             reason = "its log has rows of its history, too" if kind == "SYSTEM VERSIONED" else f"it is a {kind.lower()}"
             yield Problem("source.tables", f"{shown} cannot be captured: {reason}", "Leave it out")
             return
-        columns = rows(
+        columns = fetch_rows(
             connection,
             f"SELECT column_name, data_type, character_set_name, column_key FROM information_schema.columns WHERE {place}",
         )
@@ -206,12 +206,12 @@ class BinlogValidation:
         import pymysql
 
         shown, place = ".".join(table), f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
-        engine = str(rows(connection, f"SELECT engine FROM information_schema.tables WHERE {place}")[0][0])
+        engine = str(fetch_rows(connection, f"SELECT engine FROM information_schema.tables WHERE {place}")[0][0])
         if engine != ENGINE:
             what = f"the engine of {shown} is {engine}, and a snapshot of it would have no place in the log"
             yield Problem("source.snapshot", what, f"ALTER TABLE {shown} ENGINE = {ENGINE}, or leave the table out")
         try:
-            rows(connection, f"SELECT * FROM {DIALECT.quote(table[0])}.{DIALECT.quote(table[1])} LIMIT 0")
+            fetch_rows(connection, f"SELECT * FROM {DIALECT.quote(table[0])}.{DIALECT.quote(table[1])} LIMIT 0")
         except pymysql.Error as error:
             what = f"user `{self.server.server.user}` may not read {shown}: {error.args[-1]}"
             yield Problem("source.snapshot", what, f"GRANT SELECT ON {shown} TO {self.server.server.user}")
@@ -219,7 +219,7 @@ class BinlogValidation:
     def _cascade_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
         if self.options.ignore_cascades:
             return
-        found = rows(
+        found = fetch_rows(
             connection,
             "SELECT constraint_name, update_rule, delete_rule FROM information_schema.referential_constraints WHERE "
             f"constraint_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}",
@@ -238,7 +238,7 @@ class BinlogValidation:
         import pymysql
 
         try:
-            status = rows(connection, self.server.status_statement(connection))
+            status = fetch_rows(connection, self.server.status_statement(connection))
         except pymysql.Error:
             return  # the right is missing, which is reported by itself
         only, ignored = (set(filter(None, str(part or "").split(","))) for part in (status[0][2:4] if status else ("", "")))
@@ -248,5 +248,5 @@ class BinlogValidation:
                 yield Problem("source.tables", f"the server does not log database `{database}`", action)
 
     def _setting(self, connection: Connection, name: str) -> str:
-        found = rows(connection, f"SHOW GLOBAL VARIABLES LIKE '{name}'")
+        found = fetch_rows(connection, f"SHOW GLOBAL VARIABLES LIKE '{name}'")
         return str(found[0][1]) if found else ""

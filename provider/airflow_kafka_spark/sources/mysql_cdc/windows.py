@@ -30,8 +30,8 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     Place,
     advanced,
     distance,
+    fetch_rows,
     is_mariadb,
-    rows,
     sql_text,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import SESSION, chunk_token, literals, take_snapshot, typed
@@ -62,7 +62,7 @@ def begin_snapshot(
 def _estimated_rows(connection: Connection, name: TableName) -> int:
     schema, table = map(sql_text, name)
     query = f"SELECT table_rows FROM information_schema.tables WHERE table_schema = {schema} AND table_name = {table}"
-    return int(rows(connection, query)[0][0] or 0)
+    return int(fetch_rows(connection, query)[0][0] or 0)
 
 
 @dataclass(kw_only=True)
@@ -88,12 +88,12 @@ class MysqlChunks(Chunks):
 
     def __post_init__(self) -> None:
         for statement in SESSION:
-            rows(self.connection, statement)
+            fetch_rows(self.connection, statement)
 
     def token(self) -> dict[str, Any]:
         """Return the token of a chunk that would be read now."""
         place = take_snapshot(self.connection)
-        rows(self.connection, "ROLLBACK")
+        fetch_rows(self.connection, "ROLLBACK")
         return chunk_token(place)
 
     def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
@@ -108,7 +108,7 @@ class MysqlChunks(Chunks):
         while table.key and len(found) < most:
             where = f"WHERE {DIALECT.after(names, literals(table.types, after))} " if after is not None else ""
             query = f"SELECT {texts} FROM {shape.source} {where}ORDER BY {ordering} LIMIT {self.rows - 1}, 1"
-            last = rows(self.connection, query)
+            last = fetch_rows(self.connection, query)
             if not last:
                 break
             after = tuple(str(value) for value in last[0])
@@ -254,7 +254,7 @@ class MySqlLogWindows:
         names = form.tables
         if names is None:
             query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
-            names = frozenset((form.database, str(row[0])) for row in rows(connection, query + sql_text(form.database)))
+            names = frozenset((form.database, str(row[0])) for row in fetch_rows(connection, query + sql_text(form.database)))
         return begin_snapshot(self.server, connection, form.values, names, self.options.snapshot_chunk_rows)
 
     def _chunks(self, connection: Connection, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:
@@ -398,16 +398,16 @@ class MySqlLogWindows:
 
 def charsets(connection: Connection) -> dict[int, str]:
     """Return the character set of each collation, by its number."""
-    found = rows(connection, "SELECT id, character_set_name FROM information_schema.collations WHERE id IS NOT NULL")
+    found = fetch_rows(connection, "SELECT id, character_set_name FROM information_schema.collations WHERE id IS NOT NULL")
     if is_mariadb(connection):
-        names = rows(
+        names = fetch_rows(
             connection,
             "SELECT column_name FROM information_schema.columns WHERE table_schema = 'information_schema' "
             "AND table_name = 'COLLATION_CHARACTER_SET_APPLICABILITY'",
         )
         if any(str(row[0]).upper() == "ID" for row in names):
             query = "SELECT id, character_set_name FROM information_schema.collation_character_set_applicability"
-            found += rows(connection, query)
+            found += fetch_rows(connection, query)
     return {int(number): str(name) for number, name in found}
 
 
@@ -415,7 +415,7 @@ def undescribed(connection: Connection) -> dict[tuple[str, str], dict[str, str]]
     """Return per table the columns whose types the log describes as plain bytes, and these types."""
     kinds = ", ".join(f"'{kind}'" for kind in UNDESCRIBED)
     found: dict[tuple[str, str], dict[str, str]] = {}
-    for database, table, column, kind in rows(
+    for database, table, column, kind in fetch_rows(
         connection,
         "SELECT table_schema, table_name, column_name, data_type FROM information_schema.columns "
         f"WHERE data_type IN ({kinds}) AND table_schema NOT IN ({_SYSTEM})",

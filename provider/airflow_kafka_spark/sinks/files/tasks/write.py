@@ -215,7 +215,7 @@ class ObjectsSplitWriter(HiddenFilesWriter[StoreFile]):
 
 
 class UploadFile(StoreFile):
-    """A file whose parts are sent, and which is there when the driver completes its upload.
+    """A file in an object store. Its parts are sent while it is written; it exists once the driver completes its upload.
 
     :param target: where and how to write.
     :param path: its path, below the table.

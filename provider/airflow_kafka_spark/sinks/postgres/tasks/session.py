@@ -109,7 +109,10 @@ def adbc_serves(arrays: bool) -> bool:
 
 
 class AdbcSession(LoadSession):
-    """:param conninfo: libpq's connection string, with the password."""
+    """A session that loads Arrow batches by ADBC.
+
+    :param conninfo: libpq's connection string, with the password.
+    """
 
     def __init__(self, conninfo: str) -> None:
         import adbc_driver_manager
@@ -144,7 +147,7 @@ class AdbcSession(LoadSession):
 
 
 class _KeptDatabase:
-    """Stands for the database of a connection, which would close it with itself."""
+    """Replaces the database handle of an ADBC connection, so that closing the connection does not close the database."""
 
     def close(self) -> None:
         """Leave it open."""
@@ -165,7 +168,10 @@ def _database(conninfo: str, thread: int) -> adbc_driver_manager.AdbcDatabase:
 
 
 class PsycopgSession(LoadSession):
-    """:param conninfo: libpq's connection string, with the password."""
+    """A session that loads Arrow batches by ADBC.
+
+    :param conninfo: libpq's connection string, with the password.
+    """
 
     def __init__(self, conninfo: str) -> None:
         import psycopg

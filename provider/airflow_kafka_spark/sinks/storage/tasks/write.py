@@ -402,7 +402,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
             self.token = ""
 
     def unwritable(self, rows: Rows) -> Mapping[int, str]:
-        """Parquet holds every value of the types that ``validate`` lets pass."""
+        """Return an empty mapping: Parquet can hold every value of the types that ``validate`` accepts."""
         return {}
 
     # --- files --------------------------------------------------------------------------------------------------------

@@ -297,7 +297,7 @@ class _Events:
     def on_error(self, error: KafkaError) -> None:
         self.last = error.str()
 
-    def log(self, level: int, message: str, *args: Any) -> None:
+    def log(self, level: int, message: str, *args: object) -> None:
         """Ignore a log line, because librdkafka logs its own retries."""
 
 

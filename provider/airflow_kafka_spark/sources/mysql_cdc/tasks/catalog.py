@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
@@ -129,11 +129,11 @@ def _column(
     name: str,
     kind: str,
     declared: str,
-    precision: Any,
-    scale: Any,
-    of_time: Any,
+    precision: int | None,
+    scale: int | None,
+    of_time: int | None,
     charset: str | None,
-    size: Any,
+    size: int | None,
     nullable: str,
 ) -> LogColumn:
     """Return a column as the log describes it."""
@@ -143,15 +143,15 @@ def _column(
     elif code is None:
         code, meta = binlog.GEOMETRY, b"\4"
     elif kind == "decimal":
-        meta = bytes([int(precision), int(scale)])
+        meta = bytes([int(precision or 0), int(scale or 0)])
     elif kind in ("time", "datetime", "timestamp"):
         meta = bytes([int(of_time or 0)])
     elif kind == "bit":
-        meta = bytes([int(precision) % 8, int(precision) // 8])
+        meta = bytes([int(precision or 0) % 8, int(precision or 0) // 8])
     elif kind in ("varchar", "varbinary"):
-        meta = int(size).to_bytes(2, "little")
+        meta = int(size or 0).to_bytes(2, "little")
     elif kind in ("char", "binary"):
-        length = int(size)
+        length = int(size or 0)
         meta = bytes([binlog.STRING ^ (length & 0x300) >> 4, length & 0xFF])
     elif kind in ("enum", "set"):
         meta = bytes([code, 1])

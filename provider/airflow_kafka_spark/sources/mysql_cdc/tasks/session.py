@@ -27,7 +27,7 @@ FIRST = 4
 """The position of the first event of a file."""
 
 SENT_SECONDS = 30.0
-"""Seconds to wait until the server sends its log up to the end that it has told."""
+"""Seconds to wait until the server sends its log up to the end that it has reported."""
 
 TABLE_CHANGED = 1412
 """The server's error for a table that is newer than a snapshot: it was truncated, or rebuilt."""
@@ -131,8 +131,8 @@ class LogServer:
         :raises SourceRejected: an event cannot be read.
         """
         for name in ("master_binlog_checksum", "source_binlog_checksum"):
-            rows(connection, f"SET @{name} = @@global.binlog_checksum")
-        rows(connection, "SET @mariadb_slave_capability = 4")
+            fetch_rows(connection, f"SET @{name} = @@global.binlog_checksum")
+        fetch_rows(connection, "SET @mariadb_slave_capability = 4")
         # Two readers with one number would end each other.
         number = random.SystemRandom().randrange(1 << 31, (1 << 32) - 1)
         command = struct.pack("<IHI", start.position, _NON_BLOCKING, number) + start.file.encode()
@@ -189,7 +189,7 @@ class LogServer:
 
         :raises SourceRejected: the server writes no log.
         """
-        found = rows(connection, self.status_statement(connection))
+        found = fetch_rows(connection, self.status_statement(connection))
         if not found:
             raise SourceRejected(self.where, "the server writes no binary log", "Set `log_bin`, and restart the server")
         return Place(str(found[0][0]), int(found[0][1]))
@@ -201,12 +201,12 @@ class LogServer:
 
     def files(self, connection: Connection) -> list[Place]:
         """Return the files of the log, each with its size as position."""
-        return [Place(str(row[0]), int(row[1])) for row in rows(connection, "SHOW BINARY LOGS")]
+        return [Place(str(row[0]), int(row[1])) for row in fetch_rows(connection, "SHOW BINARY LOGS")]
 
     def identity(self, connection: Connection) -> dict[str, Any]:
         """Return what tells this server from others: its ``server_id``, and MySQL's ``server_uuid``."""
         names = ("server_id",) if is_mariadb(connection) else ("server_id", "server_uuid")
-        found = rows(connection, f"SELECT {', '.join(f'@@global.{name}' for name in names)}")[0]
+        found = fetch_rows(connection, f"SELECT {', '.join(f'@@global.{name}' for name in names)}")[0]
         return dict(zip(names, found, strict=True))
 
     def created(self, file: str) -> int:
@@ -267,7 +267,7 @@ class LogServer:
             )
 
 
-def rows(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
+def fetch_rows(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
     """Return the rows of a statement."""
     with connection.cursor() as cursor:
         cursor.execute(statement)

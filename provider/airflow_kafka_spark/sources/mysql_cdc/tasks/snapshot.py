@@ -19,7 +19,7 @@ from airflow_kafka_spark.sources.jdbc.database import SourceColumn
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape, table_shape
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import TABLE_CHANGED, LogServer, Place, rows
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import TABLE_CHANGED, LogServer, Place, fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class MySqlOpenChunk:
 def take_snapshot(connection: Connection) -> Place:
     """Begin a transaction, and return the place in the log of what it sees."""
     for statement in (*SESSION, "START TRANSACTION WITH CONSISTENT SNAPSHOT"):
-        rows(connection, statement)
-    found = {str(name).casefold(): value for name, value in rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'")}
+        fetch_rows(connection, statement)
+    found = {str(name).casefold(): value for name, value in fetch_rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'")}
     return Place(str(found["binlog_snapshot_file"]), int(found["binlog_snapshot_position"]))
 
 
@@ -77,12 +77,12 @@ def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, An
         place = take_snapshot(connection)
         if _includes(server, place, start) and _use(connection, name) and not _is_changed(server, connection, place, name):
             break
-        rows(connection, "ROLLBACK")
+        fetch_rows(connection, "ROLLBACK")
         if time.monotonic() > deadline:
             detail = f"its definition changes all the time, or the transactions before {start} are not visible"
             raise SourceUnavailable(server.where, f"taking a snapshot of {'.'.join(name)}", detail)
         time.sleep(0.05)
-    (now,) = rows(connection, "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)")[0]
+    (now,) = fetch_rows(connection, "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)")[0]
     shape = table_shape(server, connection, name, form)
     if shape is None:
         raise SourceRejected(".".join(name), "it is no table any more")
@@ -111,7 +111,7 @@ def _use(connection: Connection, name: Sequence[str]) -> bool:
     import pymysql
 
     try:
-        rows(connection, f"SELECT 1 FROM {DIALECT.quote(name[0])}.{DIALECT.quote(name[1])} LIMIT 1")
+        fetch_rows(connection, f"SELECT 1 FROM {DIALECT.quote(name[0])}.{DIALECT.quote(name[1])} LIMIT 1")
     except pymysql.Error as error:
         if error.args and error.args[0] == TABLE_CHANGED:
             return False
@@ -144,7 +144,7 @@ def chunk_rows(connection: Connection, chunk: Mapping[str, Any], shape: MySqlTab
     if chunk["upto"] is not None:
         conditions.append(f"({DIALECT.up_to(key, literals(shape.types, chunk['upto']))})")
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    rows(connection, "SET SESSION character_set_results = NULL")
+    fetch_rows(connection, "SET SESSION character_set_results = NULL")
     with connection.cursor(SSCursor) as cursor:
         cursor.execute(f"SELECT {shape.expressions} FROM {shape.source}{where}")
         # The values as they come: the driver would decode and convert them.
@@ -190,7 +190,7 @@ class BinlogFilter(ChunkFilter):
         self._seen = {chunk.seen: Place.parse(chunk.seen).order for t in self.tables.values() for chunk in t.read}
         self._at = (0, 0)
         for statement in SESSION:
-            rows(self.connection, statement)
+            fetch_rows(self.connection, statement)
 
     def enter(self, place: Place) -> None:
         """Note where the event of the log is whose changes come next."""
@@ -219,5 +219,5 @@ class BinlogFilter(ChunkFilter):
         values = ", ".join(f"({n}, {', '.join(literals(table.types, key))})" for n, key in enumerate(keys))
         before = " + ".join(f"({DIALECT.after(names, literals(table.types, end))})" for end in table.bounds)
         query = f"WITH k (n, {', '.join(names)}) AS (VALUES {values}) SELECT n, {before} FROM k"
-        for number, count in rows(self.connection, query):
+        for number, count in fetch_rows(self.connection, query):
             self.note_chunk(table.table, keys[int(number)], int(count))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.hooks.databases import rows, wait_for_replicas
+from airflow_kafka_spark.hooks.databases import fetch_rows, wait_for_replicas
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, BATCH_ROWS, EventReader
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
@@ -117,7 +117,7 @@ class CdcReader(EventReader):
 
 def user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
     """Return the types that are not built in: domains and their base types, arrays and their elements, enumerations."""
-    found = rows(
+    found = fetch_rows(
         connection,
         "SELECT oid::bigint, typtype::text, typbasetype::bigint, typtypmod, "
         "CASE WHEN typcategory = 'A' AND typtype = 'b' THEN typelem::bigint ELSE 0 END, "

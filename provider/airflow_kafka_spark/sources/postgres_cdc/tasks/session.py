@@ -13,7 +13,7 @@ from airflow_kafka_spark.hooks.databases import (
     APPLICATION,
     PostgresServer,
     describe_driver_message,
-    rows,
+    fetch_rows,
     system_identifier,
 )
 
@@ -140,7 +140,8 @@ class SlotServer:
 
     def identity(self, connection: psycopg.Connection[Any]) -> dict[str, Any]:
         """Return what tells this server's log from others: system identifier, timeline and database."""
-        timeline = rows(connection, "SELECT substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8)")[0][0]
+        query = "SELECT substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8)"
+        timeline = fetch_rows(connection, query)[0][0]
         return {
             "slot": self.slot,
             "database": connection.info.dbname,

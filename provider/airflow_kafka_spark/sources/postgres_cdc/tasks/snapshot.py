@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.databases import literal, quote, rows
+from airflow_kafka_spark.hooks.databases import fetch_rows, literal, quote
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import ChunkFilter, Key, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
@@ -210,7 +210,7 @@ def open_chunk(connection: psycopg.Connection[Any], publication: str, chunk: Map
     """
     schema, table = chunk["table"]
     connection.execute(f"LOCK TABLE {quote(schema)}.{quote(table)} IN ACCESS SHARE MODE".encode())
-    seen, lsn, now_us, block = rows(
+    seen, lsn, now_us, block = fetch_rows(
         connection,
         f"SELECT {current_snapshot(connection)}, pg_catalog.pg_current_wal_insert_lsn()::text, "
         "(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint, current_setting('wal_block_size')::int",
@@ -395,7 +395,7 @@ class SnapshotFilter(ChunkFilter):
         """
         deadline = time.monotonic() + VISIBLE_SECONDS
         while not self._is_visible:
-            text = rows(self.connection, f"SELECT {current_snapshot(self.connection)}")[0][0]
+            text = fetch_rows(self.connection, f"SELECT {current_snapshot(self.connection)}")[0][0]
             self._is_visible = VisibleTransactions.parse(text).include(self._xid)
             if not self._is_visible and time.monotonic() > deadline:
                 detail = f"its commit was written {VISIBLE_SECONDS:.0f} s ago, and waits for a synchronous standby"
@@ -411,7 +411,7 @@ def chunk_token(opened: PostgresOpenChunk) -> dict[str, Any]:
 
 def snapshot_token(connection: psycopg.Connection[Any]) -> dict[str, Any]:
     """Return the token of a chunk that would be read now."""
-    seen, lsn, block = rows(
+    seen, lsn, block = fetch_rows(
         connection,
         f"SELECT {current_snapshot(connection)}, pg_catalog.pg_current_wal_insert_lsn()::text, "
         "current_setting('wal_block_size')::int",
