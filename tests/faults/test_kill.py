@@ -11,6 +11,9 @@ import pytest
 from airflow_kafka_spark import faults
 
 IN_A_TASK = ("split.mid", "split.flushed")
+# The next window, too, is moved where brokers or a table hold something of the dead attempt. That it follows a kill after any
+# step of the ledger says tests/windows/test_ledger_model.py.
+IN_A_TRANSACTION = ("split.flushed", "sink.in_transaction", "close.in_transaction")
 # One sink stands for all where only the ledger decides. Each sink by itself dies at each of its points in
 # tests/sinks/test_contract.py; here it dies once where its own commit decides.
 CASES = [
@@ -54,9 +57,10 @@ def test_killed_then_retried_and_cleared_every_record_is_there_exactly_once(flow
     assert flow.check() == 1500
     assert flow.run("run1") == retried, "a cleared task does nothing and returns the same report"
     assert flow.check() == 1500
-    flow.produce(50)
-    flow.run("run2")
-    assert flow.check() == 1550
+    if point in IN_A_TRANSACTION:
+        flow.produce(50)
+        flow.run("run2")
+        assert flow.check() == 1550
 
 
 @pytest.mark.faults

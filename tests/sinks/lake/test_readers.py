@@ -62,6 +62,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Filled]:
         "spark.sql.catalog.lake.type": "jdbc",
         "spark.sql.catalog.lake.uri": f"jdbc:{iceberg.options['uri'].replace(':///', ':')}",
         "spark.sql.catalog.lake.warehouse": iceberg.options["warehouse"],
+        # Of a hundred rows. The defaults are 200 and 50 tasks for each look at a table.
+        "spark.sql.shuffle.partitions": "2",
+        "spark.databricks.delta.snapshotPartitions": "2",
     }
     began, compacted = (spark_reader.Meeting(here / f"{name} here", here / f"{name} there") for name in ("began", "compacted"))
     rewrite = f"CALL lake.system.rewrite_data_files(table => '{NAME}', options => map('min-input-files', '2'))"
