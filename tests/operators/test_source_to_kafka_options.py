@@ -104,7 +104,7 @@ def test_columns_of_partition_and_time_that_hold_neither_are_named_before_a_wind
     orders.sell(3)
     # Floating point numbers are read by Spark only, which knows the other columns then.
     with pytest.raises(ValidationError, match=r"sink.partition: column `customer` holds texts; expected an integer"):
-        orders.run(partition="customer", timestamp="placed_at")
+        orders.run("run2", partition="customer", timestamp="placed_at")
 
 
 def test_a_topic_with_more_partitions_than_planned_is_refused_unless_that_is_allowed_and_one_that_was_created_anew(
