@@ -709,3 +709,9 @@ def test_a_window_names_the_last_one_with_records_at_the_same_place_unless_someb
     memory = Memory("p", entries={2: entry(2), 3: entry(3, **known), 4: entry(4, State.PLANNED)})
     assert committed_before(memory, replace(Binding(TASK, PLACE), **found)) == number
     assert committed_before(Memory("p"), Binding(TASK, PLACE)) == 0
+
+
+def test_windows_that_the_ledger_keeps_no_longer_went_where_the_pipeline_is_bound_to():
+    there, elsewhere = Binding(TASK, PLACE), Binding(TASK, Endpoint({**PLACE.place, "table": "public.other"}, PLACE.details))
+    whole = Memory("p", binding=there)
+    assert (committed_before(whole, there), committed_before(whole, elsewhere)) == (0, ELSEWHERE)

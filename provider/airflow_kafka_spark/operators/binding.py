@@ -162,12 +162,14 @@ def committed_before(whole: Memory, found: Binding) -> int:
     last = max(done, key=lambda window: window.number, default=None)
     if whole.intervals:
         return ELSEWHERE
-    if last is None or last.binding is None:
+    # The ledger may keep only windows without records.
+    before = whole.binding if last is None else last.binding
+    if before is None:
         return 0
-    known, now = last.binding.destination, found.destination
+    known, now = before.destination, found.destination
     if other_endpoint(known, now) or other_endpoint(now, known):
         return ELSEWHERE
-    return last.number if last.binding.decided == found.decided else 0
+    return last.number if last is not None and before.decided == found.decided else 0
 
 
 def refuse_elsewhere(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> bool:
