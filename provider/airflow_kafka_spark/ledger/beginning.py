@@ -79,9 +79,9 @@ def decide_beginning(
             number = max(number, last.number)
         if last is not None and memory.is_blank:
             refuse_foreign(last, log.cluster_id, {} if data_loss == "skip" else log.topic_ids)
-            of_group, number_of_group = position_of_group(memory.pipeline, committed)
-            position = _behind(last, of_group, windows_of(memory.pipeline, committed))
-            number, decided_by = max(number, number_of_group), "sink"
+            committed_position, committed_number = position_of_group(memory.pipeline, committed)
+            position = _behind(last, committed_position, windows_of(memory.pipeline, committed))
+            number, decided_by = max(number, committed_number), "sink"
     else:
         _refuse_behind(memory, committed, log, group_id, ledger_topic, last_applied)
     if memory.intervals and after_intervals is not None:
