@@ -29,3 +29,14 @@ def test_a_topic_that_the_sinks_last_window_has_left_out_goes_on_at_the_offset_o
     log = Log("c", {"read": "R", "left-out": "L"}, ends)
     assert begins("p") == {READ: 20, LEFT_OUT: 50}
     assert begins("another") == {READ: 20, LEFT_OUT: 0}, "what another pipeline has committed is no past of this one"
+
+
+def test_windows_that_have_gone_elsewhere_since_the_last_one_in_the_sink_are_not_moved_again():
+    """The sink is one of several (a templated path): the group names a later window than its record."""
+    last = Applied("p", 1, (OffsetRange("read", 0, 0, 10),), 10, cluster_id="c", topic_ids={"read": "R"})
+    log = Log("c", {"read": "R"}, {READ: PartitionLog(0, 40, 40)})
+    for window, offset, begins in ((3, 30, 30), (3, 5, 10), (1, 10, 10)):
+        metadata = json.dumps({"pipeline": "p", "window": f"{window:010d}", "topic_id": "R"})
+        committed = {READ: CommittedOffset(offset, metadata)}
+        found = decide_beginning(Memory("p"), log, committed, group_id="g", ledger_topic="ledger", last_applied=lambda name: last)
+        assert (found.decided_by, found.last_number, found.position.offsets) == ("sink", window, {READ: begins})

@@ -22,6 +22,8 @@ from airflow_kafka_spark.errors import (
     SinkRecordMissing,
     SinkRejected,
     SourceChanged,
+    TopicRecreated,
+    ValidationError,
 )
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -32,7 +34,7 @@ from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Condition, Filter
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, other_endpoint, other_place
 from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowEntry
-from airflow_kafka_spark.windows.model import OffsetRange, State, Window
+from airflow_kafka_spark.windows.model import ELSEWHERE, OffsetRange, State, Window
 from tests.support.control import forget, rebind
 from tests.support.dry import Dry
 from tests.support.intervals import Intervals, facts
@@ -41,6 +43,7 @@ from tests.support.pipelines import COLUMNS, SPARK, files_rows, row_of
 from tests.support.relay import relay
 from tests.support.runs import context
 from tests.support.shop import shop
+from tests.support.waiting import settled
 
 
 @pytest.fixture
@@ -132,7 +135,10 @@ def test_with_a_template_each_window_has_its_own_directory_but_an_open_one_keeps
     with pytest.raises(DestinationChanged):
         run("03", "run3")
     assert (run("02", "run2")["records_read"], run("03", "run3")["records_read"]) == (30, 30)
-    assert [len(rows(day)) for day in ("01", "02", "03")] == [30, 30, 30]
+    # A late run of the first day: its directory has no record of the windows of the other days.
+    files.produce(10)
+    assert run("01", "run4")["records_read"] == 10
+    assert [len(rows(day)) for day in ("01", "02", "03")] == [40, 30, 30]
     same_multiset(orders(files), rows("01", "02", "03"))
 
 
@@ -290,6 +296,73 @@ def test_an_open_window_goes_elsewhere_once_somebody_says_so(files, tmp_path, di
     assert files.run("run1", sink=elsewhere)["attempts"] == 2
     same_multiset(orders(files), files_rows(elsewhere.path))
     assert not files.rows()
+
+
+@pytest.mark.parametrize("dies_at", ["planned", "publish.committed", "close.begin"])
+def test_an_open_window_that_is_published_in_part_goes_on_in_another_topic(kafka, unique, tmp_path, dies_at):
+    with relay(kafka, unique, tmp_path) as made:
+        other = unique("other")
+        kafka.create_topic(other, 3)
+        made.send(30)
+        dead = made.victim("run1", fault=dies_at)
+        assert dead.wait() != 0 and dead.fired
+        done = decide(made, running=False)
+        assert "What is published of it stays" in " ".join(done.warnings)
+        assert made.run("run2", topic=other)["records_read"] == 0
+        made.send(10)
+        assert made.run("run3", topic=other)["records_read"] == 10
+        settled(made.output, other)
+        there = {name: [r.content for r in made.read(name)] for name in (made.topic, made.output, other)}
+        same_multiset(there[made.topic], [*there[made.output], *there[other]])
+        assert len(there[made.output]) == {"planned": 0, "close.begin": 30}.get(dies_at, len(there[made.output]))
+        assert len(there[other]) >= 10
+
+
+def test_an_open_window_whose_topic_was_created_again_goes_on_in_the_new_one(kafka, unique, tmp_path, dies):
+    with relay(kafka, unique, tmp_path) as made:
+        made.send(30)
+        dies(made, "run1", point="planned")
+        kafka.delete_topic(made.output)
+        kafka.create_topic(made.output, 4)
+        with pytest.raises(TopicRecreated, match="rebind <pipeline> --not-running"):
+            made.run("run1")
+        decide(made, running=False)
+        assert made.run("run1")["records_read"] == 30
+        assert made.check() == 30
+
+
+def test_an_open_window_of_rows_goes_on_in_another_topic(kafka, postgres, unique, tmp_path, dies):
+    with shop(kafka, postgres, unique, tmp_path) as sold:
+        other = unique("other")
+        kafka.create_topic(other, 2)
+        sold.sell(30)
+        dies(sold, "run1", point="planned")
+        decide(sold, running=False)
+        assert sold.run("run1", topic=other)["records_read"] == 30
+        assert (len(committed_records(kafka.connection_extra(), other)), len(sold.records())) == (30, 0)
+
+
+def test_a_sink_of_a_filter_that_has_lost_its_windows_takes_no_further_one_until_somebody_says_so(files, tmp_path):
+    """As where its mount is missing on a worker."""
+    there, away = tmp_path / "rare", tmp_path / "mounted elsewhere"
+    routed = {"transforms": [Filter(predicate=Condition("id % 10 = 0"), negate=True, to=FilesSink(path=str(there)))]}
+    for number in (1, 2):
+        files.produce(30)
+        files.run(f"run{number}", **routed)
+    there.rename(away)
+    files.produce(30)
+    with pytest.raises(SinkRecordMissing, match="window 2 was committed there") as refused:
+        files.run("run3", **routed)
+    assert f"rebind {files.name} --not-running" in str(refused.value)
+    assert not files_rows(str(there))
+    shutil.rmtree(there, ignore_errors=True)
+    away.rename(there)
+    assert files.run("run3", **routed)["records_read"] == 30
+    same_multiset(orders(files), [*files.rows(), *files_rows(str(there))])
+    shutil.rmtree(there)
+    files.produce(10)
+    decide(files, running=None)
+    assert files.run("run4", **routed)["records_read"] == 10
 
 
 def test_what_is_published_goes_to_the_topic_it_was_planned_for(kafka, unique, tmp_path, dies):
@@ -589,6 +662,27 @@ def test_intervals_keep_their_place_and_their_task_planned_open_complete_and_rep
         intervals.run(4, ledger_topic=unique("theirs"))
 
 
+def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_since(table, postgres):
+    intervals = Intervals(table, table=True)
+    intervals.fill()
+    few = {"keep_windows": 1}
+    for number in (0, 1, 2):
+        intervals.run(number, **few)
+    elsewhere = f"elsewhere_{table.place}"
+    with postgres.connect(autocommit=True) as connection:
+        connection.execute(f'CREATE TABLE "{elsewhere}" (LIKE "{table.place}" INCLUDING ALL)')
+    sink = PostgresSink(conn_id="warehouse", table=elsewhere, window_column="window", windows_table=f"windows_{table.name}")
+    decide(table)
+    assert intervals.run(3, sink=sink, **few)["records_read"] == 7
+    # The ledger has no record of its window any more, and the new place has none.
+    with pytest.raises(ValidationError, match="has no record of window"):
+        intervals.run(0, cleared=1, sink=sink, **few)
+    with postgres.connect(autocommit=True) as connection:
+        assert connection.execute(f'SELECT count(*) FROM "{elsewhere}"').fetchone() == (7,)
+    # One that was moved since is replayed where it is.
+    assert intervals.run(3, cleared=1, sink=sink, **few)["replay"] == 1
+
+
 TASK = Writer("dag", "task", -1, "run1", "prod")
 PLACE = Endpoint({"server": "a:5432", "server_id": "7", "table": "public.orders"}, {"windows_table": "w", "dead_letters": "d"})
 
@@ -598,8 +692,8 @@ PLACE = Endpoint({"server": "a:5432", "server_id": "7", "table": "public.orders"
     [
         ({}, {}, 3),
         ({}, {"destination": replace(PLACE, place={**PLACE.place, "server": "b:5432"})}, 3),
-        ({}, {"destination": Endpoint({**PLACE.place, "table": "public.other"}, PLACE.details)}, 0),
-        ({}, {"destination": Endpoint(PLACE.place, {**PLACE.details, "windows_table": "other"})}, 0),
+        ({}, {"destination": Endpoint({**PLACE.place, "table": "public.other"}, PLACE.details)}, ELSEWHERE),
+        ({}, {"destination": Endpoint(PLACE.place, {**PLACE.details, "windows_table": "other"})}, ELSEWHERE),
         ({}, {"decided": 1}, 0),
         ({"binding": None}, {}, 0),
         ({"ranges": (OffsetRange("t", 0, 10, 10),)}, {}, 2),
@@ -615,3 +709,9 @@ def test_a_window_names_the_last_one_with_records_at_the_same_place_unless_someb
     memory = Memory("p", entries={2: entry(2), 3: entry(3, **known), 4: entry(4, State.PLANNED)})
     assert committed_before(memory, replace(Binding(TASK, PLACE), **found)) == number
     assert committed_before(Memory("p"), Binding(TASK, PLACE)) == 0
+
+
+def test_windows_that_the_ledger_keeps_no_longer_went_where_the_pipeline_is_bound_to():
+    there, elsewhere = Binding(TASK, PLACE), Binding(TASK, Endpoint({**PLACE.place, "table": "public.other"}, PLACE.details))
+    whole = Memory("p", binding=there)
+    assert (committed_before(whole, there), committed_before(whole, elsewhere)) == (0, ELSEWHERE)

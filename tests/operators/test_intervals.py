@@ -11,6 +11,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import (
+    ChangeRefused,
     DataLoss,
     ForeignOffsets,
     IntervalNotOver,
@@ -24,8 +25,10 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.sinks import PostgresSink
+from airflow_kafka_spark.windows import model
+from tests.support.control import skip
 from tests.support.intervals import BEGIN, HOURS, Intervals, ends, hour
-from tests.support.oracle import same_multiset
+from tests.support.oracle import same_multiset, wait_stable
 from tests.support.pipelines import order, row_of
 
 
@@ -290,6 +293,76 @@ def test_a_new_group_reads_the_topic_from_the_start_into_another_table_and_takes
         query = f'SELECT id, customer, amount::text, extract(epoch FROM placed_at)::bigint FROM "{place}"'
         rows = [tuple(row) for row in connection.execute(query).fetchall()]
     assert same_multiset((row_of(value) for *_, value in table.events()), rows) == 500
+
+
+@pytest.mark.parametrize("data_loss", ["fail", "skip"])
+def test_a_replay_of_what_retention_has_removed_fails_and_leaves_the_rows(in_table, data_loss):
+    in_table.fill()
+    reports = [in_table.run(number, data_loss=data_loss) for number in (0, 1)]
+    rows = by_interval(in_table)
+    delete_below(in_table.pipeline, {r["partition"]: r["end"] - (r["partition"] == 0) for r in reports[0]["ranges"]})
+    with pytest.raises(DataLoss, match="they stay there"):
+        in_table.run(0, cleared=1, data_loss=data_loss)
+    delete_below(in_table.pipeline, ends(reports[1]))
+    for number in (0, 1):
+        with pytest.raises(DataLoss):
+            in_table.run(number, cleared=2, data_loss=data_loss)
+    assert by_interval(in_table) == rows
+    assert in_table.run(2)["records_read"] == 7
+
+
+def test_an_interval_that_retention_has_removed_in_part_is_replayed_with_what_it_had(in_table):
+    in_table.fill()
+    delete_below(in_table.pipeline, dict.fromkeys(range(3), 1))
+    with pytest.raises(DataLoss):
+        in_table.run(0)
+    report = in_table.run(0, data_loss="skip")
+    assert (report["records_read"], len(report["gaps"])) == (4, 3)
+    rows = by_interval(in_table)
+    again = [in_table.run(0, cleared=number, **given) for number, given in ((1, {}), (2, {"data_loss": "skip"}))]
+    assert [(r["records_read"], r["replay"]) for r in again] == [(4, 1), (4, 2)]
+    assert by_interval(in_table) == rows
+    # One that is wholly gone, between others: skipped once, and cleared it has nothing to replace.
+    in_table.run(1)
+    later = in_table.run(3)
+    delete_below(in_table.pipeline, {r["partition"]: r["start"] for r in later["ranges"]})
+    with pytest.raises(DataLoss):
+        in_table.run(2)
+    assert in_table.pipeline.committed() == ends(in_table.pipeline.reports[-2])
+    for cleared in (0, 1):
+        gone = in_table.run(2, data_loss="skip", cleared=cleared)
+        assert (gone["records_read"], [r["start"] for r in gone["ranges"]]) == (0, [r["start"] for r in later["ranges"]])
+    assert in_table.pipeline.committed() == ends(later)
+
+
+def test_an_open_progress_window_beside_intervals_may_be_skipped_and_windows_of_both_kinds_go_on(intervals):
+    flow = intervals.pipeline
+    flow.options["on_missing_interval"] = "progress"
+    intervals.produce(0, 1, 2, 3, 4, 5)
+    assert flow.run("manual1")["records_read"] == 6
+    intervals.produce(61, 62, 63, *([121] * 3))
+    assert intervals.run(1)["records_read"] == 3
+    dead = flow.victim("manual2", fault="planned")
+    assert dead.wait() != 0 and dead.fired
+    asked = {"why": "it never fits", "ledger_topic": f"ledger-{flow.name}"}
+    wait_stable(flow.kafka.connection_extra(), asked["ledger_topic"])
+    with KafkaHook() as hook:
+        assert sum(gap.end - gap.start for gap in skip(hook, flow.name, running=False, **asked).skipped) == 3
+        with pytest.raises(ChangeRefused, match="do not wait for each other"):
+            skip(hook, flow.name, **asked)
+    intervals.produce(122, 123, 124, *([181] * 3))
+    assert intervals.run(2)["records_read"] == 3
+    intervals.produce(200)
+    # The sink has the intervals under names of their own: its last progress window ended before them.
+    assert flow.run("manual3")["records_read"] == 4
+    skipped = {3 + 6, 4 + 6, 5 + 6}
+    same_multiset([row_of(v) for *_, v in flow.events() if row_of(v)[0] not in skipped], flow.rows())
+
+
+def delete_below(pipeline, offsets: dict[int, int]) -> None:
+    """Delete the records below some offsets, by partition, as retention does."""
+    with KafkaHook() as hook:
+        hook.delete_records({model.TopicPartition(pipeline.topic, partition): offset for partition, offset in offsets.items()})
 
 
 def test_a_topic_created_again_with_records_that_were_not_read_is_refused_until_skip_is_said(intervals):

@@ -212,6 +212,20 @@ class TestDataLoss:
         assert report["records_read"] == kept
         assert len(files.rows()) == 300 + kept
 
+    def test_what_windows_without_records_have_skipped_is_no_hole_in_the_sinks_record(self, files):
+        files.produce(30)
+        files.run(keep_windows=1)
+        for number in (2, 3):
+            files.produce(30)
+            self.delete_below(files, -1)
+            report = files.run(f"run{number}", data_loss="skip", keep_windows=1)
+            assert (report["records_read"], len(report["gaps"])) == (0, 3)
+        assert files.run("run4", keep_windows=1)["gaps"] == []
+        files.produce(20)
+        report = files.run("run5", keep_windows=1)
+        assert (report["records_read"], report["gaps"]) == (20, [])
+        assert len(set(files.rows())) == len(files.rows()) == 50
+
     def test_records_deleted_inside_a_planned_window_fail_it_until_skip_is_said(self, files, monkeypatch):
         files.produce(600)
         leave_open(files, monkeypatch)

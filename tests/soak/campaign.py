@@ -13,15 +13,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing._processes import wait_until
-from tests.soak.subjects import Subject, variable
+from tests.soak.subjects import Kind, Subject, variable
 from tests.support import workers
 from tests.support.runs import Victim
 from tests.support.victim import TIMEOUT
 
+ANEW = 0.15
+"""Share of the steps that begin with a new pipeline."""
 LONGEST = 4.0
 """Seconds after the start of an attempt within which something random happens to it."""
 
@@ -31,7 +34,8 @@ class Campaign:
     """The faults of pipelines, and their frequency.
 
     :param kafka: their broker, which is killed, too.
-    :param subjects: the pipelines.
+    :param kinds: the kinds of pipelines, of which there is one each at a time.
+    :param stack: ends the pipelines.
     :param seed: decides every choice.
     :param say: takes a line for each step.
     :ivar counts: how often each trouble happened.
@@ -40,7 +44,8 @@ class Campaign:
     """
 
     kafka: EmbeddedKafka
-    subjects: Sequence[Subject]
+    kinds: Sequence[Kind]
+    stack: ExitStack
     seed: int
     say: Callable[[str], None] = print
     counts: Counter[str] = field(default_factory=Counter)
@@ -49,6 +54,17 @@ class Campaign:
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
+        self._own = [self.stack.enter_context(ExitStack()) for _ in self.kinds]
+        self._subjects = [kind.make(own) for kind, own in zip(self.kinds, self._own, strict=True)]
+
+    def _next_subject(self) -> Subject:
+        """Return a pipeline, now and then a new one of its kind, so that the trouble of the step meets its first window."""
+        at = self.chance.randrange(len(self.kinds))
+        if self._subjects[at].number and self.kinds[at].renews and self.chance.random() < ANEW:
+            self._own[at].close()
+            self._subjects[at] = self.kinds[at].make(self._own[at])
+            self.counts["new pipeline"] += 1
+        return self._subjects[at]
 
     def run(self, seconds: float) -> None:
         """Go on until so many seconds have passed; each step is finished.
@@ -58,7 +74,8 @@ class Campaign:
         deadline, step = time.monotonic() + seconds, 0
         while time.monotonic() < deadline:
             step += 1
-            subject = self.chance.choice(self.subjects)
+            subject = self._next_subject()
+            self.last = f"step {step}, {subject}, its records"
             subject.feed(self.chance)
             subject.next_run()
             trouble = self.chance.choice([*TROUBLES, *([_kill_an_executor] * 2 if subject.has_cluster else [])])

@@ -8,7 +8,9 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -560,10 +562,12 @@ class FromTable(Subject):
 class FromLog(Subject):
     """Changes of two tables in topics, and a copy of one of them."""
 
-    def __init__(self, made: Captured) -> None:
+    def __init__(self, made: Captured, chance: random.Random) -> None:
         super().__init__(made, (*faults.PUBLISHING, *faults.CAPTURING))
         self.shop = made
         # The first window makes the slot: changes before it are not captured.
+        for _ in range(chance.randrange(2)):
+            made.victim("begin", fault=chance.choice(self.points), alone=True).wait()
         made.run("begin")
 
     def feed(self, chance: random.Random) -> None:
@@ -714,17 +718,31 @@ class ByInterval(Subject):
         return same_multiset(expected, self.flow.rows())
 
 
-def subjects(
+@dataclass(frozen=True)
+class Kind:
+    """A kind of pipeline.
+
+    :param name: name of its pipelines.
+    :param make: makes one with a topic, a sink and a ledger of its own; its servers and files live as long as the stack.
+    :param renews: False if there can be only one at a time, which begins anew by itself.
+    """
+
+    name: str
+    make: Callable[[ExitStack], Subject]
+    renews: bool = True
+
+
+def kinds(
     kafka: EmbeddedKafka,
     postgres: EmbeddedPostgres,
     unique: Callable[[str], str],
     directory: Path,
     chance: random.Random,
     stack: ExitStack,
-) -> Iterator[Subject]:
-    """Make one pipeline of each kind.
+) -> Iterator[Kind]:
+    """Yield the kinds of pipelines.
 
-    :param stack: ends them.
+    :param stack: ends what all pipelines share.
     """
 
     # Only deployments that have names are told apart.
@@ -735,22 +753,33 @@ def subjects(
         found.mkdir()
         return found
 
-    def flow(kind: str, **options: Any) -> Pipeline:
-        return stack.enter_context(pipeline(kind, kafka, lambda: postgres, unique, place(kind), **options))
+    def flow(own: ExitStack, kind: str, **options: Any) -> Pipeline:
+        return own.enter_context(pipeline(kind, kafka, lambda: postgres, unique, place(kind), **options))
+
+    def to_sink(kind: str, own: ExitStack) -> Subject:
+        options = {"split_records": 50} if kind == "postgres-split" else {}
+        return ToSink(flow(own, kind, **options))
 
     for kind in ("files", "postgres", "postgres-split", "postgres-upsert", "delta", "iceberg"):
-        options = {"split_records": 50} if kind == "postgres-split" else {}
-        yield ToSink(flow(kind, **options))
-    yield WithDeadLetters(flow("postgres"))
-    yield IntoTwoSinks(flow("files"))
-    yield IntoTwoSinks(flow("postgres"))
-    yield ByInterval(flow("postgres"), chance)
-    yield BetweenTopics(stack.enter_context(relay(kafka, unique, place("relay"))))
-    yield FromLog(stack.enter_context(captured(kafka, postgres, unique, place("log"), chance.randrange(10**6))))
+        yield Kind(f"ToSink {kind}", partial(to_sink, kind))
+    yield Kind("WithDeadLetters", lambda own: WithDeadLetters(flow(own, "postgres")))
+    yield Kind("IntoTwoSinks files", lambda own: IntoTwoSinks(flow(own, "files")))
+    yield Kind("IntoTwoSinks postgres", lambda own: IntoTwoSinks(flow(own, "postgres")))
+    yield Kind("ByInterval", lambda own: ByInterval(flow(own, "postgres"), chance))
+    yield Kind("BetweenTopics", lambda own: BetweenTopics(own.enter_context(relay(kafka, unique, place("relay")))))
+
+    def from_log(own: ExitStack) -> Subject:
+        return FromLog(own.enter_context(captured(kafka, postgres, unique, place("log"), chance.randrange(10**6))), chance)
+
+    yield Kind("FromLog", from_log)
     # Not in the minute of `make test`: the server takes some seconds to start.
     if "SOAK_MINUTES" in os.environ and not missing():
-        log = Binlog(server := stack.enter_context(log_server()), stack.enter_context(server.connect()))
-        options = {"snapshot": "initial", "snapshot_chunk_rows": 3, "snapshot_chunks_per_window": 2}
-        captured_table = table_with_log(kafka, log, unique, place("binlog"), chance.randrange(10**6), **options)
-        yield FromBinlog(stack.enter_context(captured_table), unique)
-    yield FromTable(stack.enter_context(shop(kafka, postgres, unique, place("shop"))), stack)
+
+        def from_binlog(own: ExitStack) -> Subject:
+            log = Binlog(server := own.enter_context(log_server()), own.enter_context(server.connect()))
+            options = {"snapshot": "initial", "snapshot_chunk_rows": 3, "snapshot_chunks_per_window": 2}
+            made = table_with_log(kafka, log, unique, place("binlog"), chance.randrange(10**6), **options)
+            return FromBinlog(own.enter_context(made), unique)
+
+        yield Kind("FromBinlog", from_binlog, renews=False)
+    yield Kind("FromTable", lambda own: FromTable(own.enter_context(shop(kafka, postgres, unique, place("shop"))), own))

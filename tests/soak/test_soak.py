@@ -13,7 +13,7 @@ import pytest
 
 from airflow_kafka_spark.testing import EmbeddedKafka
 from tests.soak.campaign import Campaign
-from tests.soak.subjects import subjects
+from tests.soak.subjects import kinds
 from tests.support.oracle import RecordsDiffer
 
 MINUTES = float(os.environ.get("SOAK_MINUTES") or 1)
@@ -41,9 +41,9 @@ def test_whatever_happens_at_whatever_moment_each_record_is_there_exactly_once(
             print(line, flush=True)
 
     with ExitStack() as stack:
-        every = subjects(broker, postgres, unique, tmp_path, random.Random(SEED), stack)
-        made = [subject for subject in every if str(subject).startswith(ONLY)]
-        campaign = Campaign(broker, made, SEED, say if "SOAK_MINUTES" in os.environ else lambda line: None)
+        every = kinds(broker, postgres, unique, tmp_path, random.Random(SEED), stack)
+        chosen = [kind for kind in every if kind.name.startswith(ONLY)]
+        campaign = Campaign(broker, chosen, stack, SEED, say if "SOAK_MINUTES" in os.environ else lambda line: None)
         say(f"soak: seed {SEED}, {MINUTES:g} minutes")
         try:
             campaign.run(MINUTES * 60)
@@ -61,9 +61,8 @@ def test_the_count_goes_red_on_a_lost_a_doubled_and_a_changed_record(broker, pos
     import random
 
     with ExitStack() as stack:
-        subject = next(
-            s for s in subjects(broker, postgres, unique, tmp_path, random.Random(1), stack) if str(s) == "ToSink postgres"
-        )
+        every = kinds(broker, postgres, unique, tmp_path, random.Random(1), stack)
+        subject = next(kind for kind in every if kind.name == "ToSink postgres").make(stack)
         table, chance = subject.flow.place, random.Random(2)
         subject.feed(chance)
         subject.flow.produce(10)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import ForeignOffsets, SinkRecordMissing, WindowConflict
+from airflow_kafka_spark.windows.codec import position_from_json, position_to_json, window_from_json, window_to_json
 from airflow_kafka_spark.windows.continuity import (
     drop_recreated_topics,
     find_contradictions,
@@ -16,7 +17,8 @@ from airflow_kafka_spark.windows.continuity import (
     refuse_gap,
     same_ranges,
 )
-from airflow_kafka_spark.windows.model import Applied, Gap, OffsetRange, Window
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Gap, OffsetRange, Window
+from airflow_kafka_spark.windows.plan import Position, next_position
 
 
 def window(
@@ -66,6 +68,24 @@ def test_offsets_that_were_applied_already_are_named():
 def test_offsets_that_would_be_left_out_are_named():
     (reason,) = find_contradictions(BEFORE, window(5, ("t", 0, 20, 30), ("t", 1, 7, 9)))
     assert "t-1" in reason and "7" in reason and "5" in reason
+
+
+def test_offsets_that_went_elsewhere_or_that_windows_without_records_have_skipped_are_no_hole():
+    later = window(7, ("t", 0, 25, 30), ("t", 1, 5, 5))
+    assert find_contradictions(BEFORE, later)
+    assert find_contradictions(BEFORE, replace(later, after=ELSEWHERE)) == []
+    assert find_contradictions(BEFORE, replace(later, passed=(Gap("t", 0, 20, 22),), gaps=(Gap("t", 0, 22, 25),))) == []
+    assert find_contradictions(BEFORE, replace(window(5, ("t", 0, 19, 30), ("t", 1, 5, 5)), after=ELSEWHERE))
+    refuse_gap(None, replace(later, after=ELSEWHERE), "the table")
+    empty = window(5, ("t", 0, 22, 22), gaps=(Gap("t", 0, 20, 22),))
+    position = Position()
+    for skipped in (empty.gaps, (), ()):
+        position = next_position(position, replace(empty, gaps=skipped))
+    more = replace(window(6, ("t", 0, 24, 24)), gaps=(Gap("t", 0, 22, 24), Gap("t", 1, 0, 1)))
+    assert next_position(position, more).passed == (Gap("t", 0, 20, 24), Gap("t", 1, 0, 1))
+    kept = position_from_json(position_to_json(position))
+    assert (kept.passed, next_position(kept, later).passed) == (empty.gaps, ())
+    assert window_from_json(window_to_json(replace(later, passed=kept.passed))).passed == empty.gaps
 
 
 def test_every_contradiction_is_reported():

@@ -152,10 +152,16 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
 
 def _rebind_warnings(memory: Memory, going: tuple[OpenWindow, ...], change: Change | None) -> tuple[str, ...]:
     names = ", ".join(o.name for o in going[:5])
+    of_topics = any(entry.window.publishes for entry in open_entries(memory))
+    moved = (
+        "What is published of it stays where it is; the rest goes to the new topic"
+        if of_topics
+        else ("Records in its destination stay there, and are moved once more")
+    )
     return (
         *([] if change else ["It was allowed already, and no run has made use of it yet"]),
         "The next run of the pipeline binds it to what it has; every other one is refused again",
-        *([f"Open now: {names}. Records in its destination stay there, and are moved once more"] if going else []),
+        *([f"Open now: {names}. {moved}"] if going else []),
         *([] if memory.binding else ["It is not known what the pipeline is bound to: any run is accepted as it is"]),
     )
 

@@ -177,6 +177,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
         moved=number,
         # From here on, offsets decide which windows are followed.
         followed={},
+        passed=(),
     )
     moves = tuple(Move(*tp, before.get(tp), after[tp], wanted.get(tp)) for tp in sorted(after))
     return PositionChange(number, moved, before, moves, windows, log)
@@ -513,7 +514,7 @@ def _check_skip(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: st
     """Return the group whose offsets are moved, too; None for a pipeline that reads rows."""
     refuse_intervals(memory)
     refuse_blank(memory, ledger_topic)
-    if memory.intervals:
+    if memory.intervals and not open_entries(memory):
         raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` moves data intervals, which do not wait for each other",
             expected="a pipeline whose windows follow each other",
@@ -541,6 +542,9 @@ def _past(hook: KafkaHook, memory: Memory, entry: WindowEntry) -> PositionChange
     log = read_log(hook, {tp.topic for tp in position.offsets})
     ends = sorted(entry.window.ends.items())
     before = current_offsets(memory)
+    if memory.intervals:
+        # Between the position and the window, there are offsets of data intervals.
+        before |= {r.topic_partition: r.start for r in entry.window.ranges}
     moves = tuple(Move(*tp, before.get(tp), end) for tp, end in ends)
     return PositionChange(number, replace(position, moved=number), before, moves, open_entries(memory), log)
 

@@ -21,15 +21,19 @@ class TopicRecreated(PlanError):
     :param topic: the topic.
     :param known_id: its id when the pipeline read it.
     :param found_id: its id now.
+    :param action: what to do, if the window is replayed, or if it is published to this topic; "" for a topic that is read.
     """
 
-    def __init__(self, topic: str, known_id: str, found_id: str) -> None:
+    def __init__(self, topic: str, known_id: str, found_id: str, action: str = "") -> None:
         self.topic, self.known_id, self.found_id = topic, known_id, found_id
+        decide = (
+            "Records of the old topic that were not read yet are lost. To go on with the new one from its earliest "
+            'record, set `data_loss="skip"` for one run, or give the operator a new `pipeline=` name and `group_id`'
+        )
         super().__init__(
             f"Topic `{topic}` was deleted and created again: the pipeline knows id {known_id}, the broker has id {found_id}",
-            expected="the topic this pipeline has read so far",
-            action="Records of the old topic that were not read yet are lost. To go on with the new one from its earliest "
-            'record, set `data_loss="skip"` for one run, or give the operator a new `pipeline=` name and `group_id`',
+            expected="the topic with the id that is known",
+            action=action or decide,
         )
 
 
@@ -59,14 +63,17 @@ class DataLoss(PlanError):
     :param partition: the partition.
     :param wanted: the next offset to read.
     :param low: the first offset of the log.
+    :param action: what to do, if the window is replayed; "" if its records are read for the first time.
     """
 
-    def __init__(self, topic: str, partition: int, wanted: int, low: int) -> None:
+    def __init__(self, topic: str, partition: int, wanted: int, low: int, action: str = "") -> None:
         self.topic, self.partition, self.wanted, self.low = topic, partition, wanted, low
+        before = "the window is replayed" if action else "they were read"
+        decide = 'To go on without them set `data_loss="skip"`: they are then recorded as a gap in ledger and report'
         super().__init__(
-            f"Records of {topic}-{partition} from offset {wanted} up to {low} were deleted before they were read",
+            f"Records of {topic}-{partition} from offset {wanted} up to {low} were deleted before {before}",
             expected=f"offset {wanted} still in the log",
-            action='To go on without them set `data_loss="skip"`: they are then recorded as a gap in ledger and report',
+            action=action or decide,
         )
 
 

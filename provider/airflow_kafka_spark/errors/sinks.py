@@ -172,6 +172,7 @@ class SinkRecordMissing(WindowConflict):
 
     def __init__(self, pipeline: str, number: int, after: int, place: str) -> None:
         self.window, self.pipeline, self.number, self.after = f"{pipeline}#{number}", pipeline, number, after
+        self.place = place
         rebind = f"`airflow kafka-spark rebind {pipeline} --not-running --why ...`"
         KafkaSparkError.__init__(
             self,

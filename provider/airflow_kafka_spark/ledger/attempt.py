@@ -196,6 +196,11 @@ class Ledger:
         pipeline."""
         return self.memory
 
+    @property
+    def place_is_lost(self) -> bool:
+        """True if the ledger no longer has the destination of the complete window, and the pipeline may have got another one."""
+        return False
+
     def __enter__(self: L) -> L:
         self.topic.ensure()
         self._fence_and_read()

@@ -79,8 +79,9 @@ def decide_beginning(
             number = max(number, last.number)
         if last is not None and memory.is_blank:
             refuse_foreign(last, log.cluster_id, {} if data_loss == "skip" else log.topic_ids)
-            position = _behind(last, position_of_group(memory.pipeline, committed)[0])
-            decided_by = "sink"
+            committed_position, committed_number = position_of_group(memory.pipeline, committed)
+            position = _behind(last, committed_position, windows_of(memory.pipeline, committed))
+            number, decided_by = max(number, committed_number), "sink"
     else:
         _refuse_behind(memory, committed, log, group_id, ledger_topic, last_applied)
     if memory.intervals and after_intervals is not None:
@@ -93,13 +94,17 @@ def decide_beginning(
     return Beginning(position, number, decided_by, sink_may_change)
 
 
-def _behind(last: Applied, of_group: Position) -> Position:
+def _behind(last: Applied, of_group: Position, windows: Mapping[TopicPartition, int]) -> Position:
     """Return the position behind the last window in a sink's record. A topic that this window does not have was left out of it;
-    the group knows where the pipeline has left off in it.
+    the group knows where the pipeline has left off in it. The group also knows of later windows that have gone elsewhere, or had
+    no records.
 
     :param of_group: the position that the pipeline itself has committed for its group.
+    :param windows: number of the window with which it has committed each offset.
     """
     ends = {r.topic_partition: r.end for r in last.ranges}
+    later = {tp for tp, number in windows.items() if number > last.number and tp in ends}
+    ends |= {tp: max(ends[tp], of_group.offsets[tp]) for tp in later}
     topics = {tp.topic for tp in ends}
     others = {tp: offset for tp, offset in of_group.offsets.items() if tp.topic not in topics}
     ids = {topic: found for topic, found in of_group.topic_ids.items() if topic not in topics}

@@ -129,6 +129,16 @@ class IntervalLedger(Ledger):
         return self._parent.intervals.get(self.interval.name)
 
     @property
+    def place_is_lost(self) -> bool:
+        entry, known = self.memory.entries.get(NUMBER), self.known
+        if known is None or (entry is not None and entry.window.binding is not None):
+            return False
+        binding = self._parent.binding
+        # With a template, the binding has no destination.
+        is_free = binding is not None and not binding.destination.place
+        return is_free or known.decided < self._parent.decided
+
+    @property
     def _bounds(self) -> tuple[int, int]:
         return self.interval.start_ms, self.interval.end_ms
 
@@ -259,9 +269,10 @@ class IntervalLedger(Ledger):
         window = entry.window
         known = self.known
         first = known.offset if known else -1
+        decided = window.binding.decided if window.binding else known.decided if known else 0
         state = IntervalState(
             self.interval, entry.state, window.ranges, window.run, window.replay, window.topic_ids, offset=first,
-            gaps=window.gaps, tries=entry.tries,
+            gaps=window.gaps, tries=entry.tries, decided=decided,
         )  # fmt: skip
         return [interval_record(self.parent_pipeline, state)]
 

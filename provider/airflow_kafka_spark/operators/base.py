@@ -49,9 +49,9 @@ from airflow_kafka_spark.operators.control import skip_paused, skip_though_inval
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions, option
 from airflow_kafka_spark.operators.visibility.operator import VisibleOperator
 from airflow_kafka_spark.operators.visibility.progress import emit
-from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.sinks.base import Sink, unknown_window
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, with_details
-from airflow_kafka_spark.windows.model import Applied, SplitResult, Window, first_bad_records
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, SplitResult, Window, first_bad_records
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
 if TYPE_CHECKING:
@@ -183,6 +183,10 @@ class WindowOperator(VisibleOperator):
     @abstractmethod
     def plan(self, ledger: Ledger, run: Run) -> Window:
         """Return the next window, which begins at the position of the pipeline (step 3)."""
+
+    def redirected(self, window: Window) -> Window:
+        """Return an open window that goes to the destination of this run from now on."""
+        return window
 
     @abstractmethod
     def check(self, window: Window) -> None:
@@ -375,21 +379,30 @@ class WindowOperator(VisibleOperator):
         # The place comes first: another sink has no record of the window.
         bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
         again = replace(done.window, replay=done.window.replay + 1)
-        if problems := self.window_replay_problems(again):
+        if problems := [*self._place_problems(ledger, again), *self.window_replay_problems(again)]:
             raise ValidationError(problems)
         if not again.is_empty:
             # A planned replay is finished first, because deleted records would block all later windows.
             self.check(again)
         return True
 
-    def _refuse_replay(self, unfinished: WindowEntry) -> None:
+    def _place_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
+        """Return that the rows of a complete window may be in another destination than this run's."""
+        if not isinstance(self.sink, Sink) or not ledger.place_is_lost or self.sink.last_applied(replay.pipeline) is not None:
+            return []
+        return [unknown_window(replay, self.sink.uri)]
+
+    def _refuse_replay(self, ledger: Ledger, unfinished: WindowEntry) -> None:
         """Make sure that the sink can replace rows before an open replay continues: the replay may have been planned for another
         sink, or another file system.
 
         :raises ValidationError: the sink cannot; names the command that gives the replay up.
         """
         window = unfinished.window
-        if not window.replay or not (problems := self.replay_problems() or self.window_replay_problems(window)):
+        if not window.replay:
+            return
+        problems = self.replay_problems() or [*self._place_problems(ledger, window), *self.window_replay_problems(window)]
+        if not problems:
             return
         found = f"a replay of window {window} is open"
         give_up = f"To give the replay up, and leave the rows as they are: `airflow kafka-spark skip {window.pipeline}`"
@@ -431,13 +444,14 @@ class WindowOperator(VisibleOperator):
         else:
             if bindings.refuse_elsewhere(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):
                 found = self._bind(ledger, found)
-                # The new destination need not have a record of the windows before.
-                unfinished = replace(unfinished, window=replace(unfinished.window, after=0))
+                if unfinished.window.binding is not None:
+                    # The new destination need not have a record of the windows before.
+                    unfinished = replace(unfinished, window=self.redirected(replace(unfinished.window, after=ELSEWHERE)))
                 self.log.warning("Window %s goes from now on %s", unfinished.window, describe_binding(found))
             elif unfinished.window.binding is not None:
                 found = with_details(unfinished.window.binding, found)
             unfinished = replace(unfinished, window=replace(unfinished.window, binding=found))
-            self._refuse_replay(unfinished)
+            self._refuse_replay(ledger, unfinished)
             self.log.info(
                 "Window %s was planned by run %s and is not complete: finishing it first",
                 unfinished.window,

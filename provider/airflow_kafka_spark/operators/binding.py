@@ -18,7 +18,7 @@ from airflow_kafka_spark.errors import DestinationChanged, GroupOwned, PipelineR
 from airflow_kafka_spark.operators.visibility.links import SECTION
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, other_endpoint, other_place, other_writer
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
-from airflow_kafka_spark.windows.model import State, TopicPartition, Tries
+from airflow_kafka_spark.windows.model import ELSEWHERE, State, TopicPartition, Tries
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
@@ -152,16 +152,24 @@ def is_same_flow(known: Binding | None, found: Binding | None) -> bool:
 
 def committed_before(whole: Memory, found: Binding) -> int:
     """Return the number of the last window with records that was committed to the destination of a run; 0 if that is not known.
+    ``ELSEWHERE`` if the last one went to another destination, or if the pipeline has data intervals, which a sink has under names
+    of their own.
 
     :param whole: the ledger's content of the whole pipeline.
     :param found: the binding of the run's window.
     """
     done = [e.window for e in whole.entries.values() if e.state is State.COMPLETE and not e.window.is_empty]
     last = max(done, key=lambda window: window.number, default=None)
-    if last is None or last.binding is None or last.binding.decided != found.decided:
+    if whole.intervals:
+        return ELSEWHERE
+    # The ledger may keep only windows without records.
+    before = whole.binding if last is None else last.binding
+    if before is None:
         return 0
-    known, now = last.binding.destination, found.destination
-    return 0 if other_endpoint(known, now) or other_endpoint(now, known) else last.number
+    known, now = before.destination, found.destination
+    if other_endpoint(known, now) or other_endpoint(now, known):
+        return ELSEWHERE
+    return last.number if last is not None and before.decided == found.decided else 0
 
 
 def refuse_elsewhere(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> bool:

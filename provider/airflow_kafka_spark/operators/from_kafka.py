@@ -414,6 +414,7 @@ class FromKafkaOperator(WindowOperator):
             held_back=planned.held_back,
             follows=followed,
             moved=position.moved,
+            passed=position.passed,
             epochs=epochs_of(log, planned.ranges),
         )
         if followed is not None and followed.records is not None and window.span < followed.records:

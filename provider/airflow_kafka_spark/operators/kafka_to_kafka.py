@@ -371,6 +371,11 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         self.sink.ensure_topic(self.kafka)
         return replace(window, target=describe_target(self.kafka, self.sink))
 
+    def redirected(self, window: Window) -> Window:
+        """Return an open window whose unpublished partitions go to the topic of this run. Published ones stay where they are."""
+        self.sink.ensure_topic(self.kafka)
+        return replace(window, target=describe_target(self.kafka, self.sink))
+
     def record_of_sink(self, pipeline: str) -> Applied | None:
         """Return None: a topic has no record of windows. The group's committed offsets show them, since they moved with the
         records."""

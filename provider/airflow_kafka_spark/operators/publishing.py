@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+REDIRECT = (
+    "What the open window had published to the old topic is gone with it. To publish the rest of the window to the new one: "
+    "`airflow kafka-spark rebind <pipeline> --not-running --why ...`, and run the task again. To give the window up: `skip` "
+    "instead of `rebind`"
+)
+"""What to do if the topic of an open window was created again."""
+
 PUBLISH_TRIES = 3
 """Number of times that an attempt publishes a split, if late tasks of earlier attempts stop it each time."""
 
@@ -71,7 +78,7 @@ def check_target(kafka: KafkaHook, sink: KafkaSink, planned: TargetTopic) -> Non
     """
     found = describe_target(kafka, sink)
     if planned.topic_id and found.topic_id and found.topic_id != planned.topic_id:
-        raise TopicRecreated(planned.topic, planned.topic_id, found.topic_id)
+        raise TopicRecreated(planned.topic, planned.topic_id, found.topic_id, REDIRECT)
     if found.partitions != planned.partitions and not sink.allow_new_partitions:
         raise PartitionsChanged(planned.topic, planned.partitions, found.partitions)
 

@@ -8,12 +8,12 @@ ledger keeps their count and digest for retries.
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRejected, Unchecked, ValidationError
+from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRecordMissing, SinkRejected, Unchecked, ValidationError
 from airflow_kafka_spark.errors.arguments import with_sound_types
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
 from airflow_kafka_spark.transforms.base import Transform
@@ -67,8 +67,13 @@ class RoutedSink:
         return f"{pipeline}.to.{self.name}"
 
     def window(self, window: Window) -> Window:
-        """Return the sink's window. Offsets that were moved while no filter routed to the sink are gaps in it."""
+        """Return the sink's window. Offsets that were moved while no filter routed to the sink are gaps in it.
+
+        If the window before went to the same sinks, this sink has to have a record of it.
+        """
         name = self.pipeline(window.pipeline)
+        if window.after > 0:
+            return replace(window, pipeline=name)
         last, starts = self.sink.last_applied(name), {r.topic_partition: r.start for r in window.ranges}
         # Offsets of a topic that was recreated since do not compare with those of the new one.
         before = drop_recreated_topics(last, window).ranges if last and last.number < window.number else ()
@@ -263,7 +268,8 @@ class RoutedPart:
         :raises WindowConflict: this window does not follow the sink's last window.
         """
         if self.applied is None:
-            self.applied = self.writer.commit(self.results)
+            with _naming(self.pipeline):
+                self.applied = self.writer.commit(self.results)
 
 
 @dataclass
@@ -290,7 +296,8 @@ class RoutedSinks:
         """Begin a sink's part of a window, which fences earlier attempts at it."""
         known = {found.name: found for found in self.known.captures(window.replay)} if self.known else {}
         pipeline, window = window.pipeline, routed.window(window)
-        writer = self.opened.enter_context(routed.sink.begin(window, splits, shape))
+        with _naming(pipeline):
+            writer = self.opened.enter_context(routed.sink.begin(window, splits, shape))
         # Not before: from here on, no earlier attempt can commit.
         applied = routed.sink.applied(window)
         self.parts.append(RoutedPart(routed, pipeline, window, splits, shape, writer, applied, known.get(routed.name)))
@@ -355,6 +362,15 @@ class RoutedSinks:
         """Make all parts visible, each in one step."""
         for part in self.parts:
             part.commit()
+
+
+@contextmanager
+def _naming(pipeline: str) -> Iterator[None]:
+    """Let an error name the pipeline itself, which commands take, and not its part."""
+    try:
+        yield
+    except SinkRecordMissing as error:
+        raise SinkRecordMissing(pipeline, error.number, error.after, error.place) from error
 
 
 def refuse_rejected(found: Sequence[BadRecord], sink: str, window: str, *, tolerated: bool) -> None:

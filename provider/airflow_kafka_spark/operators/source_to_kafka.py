@@ -193,7 +193,8 @@ class SourceToKafkaOperator(WindowOperator):
         wrong_sink, of_source = sink_problems(self.sink, self.kafka_conn_id), self._source_problems()
         problems = [*self.pipeline_problems(run), *of_source, *wrong_sink]
         problems += choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
-        problems += () if wrong_sink else self._schema_problems()
+        of_schemas = [] if wrong_sink else list(self._schema_problems())
+        problems += of_schemas
         of_spark, changes = self.spark_problems(), self._transform_problems()
         if wrong_sink:
             return [*problems, *changes, *self._error_problems(), *of_spark]
@@ -212,7 +213,7 @@ class SourceToKafkaOperator(WindowOperator):
         if self.transforms and problems:
             # Without a problem, Spark is asked when there are rows to read.
             of_records = [problem for problem in of_options if problem.where in RECORD_OPTIONS]
-            cause = first_cause([*of_source, *of_records, *changes, *of_spark])
+            cause = first_cause([*of_source, *of_schemas, *of_records, *changes, *of_spark])
             check = partial(self._fitting_problems, first_cause(problems))
             problems += analysis_problems("transforms", check, cause, problems)
         return problems
@@ -328,7 +329,7 @@ class SourceToKafkaOperator(WindowOperator):
         from airflow_kafka_spark.ledger.attempt import utc_now
 
         self.sink.ensure_topic(self.kafka)
-        targets = [describe_target(self.kafka, self.sink)] if self.sink.topic else []
+        targets = self._targets()
         self._refuse_lost(ledger, targets)
         ledger.refuse_taken()
         frozen = self.source.freeze(self._source_position(ledger))
@@ -359,6 +360,21 @@ class SourceToKafkaOperator(WindowOperator):
                 frozen.remaining,
                 {found.topic: found.partitions for found in targets},
             ),
+        )
+
+    def _targets(self) -> list[TargetTopic]:
+        """Return the sink's topic as it is now; none if each row names its own."""
+        return [describe_target(self.kafka, self.sink)] if self.sink.topic else []
+
+    def redirected(self, window: Window) -> Window:
+        """Return an open window whose unpublished splits go to the topic of this run. The published ones stay where they are."""
+        assert window.source is not None
+        self.sink.ensure_topic(self.kafka)
+        targets = self._targets()
+        return replace(
+            window,
+            topic_ids={found.topic: found.topic_id for found in targets},
+            source=replace(window.source, partitions={found.topic: found.partitions for found in targets}),
         )
 
     def _source_position(self, ledger: Ledger) -> Mapping[str, Any] | None:

@@ -25,6 +25,21 @@ MAX_SPLITS = 2_000
 """Maximum number of splits of a window, because its plan has to fit into one record of the ledger."""
 
 
+def seconds_problems(options: Mapping[str, object]) -> Iterator[Problem]:
+    """Yield the options of a source that are not a number of seconds, at least 0.
+
+    :param options: the values, by the name of the option.
+    """
+    for name, seconds in options.items():
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
+            yield Problem(f"source.{name}", f"it is {seconds!r}; expected seconds, at least 0")
+
+
+def lag_problems(lag: object) -> Iterator[Problem]:
+    """Yield the problem of the option ``max_replica_lag``, which may be None."""
+    return seconds_problems({} if lag is None else {"max_replica_lag": lag})
+
+
 @dataclass(frozen=True)
 class FrozenWindow:
     """A window of rows, which is decided once.

@@ -6,7 +6,7 @@ import base64
 import json
 import pickle
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -72,7 +72,7 @@ def window_to_json(window: Window) -> dict[str, Any]:
         "planned_at": window.planned_at,
         "cluster_id": window.cluster_id,
         "topic_ids": dict(window.topic_ids),
-        "gaps": [[g.topic, g.partition, g.start, g.end] for g in window.gaps],
+        "gaps": _gaps_to_json(window.gaps),
         "held_back": window.held_back,
         **({"source": _source_to_json(window.source)} if window.source else {}),
         **({"follows": vars(window.follows)} if window.follows else {}),
@@ -81,6 +81,7 @@ def window_to_json(window: Window) -> dict[str, Any]:
         **({"replay": window.replay} if window.replay else {}),
         **({"moved": window.moved} if window.moved else {}),
         **({"after": window.after} if window.after else {}),
+        **({"passed": _gaps_to_json(window.passed)} if window.passed else {}),
         **({"binding": binding_to_json(window.binding)} if window.binding else {}),
         **_epochs_to_json([r.topic_partition for r in window.ranges], window.epochs),
     }
@@ -95,7 +96,7 @@ def window_from_json(value: Mapping[str, Any]) -> Window:
         planned_at=value["planned_at"],
         cluster_id=value.get("cluster_id", ""),
         topic_ids=value.get("topic_ids", {}),
-        gaps=tuple(Gap(*item) for item in value.get("gaps", ())),
+        gaps=_gaps_from_json(value.get("gaps", ())),
         held_back=value.get("held_back", 0),
         source=_source_from_json(value["source"]) if value.get("source") else None,
         follows=Followed(**value["follows"]) if value.get("follows") else None,
@@ -104,6 +105,7 @@ def window_from_json(value: Mapping[str, Any]) -> Window:
         replay=value.get("replay", 0),
         moved=value.get("moved", 0),
         after=value.get("after", 0),
+        passed=_gaps_from_json(value.get("passed", ())),
         binding=binding_from_json(value["binding"]) if value.get("binding") else None,
         epochs=_epochs_from_json([TopicPartition(*item[:2]) for item in value["ranges"]], value),
     )
@@ -119,7 +121,8 @@ def interval_to_json(state: IntervalState) -> dict[str, Any]:
         "topic_ids": dict(state.topic_ids),
         "forgotten": state.forgotten,
         "first": state.offset,
-        **({"gaps": [[g.topic, g.partition, g.start, g.end] for g in state.gaps]} if state.gaps else {}),
+        **({"gaps": _gaps_to_json(state.gaps)} if state.gaps else {}),
+        **({"decided": state.decided} if state.decided else {}),
         **({"tries": tries_to_json(state.tries)} if state.tries else {}),
     }
 
@@ -139,10 +142,19 @@ def interval_from_json(value: Mapping[str, Any], offset: int = -1, leading: time
         topic_ids=value["topic_ids"],
         forgotten=value["forgotten"],
         offset=value["first"] if value["first"] >= 0 else offset,
-        gaps=tuple(Gap(*item) for item in value.get("gaps", ())),
+        gaps=_gaps_from_json(value.get("gaps", ())),
         leading=leading,
+        decided=value.get("decided", 0),
         tries=tries_from_json(value.get("tries", {})),
     )
+
+
+def _gaps_to_json(gaps: Iterable[Gap]) -> list[list[str | int]]:
+    return [[g.topic, g.partition, g.start, g.end] for g in gaps]
+
+
+def _gaps_from_json(value: Iterable[Sequence[Any]]) -> tuple[Gap, ...]:
+    return tuple(Gap(*item) for item in value)
 
 
 def _source_to_json(source: SourcePlan) -> dict[str, Any]:
@@ -252,6 +264,7 @@ def position_to_json(position: Position) -> dict[str, Any]:
         **({"followed": _followed_to_json(position.followed)} if position.followed else {}),
         **({"published": published_to_json(position.published)} if position.published is not None else {}),
         **({"moved": position.moved} if position.moved else {}),
+        **({"passed": _gaps_to_json(position.passed)} if position.passed else {}),
         **_epochs_to_json(sorted(position.offsets), position.epochs),
     }
 
@@ -265,6 +278,7 @@ def position_from_json(value: Mapping[str, Any]) -> Position:
         followed=_followed_from_json(value.get("followed", {})),
         moved=value.get("moved", 0),
         published=published_from_json(value["published"]) if "published" in value else None,
+        passed=_gaps_from_json(value.get("passed", ())),
         epochs=_epochs_from_json([TopicPartition(*item[:2]) for item in value["offsets"]], value),
     )
 

@@ -10,15 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_kafka_spark.errors import ForeignOffsets, SinkRecordMissing, WindowConflict
-from airflow_kafka_spark.windows.model import Applied, Gap, OffsetRange, TopicPartition, Window
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Gap, OffsetRange, TopicPartition, Window
 
 
 def find_contradictions(previous: Applied, window: Window) -> list[str]:
     """Return the reasons why ``window`` cannot be the pipeline's next window after ``previous``; an empty list if it can.
 
-    Each partition has to start where the previous window ended, or after it if the gaps of the window account for every offset
-    in between. A partition that ``previous`` does not have may start anywhere, and a topic may be left out as a whole. A window
-    that begins at a position set by a manual change (``window.moved``) may start anywhere.
+    Each partition has to start where the previous window ended, or after it if the gaps of the window, and of windows without
+    records before it, account for every offset in between. If the offsets in between went elsewhere (``window.after``), it may
+    start anywhere after it. A partition that ``previous`` does not have may start anywhere, and a topic may be left out as a
+    whole. A window that begins at a position set by a manual change (``window.moved``) may start anywhere.
 
     :param previous: the last window of this pipeline in the sink's record.
     :param window: the window to apply now.
@@ -30,6 +31,7 @@ def find_contradictions(previous: Applied, window: Window) -> list[str]:
         return []
     starts = {r.topic_partition: r.start for r in window.ranges}
     topics = {tp.topic for tp in starts}
+    gaps, went_elsewhere = (*window.passed, *window.gaps), window.after == ELSEWHERE
     found = []
     for r in sorted(previous.ranges):
         start = starts.get(r.topic_partition)
@@ -38,7 +40,7 @@ def find_contradictions(previous: Applied, window: Window) -> list[str]:
                 found.append(f"{r.topic_partition} is not part of it, though its last window ended there at offset {r.end}")
         elif start < r.end:
             found.append(f"{r.topic_partition} starts at offset {start}, though everything below {r.end} was applied already")
-        elif start > r.end and not _covers(window.gaps, r.topic_partition, r.end, start):
+        elif start > r.end and not (went_elsewhere or _covers(gaps, r.topic_partition, r.end, start)):
             found.append(f"{r.topic_partition} starts at offset {start}, though its last window ended at {r.end}")
     return found
 
@@ -58,7 +60,7 @@ def refuse_gap(previous: Applied | None, window: Window, place: str) -> None:
     if window.replay:
         return
     if previous is None:
-        if window.after and not window.moved:
+        if window.after > 0 and not window.moved:
             raise SinkRecordMissing(window.pipeline, window.number, window.after, place)
         return
     if not window.moved and _differ(previous.cluster_id, window.cluster_id):

@@ -102,6 +102,8 @@ class IntervalState:
     :param gaps: offsets that were deleted before they were read, and that it has skipped.
     :param leading: for a span, the length of its first interval.
     :param tries: Airflow's counters, see :class:`~airflow_kafka_spark.windows.memory.WindowEntry`.
+    :param decided: number of the newest ``rebind`` that the ledger held when it was planned; 0 without one. After a later one,
+        its rows may be in another destination than the pipeline's.
     :param parts: for a span with holes in time or in offsets: returns parts without holes. The span then covers more than its
         intervals, so callers that find an overlap with it have to check the parts. None (default): there are no holes.
     :param only_in_time: True if the holes are in time only, so that the offsets of the intervals are contiguous.
@@ -118,6 +120,7 @@ class IntervalState:
     gaps: tuple[Gap, ...] = ()
     leading: timedelta | None = None
     tries: Mapping[str, Tries] = field(default_factory=dict)
+    decided: int = 0
     parts: Callable[[], Sequence[IntervalState]] | None = field(default=None, compare=False, repr=False)
     only_in_time: bool = field(default=False, compare=False, repr=False)
 

@@ -182,6 +182,10 @@ class Published:
     records: int
 
 
+ELSEWHERE = -1
+"""Value of :attr:`Window.after` if the sink's record may end before the window, because other offsets went elsewhere."""
+
+
 @dataclass(frozen=True)
 class Window:
     """The frozen work of one run. It is written to the ledger as PLANNED before any work, and never planned again.
@@ -204,7 +208,10 @@ class Window:
     :param moved: number of the manual change that set the position at which the window begins; 0 if it begins at the end of the
         previous window.
     :param after: number of an earlier window that was committed to this destination, so that the sink has to have a record of it
-        or of a later one; 0 if that is not known.
+        or of a later one; :data:`ELSEWHERE` if the offsets before this window were moved under another name or to another
+        destination; 0 if none of this is known.
+    :param passed: offsets that windows without records have skipped since the last window with records. Such windows reach no
+        sink, so that its record ends before these offsets.
     :param binding: the task that planned it, its destination and its origin; None if unknown.
     :param epochs: leader epoch of each partition when its end was frozen. The log below the end was that leader's. A missing
         partition is unknown.
@@ -226,6 +233,7 @@ class Window:
     replay: int = 0
     moved: int = 0
     after: int = 0
+    passed: tuple[Gap, ...] = ()
     binding: Binding | None = None
     epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
 

@@ -7,7 +7,7 @@ Equal arguments always give equal plans.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -23,6 +23,12 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.windows.model import FollowedWindow, Gap, OffsetRange, Published, Split, TopicPartition, Window
 
 DataLossPolicy = Literal["fail", "skip"]
+
+KEPT_ROWS = (
+    "A replay would remove their rows from the sink, whatever `data_loss` says; they stay there. To give up a replay that is "
+    "open already: `airflow kafka-spark skip <pipeline> --not-running --why ...`"
+)
+"""What to do if the records of a window that is replayed are gone."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class Position:
     :param moved: number of the manual change that set the position; 0 if it was reached by windows.
     :param published: totals of what the pipeline has published itself; None if it publishes nothing, or if they are unknown.
     :param epochs: leader epoch of each partition when its offset was reached; unknown for missing partitions.
+    :param passed: offsets that windows without records have skipped since the last window with records.
     """
 
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -84,6 +91,7 @@ class Position:
     moved: int = 0
     published: Mapping[TopicPartition, Published] | None = None
     epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    passed: tuple[Gap, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -234,15 +242,17 @@ def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
     """Refuse a planned window that can no longer be read: another cluster, recreated topics, deleted records, or a log that is
     shorter than before or was replaced.
 
-    :raises PlanError: one of its subclasses. With ``data_loss="skip"`` deleted records and recreated topics pass: the reader
-        records them as gaps.
+    :raises PlanError: one of its subclasses. With ``data_loss="skip"`` deleted records and recreated topics pass, and the reader
+        records them as gaps; unless the window is replayed, because a replay would remove their rows from the sink.
     """
+    keeps_all = data_loss == "fail" or window.replay > 0
+    action = KEPT_ROWS if window.replay else ""
     if window.cluster_id and window.cluster_id != log.cluster_id:
         raise ClusterChanged(window.cluster_id, log.cluster_id)
     for topic, known in sorted(window.topic_ids.items()):
         found = log.topic_ids.get(topic)
-        if found and known and found != known and data_loss == "fail":
-            raise TopicRecreated(topic, known, found)
+        if found and known and found != known and keeps_all:
+            raise TopicRecreated(topic, known, found, action)
     lost = set(lost_topics(window, log))
     for r in window.ranges:
         if r.span == 0 or r.topic in lost:
@@ -250,8 +260,8 @@ def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
         partition = log.partitions.get(r.topic_partition)
         if partition is None:
             raise PartitionsVanished(r.topic, r.partition + 1, sum(1 for tp in log.partitions if tp.topic == r.topic))
-        if r.start < partition.low and data_loss == "fail":
-            raise DataLoss(r.topic, r.partition, r.start, partition.low)
+        if r.start < partition.low and keeps_all:
+            raise DataLoss(r.topic, r.partition, r.start, partition.low, action)
         if partition.lso < r.end:
             raise OffsetsWentBack(r.topic, r.partition, r.end, partition.lso)
         cut = log.diverged.get(r.topic_partition, r.end)
@@ -315,7 +325,20 @@ def next_position(position: Position, window: Window) -> Position:
         moved=position.moved if window.is_empty else 0,
         published=position.published,
         epochs={**{tp: epoch for tp, epoch in position.epochs.items() if tp in kept and tp not in window.ends}, **window.epochs},
+        passed=_merged(g for g in (*position.passed, *window.gaps) if g.topic not in moved) if window.is_empty else (),
     )
+
+
+def _merged(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
+    """Return gaps of equal offsets, as few as possible, so that windows without records do not add up."""
+    found: list[Gap] = []
+    for gap in sorted(gaps, key=lambda g: (g.topic, g.partition, g.start)):
+        last = found[-1] if found else None
+        if last is not None and (last.topic, last.partition) == (gap.topic, gap.partition) and gap.start <= last.end:
+            found[-1] = replace(last, end=max(last.end, gap.end))
+        else:
+            found.append(gap)
+    return tuple(found)
 
 
 def _followed_after(position: Position, window: Window) -> Mapping[str, FollowedWindow]:

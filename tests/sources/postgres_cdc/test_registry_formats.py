@@ -11,15 +11,18 @@ from typing import Any
 import fastavro
 import pytest
 
-from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.errors import SourceRejected, Unchecked
 from airflow_kafka_spark.formats import Avro, Debezium, Protobuf, Raw
 from airflow_kafka_spark.formats.avro.connect import without_logical_types
 from airflow_kafka_spark.formats.avro.schema import namespace_of
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.formats.registry import schema_id_of
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
+from airflow_kafka_spark.hooks.spark.hook import SparkHook
 from airflow_kafka_spark.operators import KafkaToSinkOperator, SourceToKafkaOperator
+from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.sinks import KafkaSink, PostgresSink
+from airflow_kafka_spark.transforms import RegexRouter
 from tests.sources.postgres_cdc.kit import Log, Windows, log_of
 from tests.sources.postgres_cdc.test_events import CASES, b64
 from tests.support.oracle import committed_records, same_multiset
@@ -162,6 +165,30 @@ def test_what_cannot_be_written_with_the_schemas_of_tables_is_found_before_anyth
     assert sorted(found) == ["read_with", "sink.key_format.record_name", "sink.value.record_name", "source.schemas_enable"]
     assert sink(Avro()).problems(("topic", "key", "value"), connect=("key", "value"))[0].where == "sink.value.registry"
     assert sink(Raw()).problems(("topic", "key", "value"), connect=("key", "value")) == []
+
+
+@pytest.mark.parametrize("format", [Avro(registry=REGISTRY), Protobuf(registry=REGISTRY)], ids=["avro", "protobuf"])
+def test_transforms_tolerated_errors_and_rows_that_spark_reads_are_refused_before_spark_starts(
+    kafka, place, hook, monkeypatch, format
+):
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK)
+    started: list[object] = []
+    monkeypatch.setattr(SparkHook, "session", lambda *given, **settings: started.append(given))
+    place.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    refused = {
+        "transforms": {"transforms": [RegexRouter(regex="a", replacement="b")]},
+        "errors_tolerance": {"errors_tolerance": "all", "errors_skip": True},
+        "read_with": {"read_with": "spark"},
+    }
+    with log_of(place, "t") as log:
+        source = log.source(schemas_enable=True)
+        for where, options in refused.items():
+            operator = SourceToKafkaOperator(task_id="t", source=source, sink=sink(format), **options)
+            found = operator.problems(Run.of(context("run", task_id="t")))
+            said = {problem.where: problem.what for problem in found if not isinstance(problem, Unchecked)}
+            assert list(said) == [where] and "schemas of their tables" in said[where]
+    assert not started
 
 
 @pytest.mark.parametrize("format", [Avro(registry=REGISTRY), Protobuf(registry=REGISTRY)], ids=["avro", "protobuf"])

@@ -46,12 +46,6 @@ def snapshot_problems(chunk_rows: object, chunks: object) -> Iterator[Problem]:
         yield Problem("source.snapshot_chunks_per_window", found, "The position of the pipeline holds the chunks of a window")
 
 
-def lag_problems(lag: object) -> Iterator[Problem]:
-    """Yield what is wrong with ``max_replica_lag``."""
-    if lag is not None and (isinstance(lag, bool) or not isinstance(lag, (int, float)) or not 0 <= lag < 1e9):
-        yield Problem("source.max_replica_lag", f"it is {lag!r}; expected seconds, at least 0")
-
-
 def choice_problems(choices: Mapping[str, tuple[object, Sequence[str]]]) -> Iterator[Problem]:
     """Yield the options that have an unknown value.
 

@@ -13,6 +13,7 @@ from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.errors.arguments import names_of
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.databases import parse_name
+from airflow_kafka_spark.sources.base import lag_problems, seconds_problems
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sources.jdbc.database import ReadLimits
@@ -152,7 +153,5 @@ class JdbcSourceOptions:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 yield Problem(f"source.{option}", f"it is {value!r}; expected a whole number of at least 1")
-        lag = () if self.max_replica_lag is None else (("max_replica_lag", self.max_replica_lag),)
-        for option, seconds in (("delay", self.delay), ("writers_timeout", self.writers_timeout), *lag):
-            if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < 1e9:
-                yield Problem(f"source.{option}", f"it is {seconds!r}; expected seconds, at least 0")
+        yield from seconds_problems({"delay": self.delay, "writers_timeout": self.writers_timeout})
+        yield from lag_problems(self.max_replica_lag)

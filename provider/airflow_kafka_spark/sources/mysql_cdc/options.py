@@ -9,12 +9,12 @@ from typing import Literal, get_args
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.databases import parse_name
+from airflow_kafka_spark.sources.base import lag_problems
 from airflow_kafka_spark.sources.cdc.options import (
     DecimalHandling,
     Snapshot,
     TimePrecision,
     choice_problems,
-    lag_problems,
     operation_problems,
     prefix_problems,
     size_problems,

@@ -52,7 +52,8 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
     :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the
         server; default 16. Between two such windows, the log is read.
     :param max_replica_lag: seconds that a replica of ``replica_conn_ids`` may be behind (``Seconds_Behind_Master``). While one is
-        further behind, each chunk of a snapshot waits before its first row. Default None: replicas are not looked at.
+        further behind, or while its replication has stopped, each chunk of a snapshot waits before its first row. Default None:
+        replicas are not looked at.
     :param replica_conn_ids: Airflow connections of type ``mysql`` of MariaDB's replicas, for ``max_replica_lag``; their users
         need the right ``SLAVE MONITOR``. Executors use them, too. Default none.
     :param max_binlog_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256

@@ -6,6 +6,7 @@ log ends.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import struct
@@ -331,9 +332,9 @@ class ReplicaLag:
     seconds: float = 0
 
     def wait(self) -> None:
-        """Wait while a replica is further behind.
+        """Wait while a replica is further behind, or while its replication has stopped.
 
-        :raises SourceUnavailable: a replica does not answer, or has stopped its replication.
+        :raises SourceUnavailable: a replica does not answer.
         :raises SourceRejected: a server is no replica, or does not let its user see the lag.
         """
         for replica in self.replicas:
@@ -343,13 +344,15 @@ class ReplicaLag:
 
 
 def behind_master(replica: LogServer, connection: Any) -> float:
-    """Return how many seconds a replica is behind, the most of its channels."""
+    """Return how many seconds a replica is behind, the most of its channels; infinity if the replication of one has stopped, or
+    is not connected.
+
+    :raises SourceRejected: the server is no replica.
+    """
     with connection.cursor() as cursor:
         cursor.execute("SHOW ALL SLAVES STATUS")
         at = [column[0] for column in cursor.description].index("Seconds_Behind_Master")
         found = [row[at] for row in cursor.fetchall()]
     if not found:
         raise SourceRejected(replica.where, "it is no replica", "Name replicas in `replica_conn_ids`")
-    if None in found:
-        raise SourceUnavailable(replica.where, "asking for the lag of a replica", "its replication has stopped")
-    return float(max(found))
+    return max(math.inf if seconds is None else float(seconds) for seconds in found)
