@@ -142,12 +142,12 @@ class KafkaSplitReader:
         topic, partition, end = self.range.topic, self.range.partition, self.range.end
         position = self.range.start
         consumer.assign([KafkaTopicPartition(topic, partition, position)])
-        pending = self._parts()
+        pending, average = self._parts(), 1
         deadline = time.monotonic() + self.patience
         done = False
         while not done:
             # No more than there can be: `consume` waits until it has as many, or for the whole of its time.
-            room = min(BATCH_RECORDS - len(pending), (BATCH_BYTES - pending.size) // pending.average)
+            room = min(BATCH_RECORDS - len(pending), (BATCH_BYTES - pending.size) // average)
             wanted = max(1, min(room, CONSUMED_RECORDS, end - position))
             messages: list[Any] = consumer.consume(wanted, POLL_SECONDS)
             if not messages:
@@ -173,7 +173,10 @@ class KafkaSplitReader:
                 if self.epoch >= 0 and messages and self._is_later(messages[-1]):
                     messages, done = self._before_cut(messages, before), True
             pending.add(messages)
-            if len(pending) and (done or len(pending) >= BATCH_RECORDS or pending.size >= BATCH_BYTES):
+            if not len(pending):
+                continue
+            average = max(1, pending.size // len(pending))
+            if done or len(pending) >= BATCH_RECORDS or pending.size >= BATCH_BYTES:
                 records = pending.records(self.range)
                 pending, messages = self._parts(), []
                 yield records
@@ -263,11 +266,6 @@ class _Parts:
 
     def __len__(self) -> int:
         return len(self._values)
-
-    @property
-    def average(self) -> int:
-        """The average size of a value, at least 1."""
-        return max(1, self.size // max(1, len(self)))
 
     def add(self, messages: Sequence[Any]) -> None:
         """Add records, none of which is an event."""
