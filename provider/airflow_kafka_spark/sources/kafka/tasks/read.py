@@ -24,8 +24,8 @@ from airflow_kafka_spark.windows.model import Gap, OffsetRange
 BATCH_RECORDS = 20_000
 BATCH_BYTES = 32 << 20
 CONSUMED_RECORDS = 2_000
-"""Records that are taken from the client at once. Their parts are read while they are in the processor's cache: with the records
-of a whole batch at once, a fifth of the reader's time went into misses of it and into memory that was not used again."""
+"""Records that are taken from the client at once. Their parts are read while they are in the processor's cache: with 20,000 at once,
+the reader took a tenth more time."""
 POLL_SECONDS = 0.05
 
 TUNING: Mapping[str, Any] = {
