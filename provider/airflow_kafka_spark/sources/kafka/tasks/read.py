@@ -24,8 +24,8 @@ from airflow_kafka_spark.windows.model import Gap, OffsetRange
 BATCH_RECORDS = 20_000
 BATCH_BYTES = 32 << 20
 CONSUMED_RECORDS = 2_000
-"""Records that are taken from the client at once. Their parts are read while they are in the processor's cache: with 20,000 at once,
-the reader took a tenth more time."""
+"""Records that are taken from the client at once. Their parts are read while they are in the processor's cache. With 20,000 at
+once, the reader took a tenth more time."""
 POLL_SECONDS = 0.05
 
 TUNING: Mapping[str, Any] = {
