@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +38,26 @@ def feed() -> Feed:
 
 def attempts(lake: Lake) -> list[Path]:
     return list(lake.path.rglob("_airflow/attempts/*"))
+
+
+# --- tasks ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_writes_a_split_imports_no_library_of_tables(lake, feed, tmp_path):
+    """The driver makes its commit of them. In each Python worker their import takes more CPU than writing 100,000 rows."""
+    job = feed.next()
+    code = """if True:
+        import pickle, sys
+        from tests.sinks.attempt import write_split
+        writer, split, batches = pickle.load(sys.stdin.buffer)
+        assert write_split(writer, split, batches).records
+        print(sorted({"deltalake", "pandas", "pydantic", "pyiceberg"} & set(sys.modules)))
+    """
+    with lake.sink.begin(job.window, job.splits, job.shape) as writer:
+        given = pickle.dumps((writer.split_writer(), job.splits[0], list(job.rows[0])))
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run([sys.executable, "-c", code], input=given, env=env, capture_output=True, check=True, timeout=300)
+    assert done.stdout.split() == [b"[]"]
 
 
 # --- other writers --------------------------------------------------------------------------------------------------

@@ -138,6 +138,9 @@ class IcebergStore(TableStore):
     @cached_property
     def filesystem(self) -> pyarrow.fs.FileSystem:
         """The file system of Arrow that holds the files."""
+        if self.place.is_local:
+            # Tasks use it, too: importing pyiceberg takes each of their processes half a second of CPU.
+            return super().filesystem
         from pyiceberg.io.pyarrow import PyArrowFileIO
 
         io = PyArrowFileIO(dict(self.properties))

@@ -107,13 +107,13 @@ class Sender:
         if not topic:
             raise RowRejected(self._row(rows[0]), "its topic is null or empty", "Give every row the name of a topic")
         count = self._count(topic)
-        places = partitions_of(columns["key"], count, self.turn)
+        places = self._partitions(topic, columns, count, rows)
         self.turn += 1
-        if "partition" in columns:
-            places = self._own_partitions(topic, columns["partition"], places, count, rows)
         # Sorted by partition, because the client has a queue for each partition: the memory of a request is then contiguous.
         order = np.argsort(places, kind="stable")
-        in_order = {name: columns[name].take(pa.array(order)) for name in _SENT if name in columns}
+        in_order = {name: columns[name] for name in _SENT if name in columns}
+        if (np.diff(places) < 0).any():
+            in_order = {name: column.take(pa.array(order)) for name, column in in_order.items()}
         notes: list[Callable[..., None] | None] = [None] * len(order)
         end = 0
         for partition, records in enumerate(np.bincount(places).tolist()):
@@ -187,15 +187,19 @@ class Sender:
             self.partitions[topic] = len(found.partitions)
         return self.partitions[topic]
 
-    def _own_partitions(self, topic: str, column: pa.Array, places: np.ndarray, count: int, rows: Sequence[int]) -> np.ndarray:
+    def _partitions(self, topic: str, columns: Mapping[str, pa.Array], count: int, rows: Sequence[int]) -> np.ndarray:
         """Return the partitions that the rows name, or those of their keys for rows that name none."""
+        column = columns.get("partition")
+        if column is None:
+            return partitions_of(columns["key"], count, self.turn)
         wrong = pc.indices_nonzero(pc.fill_null(pc.or_(pc.less(column, 0), pc.greater_equal(column, count)), False))
         if len(wrong):
             at = wrong[0].as_py()
             found = f"it asks for partition {column[at].as_py()}, and topic `{topic}` has partitions 0 to {count - 1}"
             raise RowRejected(self._row(rows[at]), found, "Correct the partition column")
         asked = np.asarray(pc.fill_null(column, -1)).astype(np.int32)
-        return np.where(asked < 0, places, asked)
+        # All of a copy's records name one; their keys need no hash then.
+        return np.where(asked < 0, partitions_of(columns["key"], count, self.turn), asked) if column.null_count else asked
 
     def _noting(self, topic: str, place: _SentRecords) -> Callable[..., None]:
         def on_delivery(error: KafkaError | None, message: Message) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import methodcaller
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogTruncated, OffsetsWentBack
@@ -23,6 +23,9 @@ from airflow_kafka_spark.windows.model import Gap, OffsetRange
 
 BATCH_RECORDS = 20_000
 BATCH_BYTES = 32 << 20
+CONSUMED_RECORDS = 2_000
+"""Records that are taken from the client at once. Their parts are read while they are in the processor's cache. With 20,000 at
+once, the reader took a tenth more time."""
 POLL_SECONDS = 0.05
 
 TUNING: Mapping[str, Any] = {
@@ -139,13 +142,13 @@ class KafkaSplitReader:
         topic, partition, end = self.range.topic, self.range.partition, self.range.end
         position = self.range.start
         consumer.assign([KafkaTopicPartition(topic, partition, position)])
-        pending: list[Any] = []
-        size, average = 0, 1
+        pending, average = self._parts(), 1
         deadline = time.monotonic() + self.patience
         done = False
         while not done:
             # No more than there can be: `consume` waits until it has as many, or for the whole of its time.
-            wanted = max(1, min(BATCH_RECORDS - len(pending), (BATCH_BYTES - size) // average, end - position))
+            room = min(BATCH_RECORDS - len(pending), (BATCH_BYTES - pending.size) // average)
+            wanted = max(1, min(room, CONSUMED_RECORDS, end - position))
             messages: list[Any] = consumer.consume(wanted, POLL_SECONDS)
             if not messages:
                 if time.monotonic() > deadline:
@@ -169,12 +172,13 @@ class KafkaSplitReader:
                 # In one leader's log epochs ascend: that of the last record is the highest.
                 if self.epoch >= 0 and messages and self._is_later(messages[-1]):
                     messages, done = self._before_cut(messages, before), True
-            pending += messages
-            size += sum(map(len, messages))
-            average = max(1, size // max(1, len(pending)))
-            if pending and (done or len(pending) >= BATCH_RECORDS or size >= BATCH_BYTES):
-                records = self._columns(pending, size)
-                pending, messages, size = [], [], 0
+            pending.add(messages)
+            if not len(pending):
+                continue
+            average = max(1, pending.size // len(pending))
+            if done or len(pending) >= BATCH_RECORDS or pending.size >= BATCH_BYTES:
+                records = pending.records(self.range)
+                pending, messages = self._parts(), []
                 yield records
 
     def _handle_events(self, consumer: Consumer, messages: Sequence[Any], position: int) -> tuple[int, bool]:
@@ -238,25 +242,74 @@ class KafkaSplitReader:
             consumer.assign([KafkaTopicPartition(topic, partition, low)])
         return low
 
-    def _columns(self, messages: Sequence[Any], size: int) -> KafkaRecords:
-        first, last = messages[0], messages[-1]
-        contiguous = last.offset() - first.offset() == len(messages) - 1
-        offsets = range(first.offset(), last.offset() + 1) if contiguous else [m.offset() for m in messages]
+    def _parts(self) -> _Parts:
+        return _Parts(self.with_keys, self.with_headers, self.with_messages)
+
+
+class _Parts:
+    """The parts of consecutive records, collected as the client hands them over.
+
+    :param with_keys: True if keys are wanted.
+    :param with_headers: True if headers are wanted.
+    :param with_messages: True if the records themselves are kept.
+    """
+
+    def __init__(self, with_keys: bool, with_headers: bool, with_messages: bool) -> None:
+        self.size = 0
+        self._timestamp_type = TIMESTAMP_CREATE_TIME
+        self._offsets: list[np.ndarray] = []
+        self._timestamps: list[int] = []
+        self._values: list[bytes | None] = []
+        self._keys: list[bytes | None] | None = [] if with_keys else None
+        self._headers: list[list[tuple[str, bytes | None]] | None] | None = [] if with_headers else None
+        self._messages: list[Any] | None = [] if with_messages else None
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, messages: Sequence[Any]) -> None:
+        """Add records, none of which is an event."""
+        if not messages:
+            return
+        first, last = messages[0].offset(), messages[-1].offset()
+        if not self._values:
+            self._timestamp_type = messages[0].timestamp()[0]
+        contiguous = last - first == len(messages) - 1
+        self._offsets.append(np.arange(first, last + 1) if contiguous else np.fromiter(map(_OFFSET, messages), np.int64))
+        self._timestamps += [stamp for _, stamp in map(_TIMESTAMP, messages)]
+        self._values += map(_VALUE, messages)
+        self.size += sum(map(len, messages))
+        if self._keys is not None:
+            self._keys += map(_KEY, messages)
+        if self._headers is not None:
+            self._headers += map(_HEADERS, messages)
+        if self._messages is not None:
+            self._messages += messages
+
+    def records(self, range: OffsetRange) -> KafkaRecords:
+        """Return the records, at least one.
+
+        :param range: the range that they belong to.
+        """
         return KafkaRecords(
-            topic=self.range.topic,
-            partition=self.range.partition,
-            offsets=pa.array(offsets, pa.int64()),
-            timestamps=pa.array([stamp for _, stamp in map(_TIMESTAMP, messages)], pa.int64()),
-            timestamp_type=int(first.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME),
-            keys=list(map(_KEY, messages)) if self.with_keys else None,
-            values=list(map(_VALUE, messages)),
-            headers=list(map(_HEADERS, messages)) if self.with_headers else None,
-            value_bytes=size,
-            messages=messages if self.with_messages else None,
+            topic=range.topic,
+            partition=range.partition,
+            offsets=pa.array(np.concatenate(self._offsets), pa.int64()),
+            timestamps=pa.array(self._timestamps, pa.int64()),
+            timestamp_type=int(self._timestamp_type == TIMESTAMP_LOG_APPEND_TIME),
+            keys=self._keys,
+            values=self._values,
+            headers=self._headers,
+            value_bytes=self.size,
+            messages=self._messages,
         )
 
 
-_ERROR, _TIMESTAMP, _KEY, _VALUE, _HEADERS = map(methodcaller, ("error", "timestamp", "key", "value", "headers"))
+# Methods of the class, which map() calls without looking them up for each record: that takes a third of the time.
+_ERROR, _OFFSET, _TIMESTAMP = Message.error, Message.offset, Message.timestamp
+_KEY, _VALUE = Message.key, Message.value
+# Of its two forms of headers, a consumer's records have the list.
+_HEADERS = cast("Callable[[Any], list[tuple[str, bytes | None]] | None]", Message.headers)
 
 
 def _size(values: Iterable[bytes | None]) -> int:
