@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing._processes import wait_until
@@ -41,6 +42,7 @@ class Campaign:
     :ivar counts: how often each trouble happened.
     :ivar compared: how many records were compared.
     :ivar last: the step that is under way.
+    :ivar logs: returns the ends of the logs of its attempts.
     """
 
     kafka: EmbeddedKafka
@@ -51,6 +53,7 @@ class Campaign:
     counts: Counter[str] = field(default_factory=Counter)
     compared: int = 0
     last: str = ""
+    logs: Callable[[], list[str]] = list
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
@@ -76,6 +79,7 @@ class Campaign:
             step += 1
             subject = self._next_subject()
             self.last = f"step {step}, {subject}, its records"
+            self.logs = partial(subject.attempts.tails, subject.attempts.count)
             subject.feed(self.chance)
             subject.next_run()
             trouble = self.chance.choice([*TROUBLES, *([_kill_an_executor] * 2 if subject.has_cluster else [])])

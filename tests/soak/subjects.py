@@ -641,8 +641,9 @@ class IntoTwoSinks(Subject):
 
     def check(self) -> int:
         rows = [row_of(value) for *_, value in self.flow.events() if value is not None]
-        there = same_multiset([row for row in rows if row[0] % self.EVERY == 0], self.other.rows())
-        return there + same_multiset([row for row in rows if row[0] % self.EVERY], self.flow.rows())
+        own, other = str(self.flow.kind), "other"
+        found = [*((own, row) for row in self.flow.rows()), *((other, row) for row in self.other.rows())]
+        return same_multiset(((own if row[0] % self.EVERY else other, row) for row in rows), found)
 
 
 class ByInterval(Subject):

@@ -48,7 +48,9 @@ def test_whatever_happens_at_whatever_moment_each_record_is_there_exactly_once(
         try:
             campaign.run(MINUTES * 60)
         except BaseException:
-            say(f"soak: seed {SEED}: failed at {campaign.last}, after {dict(campaign.counts)}")
+            say(
+                "\n---\n".join([*campaign.logs(), f"soak: seed {SEED}: failed at {campaign.last}, after {dict(campaign.counts)}"])
+            )
             raise
         summary = f"soak: seed {SEED}: {campaign.counts.total()} troubles and commands, {campaign.compared} records compared"
         record_property("soak", summary)

@@ -27,7 +27,7 @@ def same_multiset(expected: Iterable[Any], found: Iterable[Any]) -> int:
     if missing or surplus:
         raise RecordsDiffer(
             f"{sum(missing.values())} missing, {sum(surplus.values())} too many; "
-            f"missing {list(missing.items())[:5]}, too many {list(surplus.items())[:5]}"
+            f"missing {list(missing.items())[:12]}, too many {list(surplus.items())[:12]}"
         )
     assert want, "nothing was compared"
     return sum(want.values())

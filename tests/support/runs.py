@@ -263,6 +263,18 @@ class Attempts(ABC):
         self._victims.append(Victim(self.make, arguments, run_id, fault=fault, once=once, jvm=jvm, alone=alone, **facts or {}))
         return self._victims[-1]
 
+    @property
+    def count(self) -> int:
+        """The number of attempts in processes of their own until now."""
+        return len(self._victims)
+
+    def tails(self, since: int) -> list[str]:
+        """Return the ends of the logs of these attempts, without the first ones.
+
+        :param since: the number of attempts that are left out.
+        """
+        return [victim.tail() for victim in self._victims[since:]]
+
     def end_victims(self) -> None:
         for victim in self._victims:
             victim.end()
