@@ -14,19 +14,29 @@ from tests.support.victim import TIMEOUT
 
 
 @pytest.mark.parametrize(
-    ("ends", "error"), [(signal.SIGTERM, "SparkJobFailed"), (signal.SIGALRM, "AirflowTaskTimeout")], ids=["on_kill", "timeout"]
+    ("ends", "jvm", "error"),
+    [
+        (signal.SIGTERM, False, "SparkJobFailed"),
+        (signal.SIGTERM, True, "Airflow ended the task, and the job was cancelled"),
+        (signal.SIGALRM, False, "AirflowTaskTimeout"),
+    ],
+    ids=["on_kill", "on_kill_of_the_process_group", "timeout"],
 )
-def test_an_attempt_that_is_ended_cancels_its_spark_job_and_the_retry_finishes_the_window(files, monkeypatch, ends, error):
+def test_an_attempt_that_is_ended_cancels_its_spark_job_and_the_retry_finishes_the_window(files, monkeypatch, ends, jvm, error):
     monkeypatch.setenv(TIMEOUT, "600")  # the alarm comes earlier, from here
     files.produce(1000)
     # A worker that stops in the middle of its split: without the cancel the job would never end.
-    attempt = files.victim("run1", fault="split.mid:stop")
+    attempt = files.victim("run1", fault="split.mid:stop", jvm=jvm)
     attempt.wait_stopped()
-    os.kill(attempt.process.pid, ends)
+    if jvm:
+        os.killpg(attempt.process.pid, ends)
+    else:
+        os.kill(attempt.process.pid, ends)
     assert attempt.wait() == 1, attempt.tail()
     # Not its tail: a JVM that goes down writes many lines more.
     log = attempt.log.read_text()
     assert "Cancelling the Spark job" in log and error in log
+    assert "master went away" not in log
     assert files.rows() == []
     files.run("run1")
     assert files.check() == 1000

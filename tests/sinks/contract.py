@@ -123,25 +123,29 @@ class SinkContract:
         apply(case.sink, jobs[0])
         seen: list[Counter[int]] = []
         failed: list[BaseException] = []
-        written, polled = threading.Event(), threading.Semaphore(0)
+        written, looked = threading.Event(), threading.Condition()
 
         def poll() -> None:
             try:
                 while not written.is_set():
-                    seen.append(Counter(of_window[i] for i in case.ids()))
-                    polled.release()
+                    look = Counter(of_window[i] for i in case.ids())
+                    with looked:
+                        seen.append(look)
+                        looked.notify()
             except BaseException as error:
-                failed.append(error)
-                polled.release(1000)
+                with looked:
+                    failed.append(error)
+                    looked.notify()
 
         reader = threading.Thread(target=poll)
         reader.start()
         try:
             for job in jobs[1:]:
                 assert apply(case.sink, job) == record_of(job)
-                # Two more looks: one of them began after this window was there.
-                polled.acquire()
-                polled.acquire()
+                with looked:
+                    # One of the next two looks begins after this window is there.
+                    wanted = len(seen) + 2
+                    looked.wait_for(lambda wanted=wanted: failed or len(seen) >= wanted)  # type: ignore[misc]
         finally:
             written.set()
             reader.join()

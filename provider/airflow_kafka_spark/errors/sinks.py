@@ -260,12 +260,16 @@ class SparkJobFailed(KafkaSparkError):
     :param by_split: True if splits are committed one by one, so that some of them may be committed; False (default): nothing is.
     :param retryable: False if a task has raised an error that a retry alone does not end, as a value that the sink refuses;
         default True.
+    :param cancelled: True if the job was cancelled because Airflow ended the task; default False.
     """
 
     retryable = True
 
-    def __init__(self, window: str, detail: str, by_split: bool = False, *, retryable: bool = True) -> None:
+    def __init__(
+        self, window: str, detail: str, by_split: bool = False, *, retryable: bool = True, cancelled: bool = False
+    ) -> None:
         self.window, self.detail, self.by_split, self.retryable = window, detail, by_split, retryable
+        self.cancelled = cancelled
         committed = "Splits that are committed stay" if by_split else "Nothing was committed"
         retry = "The task may be retried" if retryable else "Mend the cause first: a retry alone fails again"
         super().__init__(f"The Spark job of window {window} failed: {detail}", action=f"{committed}. {retry}")

@@ -534,7 +534,8 @@ class WindowOperator(VisibleOperator):
                 # A task does not know the name of its connection.
                 raise TopicMissing(self.kafka_conn_id, error.topics) from error
             if isinstance(error, SparkJobFailed) and self.sink.guarantee.by_split:
-                raise SparkJobFailed(error.window, error.detail, True, retryable=error.retryable) from error
+                outcome = {"retryable": error.retryable, "cancelled": error.cancelled}
+                raise SparkJobFailed(error.window, error.detail, True, **outcome) from error
             raise
 
     def check_results(self, window: Window, results: Sequence[SplitResult]) -> None:

@@ -82,12 +82,14 @@ class Watch:
     window: Window
     line: Callable[[int, float], str]
     _spark: SparkContext | SparkSession | None = field(default=None, repr=False)
+    _is_cancelled: bool = field(default=False, repr=False)
 
     @contextmanager
     def over(self, spark: SparkContext | SparkSession) -> Iterator[None]:
         """Log and report the progress of the job that runs inside of this context, and let :meth:`cancel` reach it.
 
         :param spark: the context or the session of the job.
+        :raises SparkJobFailed: the job was cancelled.
         """
         self._spark, follower, context = spark, _follower.get(), context_of(spark)
         try:
@@ -102,7 +104,11 @@ class Watch:
                 yield
             if follower:
                 follower.on_success()
-        except Exception:
+        except Exception as error:
+            if self._is_cancelled:
+                raise SparkJobFailed(
+                    str(self.window), "Airflow ended the task, and the job was cancelled", cancelled=True
+                ) from error
             raise
         except BaseException:
             # Airflow's `execution_timeout` raises here, and calls `on_kill` only when this context is left.
@@ -140,13 +146,18 @@ class Watch:
     def cancel(self) -> None:
         """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
         spark = self._spark
-        if spark is None:
+        if spark is None or self._is_cancelled:
             return
+        self._is_cancelled = True
         log.warning("Cancelling the Spark job of window %s", self.window)
-        if (context := context_of(spark)) is None:
-            cast("SparkSession", spark).interruptAll()
-        else:
-            context.cancelJobGroup(self._group)
+        try:
+            if (context := context_of(spark)) is None:
+                cast("SparkSession", spark).interruptAll()
+            else:
+                context.cancelJobGroup(self._group)
+        except Exception as error:
+            # A signal to the whole process group has ended the JVM, too.
+            log.debug("Spark's driver cancels no job any more: %s", error)
 
     @property
     def _group(self) -> str:

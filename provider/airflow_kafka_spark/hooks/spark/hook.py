@@ -280,7 +280,8 @@ class SparkHook(BaseHook):
         try:
             yield
         except Exception as error:
-            if reason := _discard_ended():
+            reason = _discard_ended()
+            if reason and not (isinstance(error, SparkJobFailed) and error.cancelled):
                 raise SparkUnavailable(self.spark_conn_id, self.master, reason) from error
             raise
 
