@@ -99,7 +99,7 @@ class Campaign:
             self.say(f"{step:4d}  {subject}: {told or 'no trouble'}; {command or 'no command'}; {compared} records as expected")
 
     def _retry(self, subject: Subject) -> None:
-        """Run the task again as Airflow does. On a busy machine, a broker that was killed may answer only the second or third try."""
+        """Run the task again, as Airflow does. A broker that was killed may answer only a later try on a busy machine."""
         for _ in range(2):
             try:
                 subject.run()
