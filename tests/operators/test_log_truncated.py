@@ -335,7 +335,7 @@ def run_late(name: str, flow: Any, before: Callable[[], None]) -> Any:
 
 @dataclass(frozen=True)
 class Cut:
-    """What is there once all logs were cut off.
+    """The scene of the tests once all logs were cut off.
 
     :ivar flows: pipelines that were at work meanwhile, with what came of it: a report, or an error.
     :ivar scenes: :data:`SCENES`, which go on from here.

@@ -32,7 +32,7 @@ REDIRECT = (
     "`airflow kafka-spark rebind <pipeline> --not-running --why ...`, and run the task again. To give the window up: `skip` "
     "instead of `rebind`"
 )
-"""What to do if the topic of an open window was created again."""
+"""The action of the error if the topic of an open window was created again."""
 
 PUBLISH_TRIES = 3
 """Number of times that an attempt publishes a split, if late tasks of earlier attempts stop it each time."""

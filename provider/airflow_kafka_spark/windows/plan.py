@@ -28,7 +28,7 @@ KEPT_ROWS = (
     "A replay would remove their rows from the sink, whatever `data_loss` says; they stay there. To give up a replay that is "
     "open already: `airflow kafka-spark skip <pipeline> --not-running --why ...`"
 )
-"""What to do if the records of a window that is replayed are gone."""
+"""The action of the error if the records of a window that is replayed are gone."""
 
 
 @dataclass(frozen=True)
