@@ -173,7 +173,8 @@ def find_fatal_error(producer: Producer, error: BaseException) -> BaseException:
     try:
         producer.abort_transaction(10)
     except (KafkaException, SystemError) as again:
-        return again
+        # An error that is not fatal says nothing of the lost one: a commit that has begun cannot be aborted, for example.
+        return again if getattr(_client_error(again), "fatal", bool)() else error
     return error
 
 
