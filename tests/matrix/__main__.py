@@ -69,12 +69,12 @@ COMBINATIONS = (
     Combination(
         "airflow-3.0",
         "3.12",
-        ("apache-airflow>=3.0,<3.1", "pyiceberg>=0.12 ; python_version < '3'"),
+        ("apache-airflow>=3.0,<3.1", "pyspark==4.0.0", "pyiceberg>=0.12 ; python_version < '3'"),
         is_free=True,
     ),
-    Combination("airflow-3.1", "3.12", ("apache-airflow>=3.1,<3.2",), is_free=True),
+    Combination("airflow-3.1", "3.12", ("apache-airflow>=3.1,<3.2", "pyspark==4.2.0"), is_free=True),
     Combination("oldest-clients", "3.11", ("confluent-kafka==2.6.0", "pyarrow==16.1.0", "pandas==2.2.2"), ("numpy",)),
-    Combination("newest-clients", "3.12", ("confluent-kafka>=2.6", "pyarrow>=16.1"), is_free=True),
+    Combination("newest-clients", "3.12", ("confluent-kafka>=2.6", "pyarrow>=16.1", "pyspark==4.2.0"), is_free=True),
 )
 
 

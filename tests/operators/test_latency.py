@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -29,7 +32,32 @@ def produce(pipeline, counts: dict[int, int]) -> dict[str, int]:
     return upstream
 
 
-def test_latency_is_told_to_the_flush_and_over_and_under_consumption_per_bucket_beside_the_upstream_count(files):
+@contextmanager
+def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A StatsD server, to which Airflow's metrics of this process go."""
+    from airflow.sdk.observability import stats
+    from airflow.sdk.observability.metrics import stats_utils
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(60)
+        port = str(server.getsockname()[1])
+        settings = {"ON": "True", "HOST": "127.0.0.1", "PORT": port, "PREFIX": "airflow", "INFLUXDB_ENABLED": "True"}
+        with monkeypatch.context() as changed:
+            for name, value in settings.items():
+                changed.setenv(f"AIRFLOW__METRICS__STATSD_{name}", value)
+            # Airflow does this where a task begins.
+            stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=False)
+            try:
+                yield server
+            finally:
+                changed.undo()
+                stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=False)
+
+
+def test_latency_is_told_to_the_flush_and_over_and_under_consumption_per_bucket_beside_the_upstream_count(
+    files, monkeypatch
+):
     upstream = produce(files, {0: 50, 1: 60, 10: 70})
     first, *_, last = upstream
     upstream[first] -= 5
@@ -48,7 +76,14 @@ def test_latency_is_told_to_the_flush_and_over_and_under_consumption_per_bucket_
     assert [bucket[1:] for bucket in consumption["buckets"]] == [[50, 45], [60, 60], [70, 77]]
     assert sum(read for _, read, _ in consumption["buckets"]) == report["records_read"] == 180
     assert (told["over_consumption"], told["under_consumption"], told["records_read"]) == (5, 7, 180)
-    emit(report)
+    with statsd(monkeypatch) as server:
+        emit(report)
+        received = set()
+        while not any(line.startswith("airflow.kafka_spark.window.completed,") for line in received):
+            received.add(server.recv(65_536).decode())
+    tags = f"pipeline={files.name}"
+    assert {f"airflow.kafka_spark.window.{name},{tags}:{value}|g" for name, value in told.items()} < received
+    assert f"airflow.kafka_spark.window.completed,{tags}:1|c" in received
 
 
 def test_an_upstream_count_is_a_mapping_or_a_text_of_one_and_anything_else_is_refused_before_anything_is_read(files):

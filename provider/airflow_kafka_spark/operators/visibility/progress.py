@@ -52,12 +52,13 @@ def collect_metrics(report: Mapping[str, Any]) -> dict[str, float]:
 def emit(report: Mapping[str, Any]) -> None:
     """Send the metrics of a report, each as a gauge tagged with its pipeline, and count the window. Never raises."""
     try:
-        from airflow.sdk.observability import stats
+        # Not `airflow.sdk.observability`, which Airflow 3.0 and 3.1 do not have.
+        from airflow.providers.common.compat.sdk import Stats
 
         tags = {"pipeline": report["pipeline"]}
         for name, value in collect_metrics(report).items():
-            stats.gauge(f"{PREFIX}{name}", value, tags=tags)
-        stats.incr(f"{PREFIX}completed", tags=tags)
+            Stats.gauge(f"{PREFIX}{name}", value, tags=tags)
+        Stats.incr(f"{PREFIX}completed", tags=tags)
     except Exception as error:
         log.warning("The metrics of window %s of %s were not sent: %s", report.get("window"), report.get("pipeline"), error)
 
