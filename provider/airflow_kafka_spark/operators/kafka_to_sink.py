@@ -34,7 +34,7 @@ from airflow_kafka_spark.operators.routed_sinks import (
     with_routed,
     without_routed_sinks,
 )
-from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.sinks.base import Sink, unknown_window
 from airflow_kafka_spark.sources.kafka.topics import compacted_topics
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
@@ -337,6 +337,14 @@ class KafkaToSinkOperator(FromKafkaOperator):
     def replay_problems(self) -> list[Problem]:
         others = [problem for c in self._routed_sinks for problem in c.prefixed(c.sink.replay_problems())]
         return [*super().replay_problems(), *others]
+
+    def unknown_window_problems(self, replay: Window) -> list[Problem]:
+        found = super().unknown_window_problems(replay)
+        for routed in self._routed_sinks if not replay.is_empty else ():
+            part = replace(replay, pipeline=routed.pipeline(replay.pipeline))
+            if routed.sink.last_applied(part.pipeline) is None:
+                found += routed.prefixed([unknown_window(part, routed.sink.uri)])
+        return found
 
     def window_replay_problems(self, replay: Window) -> list[Problem]:
         found = super().window_replay_problems(replay)
