@@ -398,7 +398,8 @@ class KafkaToSinkOperator(FromKafkaOperator):
         # If the sink had the window before, this attempt has not counted the records for topics and other sinks. The ledger has.
         if known and known.routes and not report.routed:
             report = replace(with_routed(report, sum(part.records for part in known.routes)), routed=known.routes)
-        if known and (captured := known.captures(window.replay)) and not report.captured:
+        # Without a filter, they are those of a destination that the window had before a `rebind`.
+        if known and self._routed_sinks and (captured := known.captures(window.replay)) and not report.captured:
             report = replace(with_routed(report, sum(part.records for part in captured)), captured=captured)
         return super().close(ledger, window, report)
 
