@@ -285,6 +285,19 @@ def test_an_open_window_keeps_the_sinks_of_its_filters(table, tmp_path, dies):
         table.run("run2")
     table.run("run1", transforms=rare("one"))
     same_multiset(orders(table), [*table.rows(), *files_rows(str(tmp_path / "one"))])
+    # Once somebody says so, it goes into another one, though the ledger knows what the first one was to get.
+    table.produce(50)
+    dies(table, "run3", point="dead.committed", transforms=rare("one"))
+    decide(table, running=False)
+    table.run("run3", transforms=rare("two"))
+    places = [files_rows(str(tmp_path / place)) for place in ("one", "two")]
+    assert [len(rows) for rows in places] == [90, 45]
+    same_multiset(orders(table), [*table.rows(), *places[0], *places[1]])
+    table.produce(50)
+    dies(table, "run4", point="dead.committed", transforms=rare("two"))
+    decide(table, running=False)
+    report = table.run("run4")
+    assert (report["records_read"], report["records_written"], report.get("records_routed")) == (50, 50, None)
 
 
 def test_an_open_window_goes_elsewhere_once_somebody_says_so(files, tmp_path, dies):

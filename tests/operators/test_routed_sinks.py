@@ -13,6 +13,7 @@ from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.transforms import Condition, Filter, RecordIsTombstone, Sql
+from tests.operators.test_binding import decide
 from tests.support.dead_letters import is_bad, letters, produce_mixed, told
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset
@@ -172,7 +173,7 @@ def test_a_condition_that_is_another_each_time_neither_loses_nor_doubles_a_recor
 def test_intervals_in_any_order_and_one_of_them_again_are_in_both_sinks_once(files: Pipeline, tmp_path):
     intervals, other = Intervals(files, table=False), FilesSink(path=str(tmp_path / "other"))
     intervals.fill()
-    files.options["transforms"] = [Filter(predicate=Condition("id % 3 = 0"), to=other)]
+    files.options |= {"transforms": [Filter(predicate=Condition("id % 3 = 0"), to=other)], "keep_windows": 1}
     reports = [intervals.run(1), intervals.run(0), intervals.run(1, cleared=1)]
     assert [report.get("replay", 0) for report in reports] == [0, 0, 1]
     reached = {(r["partition"], offset) for report in reports for r in report["ranges"] for offset in range(r["start"], r["end"])}
@@ -180,6 +181,14 @@ def test_intervals_in_any_order_and_one_of_them_again_are_in_both_sinks_once(fil
     took, kept = split(rows, lambda row: row[0] % 3 == 0)
     assert same_multiset(took, files_rows(other.path)) == sum(report["records_routed"] for report in reports[:2])
     assert same_multiset(kept, files.rows()) == sum(report["records_written"] for report in reports[:2])
+    # The ledger no longer knows where the rows of the first interval went; the filter has got another sink since.
+    elsewhere = FilesSink(path=str(tmp_path / "elsewhere"))
+    files.options["transforms"] = [Filter(predicate=Condition("id % 3 = 0"), to=elsewhere)]
+    decide(files)
+    later = intervals.run(2)["records_routed"]
+    with pytest.raises(ValidationError, match=r"transforms\[0\] Filter.to.*has no record of window"):
+        intervals.run(0, cleared=1)
+    assert len(files_rows(elsewhere.path)) == later > 0
 
 
 def test_a_row_that_either_sink_refuses_or_a_bad_record_leaves_both_as_they_were(table: Pipeline, tmp_path):

@@ -31,7 +31,7 @@ from tests.sources.postgres_cdc.shop import Captured, captured
 from tests.support.cluster import Driver, connection
 from tests.support.control import forget, pause, rename, replay, reset, resume, skip
 from tests.support.dead_letters import check_sorted_out, produce_mixed
-from tests.support.intervals import BEGIN
+from tests.support.intervals import BEGIN, make_archiving, usual_limits
 from tests.support.mariadb import missing
 from tests.support.oracle import same_multiset, wait_stable
 from tests.support.pipelines import Pipeline, files_rows, order, pipeline, row_of
@@ -147,11 +147,14 @@ class Subject(ABC):
         return "pause"
 
     def _leave_open(self, chance: random.Random) -> bool:
-        """Leave a window that is planned, and nothing of it is moved."""
+        """Leave a window that is planned, and nothing of it is moved. If the attempt fails before its plan, its retry moves the
+        records, and False is returned."""
         self.feed(chance)
         self.next_run()
         victim = self.victim("planned")
         victim.wait()
+        if not victim.fired:
+            self.run()
         return victim.fired
 
     def _other_deployment(self, chance: random.Random) -> str | None:
@@ -270,7 +273,7 @@ class ToSink(Subject):
 
     def _replay(self, chance: random.Random) -> str | None:
         last, low = self.flow.reports[-1], self._lows()
-        replaces = self.flow.kind in ("postgres", "delta", "iceberg")
+        replaces = self.flow.kind in ("manifest", "postgres", "delta", "iceberg")
         if not replaces or any(r["start"] < low.get(r["partition"], 0) for r in last["ranges"]):
             return None  # its sink does not replace windows, or the records are deleted
         self._ask(replay, window=int(last["window"]))
@@ -640,14 +643,20 @@ class IntoTwoSinks(Subject):
         self.flow.produce(chance.randrange(20, 300))
 
     def check(self) -> int:
-        rows = [row_of(value) for *_, value in self.flow.events() if value is not None]
+        events = [(p, o, row_of(value)) for p, o, _, value in self.flow.events() if value is not None]
+        rows = [row for *_, row in events]
+        # Whether records are lost in a window, or are not in it, or are in the topic twice.
+        assert len({row[0] for row in rows}) == len(rows) == self.flow._produced, "the topic does not have each record once"
+        ends = {r["partition"]: r["end"] for r in self.flow.reports[-1]["ranges"]}
+        reached = {p: max((o + 1 for q, o, _ in events if q == p), default=0) for p in ends}
+        assert ends == reached, f"the last window ends at {ends}, the topic at {reached}"
         own, other = str(self.flow.kind), "other"
         found = [*((own, row) for row in self.flow.rows()), *((other, row) for row in self.other.rows())]
         return same_multiset(((own if row[0] % self.EVERY else other, row) for row in rows), found)
 
 
 class ByInterval(Subject):
-    """Records of one topic by data intervals of a minute, which come in any order and are replayed."""
+    """Records of one topic by data intervals of a minute, which come in any order, are replayed, and go into archives early."""
 
     def __init__(self, flow: Pipeline, chance: random.Random) -> None:
         super().__init__(flow, (*faults.POINTS, *faults.PLANNING, *faults.GROUP))
@@ -655,7 +664,8 @@ class ByInterval(Subject):
         self._waiting: list[int] = []
         self._current, self._chance = 0, chance
         self._done: dict[int, dict[str, Any]] = {}
-        flow.options |= {"window": "interval", "grace": 0}
+        flow.options |= {"window": "interval", "grace": 0, "keep_windows": 3}
+        flow.make = make_archiving
         with flow.postgres.connect(autocommit=True) as connection:
             connection.execute(f'ALTER TABLE "{flow.place}" ADD COLUMN "window" text')
         flow.options["sink"] = PostgresSink(conn_id="warehouse", table=flow.place, window_column="window")
@@ -702,11 +712,21 @@ class ByInterval(Subject):
 
     @property
     def more_commands(self) -> Sequence[Callable[[random.Random], str | None]]:
-        return (self._clear_and_replay,) * 3
+        return (self._clear_and_replay, self._clear_and_replay, self._replay_any, self._replay_any)
 
     def _clear_and_replay(self, chance: random.Random) -> str:
         self.run(max_tries=self.number)
         return "clear and replay"
+
+    def _replay_any(self, chance: random.Random) -> str:
+        """Replay an interval of any age, now and then one that dies meanwhile."""
+        self._current = chance.choice(sorted(self._done))
+        self.number += 1
+        facts = {**self.facts, "max_tries": self.number}
+        for _ in range(chance.randrange(2)):
+            self.attempts.victim(self.run_id, fault=chance.choice(self.points), facts=facts, alone=True).wait()
+        self.run(max_tries=self.number)
+        return "replay of any interval"
 
     def check(self) -> int:
         while self._waiting:
@@ -748,6 +768,7 @@ def kinds(
 
     # Only deployments that have names are told apart.
     stack.enter_context(variable("AIRFLOW__KAFKA_SPARK__DEPLOYMENT", "soak"))
+    stack.enter_context(usual_limits())
 
     def place(name: str) -> Path:
         found = directory / unique(name)
@@ -761,7 +782,7 @@ def kinds(
         options = {"split_records": 50} if kind == "postgres-split" else {}
         return ToSink(flow(own, kind, **options))
 
-    for kind in ("files", "postgres", "postgres-split", "postgres-upsert", "delta", "iceberg"):
+    for kind in ("files", "manifest", "postgres", "postgres-split", "postgres-upsert", "delta", "iceberg"):
         yield Kind(f"ToSink {kind}", partial(to_sink, kind))
     yield Kind("WithDeadLetters", lambda own: WithDeadLetters(flow(own, "postgres")))
     yield Kind("IntoTwoSinks files", lambda own: IntoTwoSinks(flow(own, "files")))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from confluent_kafka import Producer
 
+from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import PostgresSink
+from airflow_kafka_spark.windows import interval_archive, interval_boundaries
 from tests.support.oracle import same_multiset
-from tests.support.pipelines import Pipeline, order, row_of
+from tests.support.pipelines import Pipeline, make, order, row_of
 from tests.support.runs import Victim
 
 HOURS = 6
@@ -23,6 +27,32 @@ def hour(number: int, length: int = 1) -> tuple[datetime, datetime]:
 def facts(number: int, cleared: int = 0) -> dict[str, Any]:
     """Return the context of a task for an hour's run."""
     return {"interval": hour(number), "max_tries": cleared}
+
+
+EARLY = {
+    (interval_archive, "ARCHIVE_AFTER"): 5,
+    (interval_boundaries, "ARCHIVE_AFTER"): 8,
+    (interval_boundaries, "UNARCHIVED"): 4,
+}
+"""Limits with which old intervals and boundaries go into archives after a few of them."""
+
+
+@contextmanager
+def usual_limits() -> Iterator[None]:
+    """Restore the limits of archives at the end, which :func:`make_archiving` lowers."""
+    before = {limit: getattr(*limit) for limit in EARLY}
+    try:
+        yield
+    finally:
+        for limit, number in before.items():
+            setattr(*limit, number)
+
+
+def make_archiving(kind: str, place: str, **options: Any) -> KafkaToSinkOperator:
+    """Return the operator, and lower the limits of archives in this process."""
+    for limit, number in EARLY.items():
+        setattr(*limit, number)
+    return make(kind, place, **options)
 
 
 class Intervals:

@@ -58,6 +58,8 @@ def make(kind: str, place: str, **options: Any) -> KafkaToSinkOperator:
 def make_sink(kind: str, place: str) -> Any:
     if kind == "files":
         return FilesSink(path=place)
+    if kind == "manifest":
+        return FilesSink(path=place, visibility="manifest")
     if kind == "delta":
         return DeltaSink(place)
     if kind == "delta-upsert":
@@ -91,7 +93,7 @@ def row_of(value: bytes) -> tuple[int, str, str, int]:
 class Pipeline(Attempts):
     """One pipeline, from its topic to its sink.
 
-    :param kind: one of :data:`KINDS`, ``delta``, ``delta-upsert``, ``iceberg`` or ``postgres-upsert``.
+    :param kind: one of :data:`KINDS`, ``manifest``, ``delta``, ``delta-upsert``, ``iceberg`` or ``postgres-upsert``.
     """
 
     make = staticmethod(make)
@@ -164,6 +166,8 @@ class Pipeline(Attempts):
         """Return the rows that a reader of the sink sees."""
         if self.kind == "files":
             return files_rows(self.place)
+        if self.kind == "manifest":
+            return manifest_rows(self.place)
         if self.kind.startswith("delta"):
             return delta_rows(self.place)
         if self.kind == "iceberg":
@@ -230,6 +234,17 @@ def files_rows(path: str) -> list[tuple[int, str, str, int]]:
     return _rows_of(table) if "id" in table.column_names else []
 
 
+def manifest_rows(path: str) -> list[tuple[int, str, str, int]]:
+    """Return the rows of the files that the manifests of complete windows name, of each window those of its newest replay."""
+    import pyarrow.parquet as pq
+
+    newest: dict[Path, Path] = {}
+    for found in Path(path, "_windows").glob("*/[0-9]*/[0-9]*.json"):
+        newest[found.parent] = max(newest.get(found.parent, found), found, key=lambda path: int(path.stem))
+    files = [file["path"] for found in newest.values() for file in json.loads(found.read_text())["files"]]
+    return [row for file in files for row in _rows_of(pq.ParquetFile(Path(path, file)).read())]
+
+
 def delta_rows(path: str) -> list[tuple[int, str, str, int]]:
     from deltalake import DeltaTable
 
@@ -269,7 +284,7 @@ def pipeline(
     if kind == "iceberg":
         extra = {"type": "sql", "uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"file://{directory}/warehouse"}
         os.environ["AIRFLOW_CONN_LAKE"] = json.dumps({"conn_type": "iceberg", "extra": extra})
-    elif kind not in ("files", "delta", "delta-upsert"):
+    elif kind not in ("files", "manifest", "delta", "delta-upsert"):
         server, place = postgres(), unique("orders")
         os.environ["AIRFLOW_CONN_WAREHOUSE"] = server.connection_uri()
         key = ", PRIMARY KEY (id)" if kind == "postgres-upsert" else ""

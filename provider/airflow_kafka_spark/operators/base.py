@@ -388,7 +388,11 @@ class WindowOperator(VisibleOperator):
 
     def _place_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
         """Return that the rows of a complete window may be in another destination than this run's."""
-        if not isinstance(self.sink, Sink) or not ledger.place_is_lost or self.sink.last_applied(replay.pipeline) is not None:
+        return self.unknown_window_problems(replay) if ledger.place_is_lost else []
+
+    def unknown_window_problems(self, replay: Window) -> list[Problem]:
+        """Return a problem for each sink of this run that has no record of a window that is replayed."""
+        if not isinstance(self.sink, Sink) or self.sink.last_applied(replay.pipeline) is not None:
             return []
         return [unknown_window(replay, self.sink.uri)]
 

@@ -34,7 +34,7 @@ from airflow_kafka_spark.operators.routed_sinks import (
     with_routed,
     without_routed_sinks,
 )
-from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.sinks.base import Sink, unknown_window
 from airflow_kafka_spark.sources.kafka.topics import compacted_topics
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
@@ -338,6 +338,14 @@ class KafkaToSinkOperator(FromKafkaOperator):
         others = [problem for c in self._routed_sinks for problem in c.prefixed(c.sink.replay_problems())]
         return [*super().replay_problems(), *others]
 
+    def unknown_window_problems(self, replay: Window) -> list[Problem]:
+        found = super().unknown_window_problems(replay)
+        for routed in self._routed_sinks if not replay.is_empty else ():
+            part = replace(replay, pipeline=routed.pipeline(replay.pipeline))
+            if routed.sink.last_applied(part.pipeline) is None:
+                found += routed.prefixed([unknown_window(part, routed.sink.uri)])
+        return found
+
     def window_replay_problems(self, replay: Window) -> list[Problem]:
         found = super().window_replay_problems(replay)
         for routed in self._routed_sinks if not replay.is_empty else ():
@@ -390,7 +398,8 @@ class KafkaToSinkOperator(FromKafkaOperator):
         # If the sink had the window before, this attempt has not counted the records for topics and other sinks. The ledger has.
         if known and known.routes and not report.routed:
             report = replace(with_routed(report, sum(part.records for part in known.routes)), routed=known.routes)
-        if known and (captured := known.captures(window.replay)) and not report.captured:
+        # Without a filter, they are those of a destination that the window had before a `rebind`.
+        if known and self._routed_sinks and (captured := known.captures(window.replay)) and not report.captured:
             report = replace(with_routed(report, sum(part.records for part in captured)), captured=captured)
         return super().close(ledger, window, report)
 

@@ -21,7 +21,17 @@ from airflow_kafka_spark.transforms.chain import as_transform
 from airflow_kafka_spark.transforms.routing import Filter
 from airflow_kafka_spark.windows.continuity import drop_recreated_topics
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters, OffsetSet, digest_of
-from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, Gap, Split, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.model import (
+    ELSEWHERE,
+    TASK_PUT,
+    Applied,
+    BadRecord,
+    Gap,
+    Split,
+    SplitResult,
+    TopicPartition,
+    Window,
+)
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.formats.base import NullValues
@@ -383,12 +393,15 @@ def refuse_rejected(found: Sequence[BadRecord], sink: str, window: str, *, toler
 
 
 def refuse_removed_sinks(sinks: Sequence[RoutedSink], known: DeadLetters | None, window: Window) -> None:
-    """Refuse a window if an earlier attempt may have written records to a sink that no filter names any more.
+    """Refuse a window if an earlier attempt may have written records to a sink that no filter names any more. If a ``rebind`` has
+    sent the window elsewhere since, these records stay there, and are moved again.
 
     :raises ValidationError: there is such a sink.
     """
+    if known is None or window.after == ELSEWHERE:
+        return
     names = {routed.name for routed in sinks}
-    gone = [found for found in known.captures(window.replay) if found.name not in names] if known else []
+    gone = [found for found in known.captures(window.replay) if found.name not in names]
     if gone:
         listed = ", ".join(found.sink for found in gone)
         what = f"an earlier attempt at window {window} has sent records to {listed} by a Filter with `to`, or was about to"
