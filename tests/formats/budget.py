@@ -11,8 +11,8 @@ from airflow_kafka_spark.formats.tasks.base import CHUNK_RECORDS
 
 T = TypeVar("T")
 
-MANY = 3 * CHUNK_RECORDS
-"""Records of a batch that is decoded in three parts."""
+MANY = CHUNK_RECORDS * 3 // 2
+"""Records of a batch that is decoded in two parts."""
 
 _TIMES = int(os.environ.get("EXAMPLES", "1"))
 

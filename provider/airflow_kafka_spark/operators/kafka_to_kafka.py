@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.road.chain import TopicChain
-    from airflow_kafka_spark.road.publish import SqlProjection
+    from airflow_kafka_spark.road.publish import SqlProjection, TopicPlan
     from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.sinks.kafka.tasks.publish import ConsumedOffsets, Publisher
     from airflow_kafka_spark.transforms.chain import TransformLike
@@ -244,6 +244,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         self.preserve_partitions = preserve_partitions
         self.preserve_timestamps = preserve_timestamps
         self.preserve_headers = preserve_headers
+        self._plan: TopicPlan | None = None
         self.add_assets(self.topic_uris, topic_uris(self.sink))
 
     # --- 1. validate ---
@@ -283,7 +284,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         if isinstance(change, SqlProjection) and sql_alone:
             change = replace(change, value=None, key=(), key_format=None)
         try:
-            check_change(change, self.spark)
+            self._plan = check_change(change, self.spark)
         except ValidationError as error:
             if self.transforms:
                 # The transforms behind the first wrong one are not checked.
@@ -465,6 +466,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             publisher=self._make_publisher(ledger, self._consumed(window, ledger, left), letters),
             left=left,
             change=replace(self._chain, pipeline=ledger.parent_pipeline) if self.transforms else self._projection,
+            plan=self._plan,
             reading=self.make_reading(tolerance),
         )
         with self.running(job):

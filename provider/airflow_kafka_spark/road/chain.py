@@ -425,7 +425,7 @@ class SourceChain:
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
-        encoder = KeyValueEncoder(struct_encoders(records, self.sink.value_writer, self.sink.key_writer))
+        encoder = KeyValueEncoder(struct_encoders(records.schema, self.sink.value_writer, self.sink.key_writer))
         origin, topics = RowOrigin(self.source, self.window), TopicRules(self.reserved)
         sorting = Sorting(encoder, tolerance, topics=topics, pipeline=self.pipeline, origin=origin)
         return PublishTask(publisher, left, sorting)

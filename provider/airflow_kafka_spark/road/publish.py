@@ -42,9 +42,10 @@ from airflow_kafka_spark.windows.model import Marker, PackedSplits, Split, Split
 if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import DataType, StructType
 
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
+    from airflow_kafka_spark.road.arrow.tasks.program import Program
     from airflow_kafka_spark.road.chain import SourceChain, TopicChain
     from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
@@ -150,11 +151,13 @@ class TopicJob(PublishJob):
 
     :param left: its splits that are not published yet.
     :param change: the copy, the SQL or the transforms that turn the records that are read into those that are published.
+    :param plan: the plan of that change; None if it was not checked: the job then makes it.
     :param reading: the options of reading. Without a tolerance a split with a bad record is not published.
     """
 
     left: tuple[Split, ...]
     change: SqlProjection | TopicChain
+    plan: TopicPlan | None
     reading: Reading
 
     @property
@@ -168,35 +171,47 @@ class TopicJob(PublishJob):
 
     def _reading_task(self, publisher: Publisher | None) -> PublishTask | None:
         if isinstance(self.change, SqlProjection):
-            return self.change.copying_task(self.left, self._reading(publisher), publisher)
+            copying = self.change.copying_task(self.left, self._reading(publisher), publisher)
+            if copying is not None:
+                return copying
+        return self._changing_task(publisher, self.plan) if self.plan is not None else None
+
+    def _changing_task(self, publisher: Publisher | None, plan: TopicPlan) -> PublishTask | None:
+        """Return the task that reads, changes and publishes splits in Arrow; None if Spark's SQL has to change them."""
+        from airflow_kafka_spark.road.tasks.publish import KafkaSplits, PublishTask
+
+        reading = self._reading(publisher)
+        read, unknown = self.change.read_task(self.left, reading), plan.unknown
+        try:
+            if (program := plan.program_for(read)) is not None:
+                sorting = self._sorting(plan.records, plan.formats, reading)
+                source = KafkaSplits(self.change.reading_only(read, program.columns), program)
+                return PublishTask(publisher, read.splits, sorting, source)
+        except EncodedBySpark as reason:
+            unknown = str(reason)
+        log.info("Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there", self.window, unknown)
         return None
 
     def _frame(self, session: SparkSession, publisher: Publisher | None) -> RDD[str] | DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
-        from airflow_kafka_spark.road.tasks.publish import KafkaSplits, PublishTask
+        from airflow_kafka_spark.road.tasks.publish import PublishTask
 
+        if self.plan is None and (made := self._changing_task(publisher, plan_in(session, self.change))) is not None:
+            return each_split(session, made, self.split_count)
         reading = self._reading(publisher)
         read = self.change.read_task(self.left, reading)
-        rows = from_arrow_schema(read.schema)
-        try:
-            changed, formats = self.change.records(session.createDataFrame([], rows), in_tasks=True)
-            program = program_of(changed, read.schema)
-            sorting = self._sorting(changed, formats, reading)
-        except (Unknown, EncodedBySpark) as reason:
-            log.info("Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there", self.window, reason)
-            # One row a task: which split it shall read.
-            numbers = session.range(0, self.split_count, 1, self.split_count)
-            changed, formats = self.change.records(numbers.mapInArrow(cast(Any, read), rows), in_tasks=False)
-            task = PublishTask(publisher, read.splits, self._sorting(changed, formats, reading))
-            return changed.mapInArrow(cast(Any, task), "result string")
-        source = KafkaSplits(self.change.reading_only(read, program.columns), program)
-        return each_split(session, PublishTask(publisher, read.splits, sorting, source), self.split_count)
+        # One row a task: which split it shall read.
+        numbers = session.range(0, self.split_count, 1, self.split_count)
+        records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
+        changed, formats = self.change.records(records, in_tasks=False)
+        task = PublishTask(publisher, read.splits, self._sorting(changed.schema, formats, reading))
+        return changed.mapInArrow(cast(Any, task), "result string")
 
-    def _sorting(self, records: DataFrame, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
+    def _sorting(self, records: StructType, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
         """Return how tasks sort and encode records. A schema registry is asked.
 
+        :param records: their columns.
         :raises EncodedBySpark: the tasks cannot encode a column.
         """
         from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
@@ -211,27 +226,62 @@ class TopicJob(PublishJob):
         return self.reading
 
 
-def check_change(change: SqlProjection | TopicChain, spark: SparkHook) -> None:
-    """Let Spark analyze SQL or transforms. No record is read, and no schema is registered.
+@dataclass(frozen=True)
+class TopicPlan:
+    """The plan of a change of records, as Spark's analyzer resolves it before anything is read.
+
+    :param records: the columns of the records that are published. Keys and values that change are structs.
+    :param formats: the formats of the parts that change.
+    :param program: the change as an Arrow program; None if Spark has to compute it.
+    :param unknown: the first expression that has no implementation in Arrow; empty if all have one.
+    """
+
+    records: StructType
+    formats: Mapping[str, Format | None]
+    program: Program | None = None
+    unknown: str = ""
+
+    def program_for(self, read: ReadTask) -> Program | None:
+        """Return the program for a task that also reads, without the columns that it does not carry; None if Spark computes the
+        change."""
+        return self.program and self.program.without_outputs(set(ORIGINAL.values()).difference(read.schema.names))
+
+
+def check_change(change: SqlProjection | TopicChain, spark: SparkHook) -> TopicPlan:
+    """Let Spark analyze SQL or transforms, and return the plan, so that the job need not do it again. No record is read, and no
+    schema is registered.
 
     :raises ValidationError: an expression or a transform is wrong, or its result cannot be written.
     """
+    with spark.session() as session, sql_settings(session, SETTINGS):
+        return plan_in(session, change)
+
+
+def plan_in(session: SparkSession, change: SqlProjection | TopicChain) -> TopicPlan:
+    """Return the plan of a change, as :func:`check_change`."""
     from pyspark.errors import AnalysisException
     from pyspark.sql.pandas.types import from_arrow_schema
 
+    from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+    from airflow_kafka_spark.road.tasks.account import Tolerance
     from airflow_kafka_spark.road.tasks.read import Reading
 
-    rows = from_arrow_schema(change.read_task((), Reading()).schema)
-    with spark.session() as session, sql_settings(session, SETTINGS):
-        empty = session.createDataFrame([], rows)
-        columns = change.records(empty, in_tasks=True)[0].schema
-        if problems := [p for part in ("value", "key") for p in _type_problems(part, columns[part].dataType)]:
-            raise ValidationError(problems)
-        try:
-            _ = change.records(empty, in_tasks=False)[0].schema
-        except AnalysisException as error:
-            found = f"the columns cannot be written in its format. {sql_refusal(error)}"
-            raise ValidationError([Problem("sink", found, "Choose another format, or cast the columns")]) from None
+    # With all columns that a job may carry.
+    read = change.read_task((), Reading(tolerance=Tolerance()))
+    empty = session.createDataFrame([], from_arrow_schema(read.schema))
+    changed, formats = change.records(empty, in_tasks=True)
+    columns = changed.schema
+    if problems := [p for part in ("value", "key") for p in _type_problems(part, columns[part].dataType)]:
+        raise ValidationError(problems)
+    try:
+        _ = change.records(empty, in_tasks=False)[0].schema
+    except AnalysisException as error:
+        found = f"the columns cannot be written in its format. {sql_refusal(error)}"
+        raise ValidationError([Problem("sink", found, "Choose another format, or cast the columns")]) from None
+    try:
+        return TopicPlan(columns, formats, program_of(changed, read.schema))
+    except Unknown as reason:
+        return TopicPlan(columns, formats, unknown=str(reason))
 
 
 def _type_problems(part: str, found: DataType) -> list[Problem]:
@@ -456,7 +506,9 @@ class SourceJob(PublishJob):
             task = self.chain.task(records, publisher, self.left, tolerance)
         else:
             records = self.sink.records(rows)
-            encoders = struct_encoders(records, self.sink.value_writer, self.sink.key_writer if self.sink.key_columns else None)
+            encoders = struct_encoders(
+                records.schema, self.sink.value_writer, self.sink.key_writer if self.sink.key_columns else None
+            )
             task = PublishTask(publisher, self.left, Sorting(KeyValueEncoder(encoders), tolerance, origin=RowOrigin()))
         if not self.spark.is_connect and (found := records.rdd.getNumPartitions()) != len(self.left):
             raise SparkJobFailed(str(self.window), f"the source gave {found} partitions for {len(self.left)} splits")

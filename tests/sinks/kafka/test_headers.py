@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import EXCEPTION, PREFIX, SCHEMA, Envelope, routed_records
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extend_headers, pairs_of
+from airflow_kafka_spark.sources.kafka.tasks.read import header_column
 
 TEXT = st.text(max_size=5)
 PAIRS = st.none() | st.lists(st.tuples(TEXT, st.none() | st.binary(max_size=4)), max_size=3)
@@ -17,6 +18,13 @@ PAIRS = st.none() | st.lists(st.tuples(TEXT, st.none() | st.binary(max_size=4)),
 
 def as_lists(rows: list[list[tuple[str, bytes | None]] | None]) -> pa.ListArray:
     return pa.array([None if row is None else [{"key": k, "value": v} for k, v in row] for row in rows], HEADERS)
+
+
+@given(st.lists(PAIRS))
+def test_a_column_of_headers_has_the_headers_of_each_record(rows):
+    made = header_column(rows)
+    made.validate(full=True)
+    assert made.type == HEADERS and made.equals(as_lists(rows))
 
 
 @given(st.lists(st.tuples(PAIRS, TEXT, st.integers(-5, 5))), st.integers(0, 3), st.booleans())

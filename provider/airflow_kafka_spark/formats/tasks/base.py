@@ -25,8 +25,11 @@ from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoded, Encoder
 from airflow_kafka_spark.formats.text_values import MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Decimal
 
-CHUNK_RECORDS = 2048
-CHUNK_BYTES = 32 << 20
+CHUNK_RECORDS, CHUNK_BYTES = 4096, 8 << 20
+"""The largest chunks in which a batch is read. Chunks of more bytes do not fit into the processor's cache. With fewer records,
+the time counts in which the reader is started for each chunk."""
+DIVIDED_BYTES = 32 << 20
+"""The size above which a chunk, whose records may be larger than those of others, is divided before it is read."""
 MAX_BLOCK_BYTES = (1 << 31) - 16
 FEW_RECORDS, FEW_BYTES = 8, 64 << 10
 DIVISIONS = 8
@@ -133,7 +136,8 @@ class BatchDecoder(Decoder):
 
     def _chunks(self, records: Sequence[bytes]) -> Iterator[DecodedPart]:
         # Equal chunks: small, so that a bad record affects few others; large enough that starting the reader costs little.
-        step = math.ceil(len(records) / math.ceil(len(records) / CHUNK_RECORDS)) if records else 1
+        parts = max(1, math.ceil(len(records) / CHUNK_RECORDS), math.ceil(sum(map(len, records)) / CHUNK_BYTES))
+        step = max(1, math.ceil(len(records) / parts))
         for at in range(0, len(records), step):
             yield from self._divide(records[at : at + step], at)
 
@@ -145,7 +149,7 @@ class BatchDecoder(Decoder):
         if self._row_wise_only or (count <= self._few and size <= FEW_BYTES) or (count == 1 and size > MAX_BLOCK_BYTES):
             yield self.read_row_wise(records, start)
             return
-        if size <= CHUNK_BYTES or count == 1:
+        if size <= DIVIDED_BYTES or count == 1:
             found = self._read_part(records, start)
             if found is not None:
                 yield found

@@ -240,10 +240,9 @@ def metadata_column(name: str, records: KafkaRecords) -> pa.Array:
     if name == "timestamp":
         return records.timestamps.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
     if name == "headers":
-        return pa.array(
-            [None if h is None else [{"key": k, "value": v} for k, v in h] for h in records.headers or [None] * n],
-            metadata_type(name),
-        )
+        from airflow_kafka_spark.sources.kafka.tasks.read import header_column
+
+        return header_column(records.headers) if records.headers is not None else pa.nulls(n, metadata_type(name))
     constant = {"topic": records.topic, "partition": records.partition, "timestampType": records.timestamp_type}[name]
     return pa.repeat(pa.scalar(constant, metadata_type(name)), n)
 

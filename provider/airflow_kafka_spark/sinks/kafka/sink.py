@@ -16,6 +16,7 @@ from airflow_kafka_spark.windows.model import TOPIC_NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
@@ -343,10 +344,10 @@ class EncodedBySpark(Exception):
     """Raised for columns that tasks cannot encode as Spark does; the message names them."""
 
 
-def struct_encoders(records: DataFrame, value: Format | None, key: Format | None) -> dict[str, StructEncoder]:
+def struct_encoders(records: StructType, value: Format | None, key: Format | None) -> dict[str, StructEncoder]:
     """Return the encoders of keys and values that are still structs, for the tasks that publish them.
 
-    :param records: see :meth:`KafkaSink.records`.
+    :param records: the columns of the records, see :meth:`KafkaSink.records`.
     :param value: the format of the values.
     :param key: the format of the keys.
     :raises KafkaSparkError: the columns cannot be encoded.
@@ -354,7 +355,7 @@ def struct_encoders(records: DataFrame, value: Format | None, key: Format | None
     """
     made: dict[str, StructEncoder] = {}
     for part, format in (("value", value), ("key", key)):
-        rows = records.schema[part].dataType
+        rows = records[part].dataType
         if format is None or rows.typeName() != "struct":
             continue
         columns = columns_of(cast(Any, rows))

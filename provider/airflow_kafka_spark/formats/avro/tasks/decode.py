@@ -66,7 +66,7 @@ from airflow_kafka_spark.formats.avro.tasks.row_decode import (
 from airflow_kafka_spark.formats.avro.tasks.row_encode import encode_long
 from airflow_kafka_spark.formats.registry import HEADER_BYTES, schema_id_of, unknown_schema_id
 from airflow_kafka_spark.formats.tasks.base import (
-    CHUNK_BYTES,
+    DIVIDED_BYTES,
     ArrayFunction,
     BatchDecoder,
     DecodedPart,
@@ -127,7 +127,7 @@ class AvroDecoder(BatchDecoder):
             yield from self._divide(records[at : at + step], at)
 
     def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
-        if sum(map(len, records)) > CHUNK_BYTES * 4:
+        if sum(map(len, records)) > DIVIDED_BYTES * 4:
             return None
         head = records[0][: self._header]
         alike = all(records[at][: self._header] == head for at in (len(records) // 2, -1))
