@@ -212,9 +212,10 @@ def keep_only(data: TableStore, directory: str, files: Iterable[str]) -> None:
     if not named:
         data.remove_all(directory)
         return
-    for name in data.names(directory):
-        if (path := f"{directory}/{name}") not in named:
+    for path in data.files_below(directory):
+        if path not in named:
             data.remove(path)
+    data.remove_empty(directory)
 
 
 def sweep_attempts(store: TableStore, pipeline: str, fence: Callable[[str, list[str]], T]) -> T:

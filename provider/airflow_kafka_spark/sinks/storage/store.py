@@ -274,6 +274,15 @@ class TableStore:
         if self.place.is_local:
             os.makedirs(self.full(path), exist_ok=True)
 
+    def make_within(self, path: str) -> None:
+        """Create a directory within one that exists, on a file system. S3 has no directories.
+
+        :raises OSError: it cannot be created, or the directory around it is gone.
+        """
+        if self.place.is_local:
+            with suppress(FileExistsError):
+                os.mkdir(self.full(path))
+
     def names(self, path: str) -> list[str]:
         """Return the names of the entries of a directory; an empty list if it does not exist.
 

@@ -66,8 +66,9 @@ class _RelationWriter(TableWriter):
         converted = [types.of(column.type_oid, column.modifier) for column in relation.columns]
         self._converts: list[Convert] = [value.convert for value in converted]
         self._unavailable = [_unavailable(value.schema, options.placeholder) for value in converted]
+        self.identity = frozenset(index for index, column in enumerate(relation.columns) if column.is_key)
         # With the replica identity FULL every column is flagged; the primary key is among `keys`.
-        flagged = [index for index, column in enumerate(relation.columns) if column.is_key and relation.identity != "f"]
+        flagged = sorted(self.identity) if relation.identity != "f" else []
         columns = [EventColumn(c.name, value.schema) for c, value in zip(relation.columns, converted, strict=True)]
         super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA)
         if self.is_taken:
@@ -92,9 +93,6 @@ class _RelationWriter(TableWriter):
         except ValueRefused:
             return super().row(values)  # raises an error that names the column
         return f"{{{','.join(pieces)}}}"
-
-    def same_key(self, old: Row, new: Row) -> bool:
-        return all(new[at] is UNCHANGED or old[at] == new[at] for at in self._key)
 
 
 def _unavailable(schema: Mapping[str, Any], placeholder: str) -> str:
@@ -194,9 +192,9 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         table, old, new = self._tables[change.relation], change.old, change.new
         if not table.is_taken:
             return
-        if old is not None and new is not None and change.is_full:
-            # A value of the new row that was not sent is that of the old one.
-            new = [kept if value is UNCHANGED else value for kept, value in zip(old, new, strict=True)]
+        if old is not None and new is not None:
+            # A value of the new row that was not sent is that of the old one, which holds the columns of the identity.
+            new = [old[at] if value is UNCHANGED and at in table.identity else value for at, value in enumerate(new)]
         yield from self.change(table, lsn, old, new, is_insert=change.op == "I")
 
     def is_included(self, table: _RelationWriter, values: Row, old: Row | None = None) -> bool:
