@@ -143,7 +143,7 @@ class TableAttempt:
         :raises OSError: the store did not answer.
         """
         if there is None:
-            there = (f"{self.directory}/{name}" for name in self.data.names(self.directory))
+            there = self.data.files_below(self.directory)
         found = set(there)
         if gone := [path for path in files if path not in found]:
             if not self.home.exists(f"{ATTEMPTS}/{self.marker}/{BEGUN}"):

@@ -62,6 +62,22 @@ def without_tildes(name: str) -> str:
     return name.replace("~", "__")
 
 
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+# The characters that Spark escapes (ExternalCatalogUtils.escapePathName), and NUL, which no file system allows.
+_ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
+
+
+def escape(text: str) -> str:
+    """Return a partition column's name or value as Spark writes it into a path."""
+    return _ESCAPED.sub(lambda found: f"%{ord(found.group()):02X}", text)
+
+
+def partition_directory(column: str, value: str | None) -> str:
+    """Return ``column=value``. Null and, as in Spark, the empty string become ``__HIVE_DEFAULT_PARTITION__``."""
+    return f"{escape(column)}={escape(value) if value else NULL_PARTITION}"
+
+
 def flush(path: str | Path) -> None:
     """Flush a closed file, or the names in a directory, to disk."""
     fd = os.open(path, os.O_RDONLY)

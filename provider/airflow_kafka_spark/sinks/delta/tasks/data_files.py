@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset
 import pyarrow.parquet
 
 from airflow_kafka_spark.sinks.delta.log import DataFile
-from airflow_kafka_spark.sinks.files.directory import partition_directory
-from airflow_kafka_spark.sinks.files.tasks.write import misplaced_reason
 from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
-from airflow_kafka_spark.sinks.storage.store import TableStore
+from airflow_kafka_spark.sinks.storage.store import LONGEST_NAME, TableStore, partition_directory
 from airflow_kafka_spark.sinks.storage.tasks.write import (
     PartitionKey,
     StoreFile,
@@ -31,6 +28,7 @@ from airflow_kafka_spark.sinks.storage.tasks.write import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow.dataset
     from deltalake import DeltaTable
 
 
@@ -85,8 +83,8 @@ class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
         columns = self.target.partition_by
         # deltalake escapes `~` in one place and not in another.
         found = [partition_directory(name, value).replace("~", "%7E") for name, value in zip(columns, key, strict=True)]
-        is_named = all(directory.startswith(f"{name}=") for name, directory in zip(columns, found, strict=True))
-        return found if is_named and not misplaced_reason(found) else ()
+        pairs = zip(columns, found, strict=True)
+        return found if all(d.startswith(f"{name}=") and len(d.encode()) <= LONGEST_NAME for name, d in pairs) else ()
 
     def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[str | None], np.ndarray]:
         """Return the values of a partition column as Delta's log has them. Delta takes an empty text for a null."""
@@ -263,8 +261,10 @@ def table_files(store: TableStore, table: DeltaTable, upsert: Upsert) -> tuple[l
 
     :param store: the table's files.
     """
+    from pyarrow.dataset import ParquetFileFormat
+
     schema = pa.schema(table.schema().to_arrow())
-    parquet = pyarrow.dataset.ParquetFileFormat()
+    parquet = ParquetFileFormat()
     actions = pa.table(table.get_add_actions(flatten=True))
     columns = {name: actions.column(f"partition.{name}").combine_chunks() for name in table.metadata().partition_columns}
     texts = {name: partition_values(column) for name, column in columns.items()}

@@ -198,6 +198,17 @@ class LogTable:
     columns: list[LogColumn] = field(default_factory=list)
     key: tuple[int, ...] = ()
 
+    @property
+    def is_sequence(self) -> bool:
+        """True if it is the table in which MariaDB keeps a sequence, whose changes the log holds as those of a row."""
+        return not self.key and tuple(column.name for column in self.columns) == _OF_SEQUENCE
+
+
+_OF_SEQUENCE = (
+    "next_not_cached_value", "minimum_value", "maximum_value", "start_value", "increment", "cache_size", "cycle_option",
+    "cycle_count",
+)  # fmt: skip
+
 
 class _Bytes:
     """Reads values one after the other."""

@@ -333,7 +333,9 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         if self._form.takes((name[0], name[1])):
             try:
                 snapshot = self._filter.table((name[0], name[1])) if self._filter is not None else None
-                self._tables[number] = LogTableWriter(binlog.table_map(body, self._form.is_mariadb), self._form, snapshot)
+                table = binlog.table_map(body, self._form.is_mariadb)
+                if not table.is_sequence:
+                    self._tables[number] = LogTableWriter(table, self._form, snapshot)
             except LogUnreadable as error:
                 raise self._server.unreadable(located.start, error) from None
 
