@@ -113,6 +113,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
     :param end: the LSN behind the window: that record begins before it.
     :param user_types: types that are not built in, by OID.
     :param filter: leaves out what the chunks of a snapshot include; None: nothing is left out.
+    :param money_digits: digits behind the point of `money`.
     """
 
     def __init__(
@@ -122,12 +123,13 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         end: int,
         user_types: Mapping[int, UserType],
         filter: SnapshotFilter | None = None,
+        money_digits: int = 2,
     ) -> None:
         super().__init__(options, "postgresql")
         self._options = options
         self._start, self._end = start, end
         self._filter = filter
-        self._types = ValueTypes(options.decimals, options.times, user_types)
+        self._types = ValueTypes(options.decimals, options.times, user_types, money_digits)
         self._tables: dict[int, _RelationWriter] = {}
         self._begin: BeginMessage | None = None
         self._of_database = json_text(options.database)
