@@ -157,8 +157,8 @@ class IcebergFile(TableFile):
         reading = {"pre_buffer": True, "buffer_size": 8 << 20}
         with self.table.io.new_input(self.file.file_path).open() as source:
             fragment = pyarrow.dataset.ParquetFileFormat(**reading).make_fragment(source)
-            options = {"downcast_ns_timestamp_to_us": True, "format_version": metadata.format_version}
-            of_file = pyarrow_to_schema(fragment.physical_schema, metadata.name_mapping(), **options)
+            names, version = metadata.name_mapping(), metadata.format_version
+            of_file = pyarrow_to_schema(fragment.physical_schema, names, True, format_version=version)
             spec = metadata.specs().get(self.file.spec_id)
             missing = _get_column_projection_values(self.file, schema, metadata.schema(), spec, of_file.field_ids)
             leaves = {i for i in schema.field_ids if not isinstance(schema.find_type(i), (ListType, MapType))}
