@@ -282,6 +282,13 @@ class TableStore:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def open_input(self, path: str) -> pa.NativeFile:
+        """Open a file for reading.
+
+        :raises OSError: the store did not answer, or there is no such file.
+        """
+        return self.filesystem.open_input_file(self.full(path))
+
     def make(self, path: str) -> None:
         """Create a directory on a file system. S3 has no directories.
 
