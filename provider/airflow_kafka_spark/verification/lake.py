@@ -291,7 +291,7 @@ class _errors:  # noqa: N801 - used like `contextlib.suppress`
         raise SinkUnavailable(self.sink.uri, self.doing, f"{type(error).__name__}: {error}") from error
 
 
-def _load_files(sink: FilesSink) -> tuple[pa.Schema, list[Callable[[], ds.Fragment]]] | None:
+def _load_files(sink: FilesSink) -> tuple[pa.Schema, Sequence[Callable[[], ds.Fragment]]] | None:
     """Return the columns of complete windows, and functions that open their files; None if there are none."""
     import pyarrow as pa
     import pyarrow.dataset as ds
