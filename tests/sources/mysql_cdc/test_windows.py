@@ -189,8 +189,10 @@ def test_tables_that_are_not_named_and_other_databases_are_left_out_and_a_window
     assert [record["topic"] for record in every.next()] == ["p.shop.other"]
     position = named.freeze().position
     assert position["place"] == orders.end() and position["bytes_behind"] == 0
-    orders.execute("INSERT INTO orders VALUES (3, '')")
-    assert keys(named.next()) == [3]
+    # MariaDB keeps such a key in a column that users do not see, and that the log has.
+    orders.execute("ALTER TABLE orders ADD UNIQUE (note)", "INSERT INTO orders VALUES (3, '')")
+    [record] = named.next()
+    assert record["value"]["after"] == {"id": 3, "note": ""}
 
 
 def test_message_key_columns_are_the_key_of_a_table_without_one(shop: Binlog):
