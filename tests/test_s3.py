@@ -19,6 +19,7 @@ CASES = {
     "tests/sinks/iceberg/s3_cases.py": 4,
     "tests/sinks/files/s3_cases.py": 14,
     "tests/sinks/s3_fault_cases.py": 3,
+    "tests/verification/s3_cases.py": 3,
 }
 """The files with the cases, and how many there are at least."""
 

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset as ds
     from deltalake import DeltaTable
+
+    from airflow_kafka_spark.sinks.storage.store import TableStore
 
 
 _SINCE_2000 = 946_684_800_000_000
@@ -142,7 +145,7 @@ class LakeTable:
                 return None if delta is None else cls(sink, pa.schema(delta.schema().to_arrow()))
             if isinstance(sink, FilesSink):
                 files = _load_files(sink)
-                return None if files is None else cls(sink, files.schema)
+                return None if files is None else cls(sink, files[0])
             with sink.open() as lake:
                 table = lake.load(doing)
                 return None if table is None else cls(sink, table.schema().as_arrow())
@@ -227,9 +230,10 @@ class LakeSide:
 
         if (files := _load_files(sink)) is None:
             return
-        for fragment in files.get_fragments():
-            yield lambda fragment=fragment: ds.Scanner.from_fragment(  # type: ignore[misc]
-                fragment, schema=files.schema, columns=list(self.columns), use_threads=False
+        schema, fragments = files
+        for opened in fragments:
+            yield lambda opened=opened: ds.Scanner.from_fragment(  # type: ignore[misc]
+                opened(), schema=schema, columns=list(self.columns), use_threads=False
             ).to_batches()
 
     def _delta(self, sink: DeltaSink, doing: str) -> Iterator[Piece]:
@@ -287,28 +291,47 @@ class _errors:  # noqa: N801 - used like `contextlib.suppress`
         raise SinkUnavailable(self.sink.uri, self.doing, f"{type(error).__name__}: {error}") from error
 
 
-def _load_files(sink: FilesSink) -> ds.Dataset | None:
-    """Return the files of complete windows; None if there are none."""
+def _load_files(sink: FilesSink) -> tuple[pa.Schema, Sequence[Callable[[], ds.Fragment]]] | None:
+    """Return the columns of complete windows, and functions that open their files; None if there are none."""
     import pyarrow as pa
     import pyarrow.dataset as ds
     import pyarrow.fs
 
     columns = [sink.window_column, *sink.partition_by]
-    hive = ds.HivePartitioning(pa.schema([(name, pa.string()) for name in columns]))
+    partitions = pa.schema([(name, pa.string()) for name in columns])
+    hive = ds.HivePartitioning(partitions)
     found: pyarrow.fs.FileSelector | list[str]
     if sink.renames:
         if not sink.directory.exists():
             return None
-        base, filesystem = str(sink.directory), pyarrow.fs.LocalFileSystem()
+        base = str(sink.directory)
         found = pyarrow.fs.FileSelector(base, recursive=True)
     else:
         table = open_manifests(sink)
-        base, filesystem = table.store.full(DATA), table.store.filesystem
-        found = [table.store.full(file["path"]) for record in table.visible_records() for file in record.files]
+        base = table.store.full(DATA)
+        paths = [file["path"] for record in table.visible_records() for file in record.files]
+        if not table.store.place.is_local:
+            opened = [partial(_open_object, table.store, hive, path) for path in paths]
+            schemas = [one().physical_schema for one in (opened if sink.auto_evolve else opened[:1])]
+            return (pa.unify_schemas([*schemas, partitions], promote_options="permissive"), opened) if opened else None
+        found = [table.store.full(path) for path in paths]
     given = ds.FileSystemFactoryOptions(partition_base_dir=base, partitioning=hive, selector_ignore_prefixes=[".", "_"])
-    factory = ds.FileSystemDatasetFactory(filesystem, found, ds.ParquetFileFormat(), given)
+    factory = ds.FileSystemDatasetFactory(pyarrow.fs.LocalFileSystem(), found, ds.ParquetFileFormat(), given)
     files = factory.finish(factory.inspect(promote_options="permissive", fragments=None if sink.auto_evolve else 1))
-    return files if files.files else None
+    return (files.schema, [partial(_itself, fragment) for fragment in files.get_fragments()]) if files.files else None
+
+
+def _itself(fragment: ds.Fragment) -> ds.Fragment:
+    """Return a file that is opened when it is read."""
+    return fragment
+
+
+def _open_object(store: TableStore, hive: ds.HivePartitioning, path: str) -> ds.Fragment:
+    """Return a file in an object store, with the values of its directories."""
+    import pyarrow.dataset as ds
+
+    below = path.removeprefix(f"{DATA}/").rpartition("/")[0]
+    return ds.ParquetFileFormat().make_fragment(store.open_input(path), partition_expression=hive.parse(f"{below}/"))
 
 
 def _load_delta(sink: DeltaSink, doing: str) -> DeltaTable | None:

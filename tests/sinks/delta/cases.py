@@ -61,10 +61,12 @@ class DeltaCase(Case):
         if not (self.path / "_delta_log").exists():
             return set()
         added = pa.table(DeltaTable(self.path).get_add_actions(flatten=True))
-        return set(added.column("path").to_pylist())
+        return set(map(urllib.parse.unquote, added.column("path").to_pylist()))
 
     def everything(self) -> Any:
-        return tree(self.path.parent)
+        """Return all files. An aborted split leaves the directories of its partitions, until the attempt commits or ends."""
+        found = tree(self.path.parent)
+        return {name: digest for name, digest in found.items() if not (self.path.parent / name).is_dir() or "=" not in name}
 
     def published(self) -> Any:
         """The log, the files that it names, and the records of windows."""
@@ -76,7 +78,7 @@ class DeltaCase(Case):
         """Return files that no entry of the log has ever named. Files that were replaced stay until a VACUUM."""
         entries = (json.loads(line) for path in self.path.glob("_delta_log/*.json") for line in path.read_text().splitlines())
         named = {urllib.parse.unquote(entry["add"]["path"]) for entry in entries if "add" in entry}
-        directories = {name.rpartition("/")[0] for name in named}
+        directories = {str(directory) for name in named for directory in Path(name).parents}
         known = {".", "_delta_log", "_airflow", "_airflow/windows", "_airflow/attempts"}
         return [
             name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -63,7 +64,8 @@ class Lake:
         return {name for name in self.names() if name.endswith(".parquet")}
 
     def named(self) -> set[str]:
-        return set(pa.table(self.table.get_add_actions(flatten=True)).column("path").to_pylist())
+        paths = pa.table(self.table.get_add_actions(flatten=True)).column("path").to_pylist()
+        return set(map(urllib.parse.unquote, paths))
 
     def of_others(self, *ids: int) -> None:
         rows, options = pa.table({"id": pa.array(ids, pa.int64())}), s3_access("lake").storage_options

@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections import Counter
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.sinks.attempt import Victim, apply
 from tests.sinks.delta.cases import DeltaCase
 from tests.sinks.feed import SCHEMA, Feed, replayed, row
 from tests.sinks.oracle import same_multiset
+from tests.sinks.postgres.kit import Pipeline, write
 
 SMALL = pa.schema([("id", pa.int64()), ("name", pa.string()), ("ratio", pa.float64())])
 
@@ -281,3 +283,22 @@ def test_the_transaction_is_the_pipelines(lake, feed):
     table: Any = DeltaTable(lake.path)
     assert PipelineVersion.unpack(table.transaction_version(app_id(feed.pipeline))).newest == 1
     assert table.transaction_version(app_id("another")) is None
+
+
+def test_an_upsert_finds_partition_values_of_all_kinds_and_polars_reads_them_from_the_names_of_directories(tmp_path):
+    schema = pa.schema(
+        [("id", pa.int64()), ("p", pa.string()), ("d", pa.decimal128(6, 2)), ("b", pa.bool_()), ("v", pa.string())]
+    )
+    lake = DeltaCase(tmp_path / "lake" / "orders", mode="upsert", key=["id"], partition_by=["p", "d", "b"])
+    texts = ["a/b", "a b%20c", "=", "é" * 30, None, "x\ny", "~", "'\"", "\x01", ".."]
+    amounts = [Decimal("-1.50"), None, Decimal("-0.05"), Decimal("3.00")]
+    rows = [{"id": i, "p": text, "d": amounts[i % 4], "b": i % 2 == 0, "v": "old"} for i, text in enumerate(texts)]
+    pipeline = Pipeline(schema)
+    write(lake.sink, pipeline, rows)
+    assert write(lake.sink, pipeline, [{**row, "v": "new"} for row in rows]).written == len(rows)
+    expected = [{**row, "v": "new"} for row in rows]
+    assert pl.read_delta(str(lake.path)).select(schema.names).sort("id").to_dicts() == expected
+    assert lake.leftovers() == []
+    # Too long for the name of a directory: readers of the log have it.
+    write(lake.sink, pipeline, [{"id": 0, "p": "x" * 300, "d": None, "b": None, "v": "long"}])
+    assert len([name for name in lake.files() if name.count("/") == 1]) == 1

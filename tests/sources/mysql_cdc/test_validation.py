@@ -87,6 +87,7 @@ def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
     assert "shop.orders has no column `gone`" in text["source.message_key_columns"]
     assert "shop.other is not among `tables`" in text["source.message_key_columns"]
     assert found(orders.source(tables=["child"], ignore_cascades=True)) == {}
+    assert "versioned cannot be captured" in found(orders.source())["source.tables"], "its log is read with all others"
 
 
 def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, monkeypatch: pytest.MonkeyPatch):

@@ -181,16 +181,18 @@ def test_truncates_are_left_out_as_by_debezium_or_events_of_their_own(orders: Bi
 
 
 def test_tables_that_are_not_named_and_other_databases_are_left_out_and_a_window_without_changes_needs_no_spark(orders: Binlog):
-    orders.execute("CREATE TABLE other (id int PRIMARY KEY)", "CREATE OR REPLACE DATABASE elsewhere")
+    orders.execute("CREATE TABLE other (id int PRIMARY KEY)", "CREATE OR REPLACE DATABASE elsewhere", "CREATE SEQUENCE numbers")
     orders.execute("CREATE TABLE elsewhere.orders (id int PRIMARY KEY)")
     named, every = orders.windows(tables=["orders"]), orders.windows()
-    orders.execute("INSERT INTO other VALUES (1)", "INSERT INTO elsewhere.orders VALUES (2)")
+    orders.execute("INSERT INTO other VALUES (NEXTVAL(numbers))", "INSERT INTO elsewhere.orders VALUES (2)")
     assert named.freeze().splits == ()
     assert [record["topic"] for record in every.next()] == ["p.shop.other"]
     position = named.freeze().position
     assert position["place"] == orders.end() and position["bytes_behind"] == 0
-    orders.execute("INSERT INTO orders VALUES (3, '')")
-    assert keys(named.next()) == [3]
+    # MariaDB keeps such a key in a column that users do not see, and that the log has.
+    orders.execute("ALTER TABLE orders ADD UNIQUE (note)", "INSERT INTO orders VALUES (3, '')")
+    [record] = named.next()
+    assert record["value"]["after"] == {"id": 3, "note": ""}
 
 
 def test_message_key_columns_are_the_key_of_a_table_without_one(shop: Binlog):

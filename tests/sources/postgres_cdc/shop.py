@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deltalake import DeltaTable
+
 from airflow_kafka_spark.formats import Debezium, Json, Raw
 from airflow_kafka_spark.operators import KafkaToSinkOperator, SourceToKafkaOperator
-from airflow_kafka_spark.sinks import KafkaSink, PostgresSink
+from airflow_kafka_spark.sinks import DeltaSink, IcebergSink, KafkaSink, PostgresSink
+from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources import PostgresCdcSource
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from tests.support.oracle import committed_records, same_multiset
@@ -21,6 +24,7 @@ from tests.support.pipelines import SPARK, create_ledger
 from tests.support.runs import Attempts
 
 COLUMNS = "note text, amount numeric(12,2), at timestamptz, local timestamp, day date, flag boolean, ratio float8, raw bytea"
+COLUMN_NAMES = "id, note, amount, at, local, day, flag, ratio, raw"
 SCHEMA = (
     "id bigint, note string, amount decimal(12,2), at timestamp, local timestamp_ntz, day date, flag boolean, ratio double, "
     "raw binary"
@@ -33,15 +37,18 @@ def capture(source: dict[str, Any], **options: Any) -> SourceToKafkaOperator:
     return SourceToKafkaOperator(task_id="task", source=PostgresCdcSource("shop", **source), sink=sink, **options)
 
 
-def apply_changes(topic: str, table: str, **options: Any) -> KafkaToSinkOperator:
+UPSERT: dict[str, Any] = {"mode": "upsert", "key": ["id"], "delete_enabled": True}
+
+
+def apply_changes(topic: str, sink: Sink, **options: Any) -> KafkaToSinkOperator:
     """The operator that applies them."""
     return KafkaToSinkOperator(
         task_id="apply",
-        group_id=f"{table}-apply",
+        group_id=f"{options['pipeline']}-apply",
         topics=[topic],
         value=Debezium(Json(schema=SCHEMA), timestamps="micros", decimals="unscaled"),
         key=Json(schema="id bigint"),
-        sink=PostgresSink("shop", table, mode="upsert", key=["id"], delete_enabled=True),
+        sink=sink,
         **options,
     )
 
@@ -125,8 +132,26 @@ class Captured(Attempts):
             report = self.run(f"{name}-{number}")
             if not report["source_bytes_behind"] and "source_remaining" not in report:
                 break
-        options = {"pipeline": f"{self.name}-apply", "ledger_topic": f"ledger-{self.name}"}
-        apply_changes(self.topic("kept"), self.table("kept_copy"), **options).execute(_context(name))
+        self._apply(name, "apply", PostgresSink("shop", self.table("kept_copy"), **UPSERT))
+
+    def _apply(self, run: str, pipeline: str, sink: Sink) -> None:
+        options = {"pipeline": f"{self.name}-{pipeline}", "ledger_topic": f"ledger-{self.name}"}
+        apply_changes(self.topic("kept"), sink, **options).execute(_context(run))
+
+    def compare_lakes(self, name: str) -> None:
+        """Apply the changes to a Delta and an Iceberg table, too, and compare these with the table."""
+        warehouse = self.directory / "lake"
+        options = {"type": "sql", "uri": f"sqlite:///{warehouse}.db", "warehouse": f"file://{warehouse}"}
+        os.environ["AIRFLOW_CONN_LAKE"] = json.dumps({"conn_type": "iceberg", "extra": {"name": "lake", **options}})
+        self._apply(name, "delta", DeltaSink(f"{warehouse}/delta", **UPSERT))
+        self._apply(name, "iceberg", IcebergSink("shop.kept", "lake", **UPSERT))
+        with IcebergSink("shop.kept", "lake").open() as lake:
+            iceberg = lake.loaded("reading").scan().to_arrow()
+        columns = COLUMN_NAMES.split(", ")
+        kept = self.connection.execute(f"SELECT {COLUMN_NAMES} FROM {self.table('kept')}").fetchall()
+        for found in (DeltaTable(f"{warehouse}/delta").to_pyarrow_table(), iceberg):
+            rows = zip(*(found.column(column).to_pylist() for column in columns), strict=True)
+            same_multiset(kept, rows)
 
     def events(self, kind: str) -> list[tuple[str, Any, Any]]:
         """Return operation, key and new row of each event of a table, without tombstones; those of a key are in order."""
@@ -139,9 +164,8 @@ class Captured(Attempts):
 
     def compare(self) -> int:
         """Compare the copy with its table, and the changes of the table that was truncated with that."""
-        columns = "id, note, amount, at, local, day, flag, ratio, raw"
         kept, copy = (
-            self.connection.execute(f"SELECT {columns} FROM {self.table(kind)}").fetchall() for kind in ("kept", "kept_copy")
+            self.connection.execute(f"SELECT {COLUMN_NAMES} FROM {self.table(kind)}").fetchall() for kind in ("kept", "kept_copy")
         )
         assert len({row[0] for row in copy}) == len(copy)
         compared = same_multiset(kept, copy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.formats import Debezium, Json, JsonEnvelope
+from airflow_kafka_spark.sources.postgres_cdc.tasks.values import ValueTypes
 from tests.sources.postgres_cdc.kit import Windows, log_of
 
 
@@ -95,6 +97,23 @@ def test_values_of_every_type_are_written_as_debezium_does_and_the_schema_says_s
     assert intervals == [14 * month + 3 * 86_400_000_000 + (4 * 3600 + 5 * 60 + 6) * 1_000_000 + 700_000, -500_000]
     assert record["key"]["payload"] == {"id": 1} and record["key"]["schema"]["fields"][0]["optional"] is False
     assert payload["op"] == "c" and payload["source"]["snapshot"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("text", "digits", "cents"),
+    [
+        ("-$1,234.50", 2, -123450),
+        ("-1.234,50 €", 2, -123450),
+        ("(1 234,50)", 2, -123450),
+        ("￥1,234", 0, 123400),
+        ("0,00 €", 2, 0),
+    ],
+)
+def test_money_of_every_locale_has_its_value(text, digits, cents):
+    converted = ValueTypes(money_digits=digits).of(790, -1)
+    assert json.loads(converted.convert(text.encode())) == b64(
+        cents.to_bytes((cents + (cents < 0)).bit_length() // 8 + 1, "big", signed=True)
+    )
 
 
 @pytest.mark.parametrize("schemas", [False, True])

@@ -23,7 +23,7 @@ from airflow_kafka_spark.operators import KafkaToSinkOperator, SourceToKafkaOper
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.sinks import KafkaSink, PostgresSink
 from airflow_kafka_spark.transforms import RegexRouter
-from tests.sources.postgres_cdc.kit import Log, Windows, log_of
+from tests.sources.postgres_cdc.kit import Windows, log_of
 from tests.sources.postgres_cdc.test_events import CASES, b64
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.pipelines import SPARK, create_ledger
@@ -43,12 +43,16 @@ def sink(format: Format) -> KafkaSink:
 
 
 class Written:
-    """The windows of a log, and their events in JSON and in another format."""
+    """The windows of a log, and their events in JSON and in another format.
 
-    def __init__(self, log: Log, format: Format, prefix: str, **options: Any) -> None:
+    :param begin: True: the first window is read at once.
+    """
+
+    def __init__(self, log: Any, format: Format, prefix: str, *, begin: bool = True, **options: Any) -> None:
         self.source = log.source(schemas_enable=True, topic_prefix=prefix, **options)
         self.windows, self.sink = Windows(self.source), sink(format)
-        self.windows.next()
+        if begin:
+            self.windows.next()
 
     def next(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Return the events of the next window, as the source wrote them and as records."""
@@ -61,6 +65,7 @@ class Written:
         found = [
             pair for batch in reader.read(0) for pair in zip(batch.to_pylist(), encoder.encode(batch).to_pylist(), strict=True)
         ]
+        self.windows.tokens[0] = reader.token(0)
         self.windows.close(window)
         return found
 

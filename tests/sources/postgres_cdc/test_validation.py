@@ -8,6 +8,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_kafka_spark.sources import PostgresCdcSource
+from tests.sources.postgres_cdc.kit import log_of
 
 
 def found(source: PostgresCdcSource) -> dict[str, str]:
@@ -62,6 +63,15 @@ def test_a_publication_without_updates_is_refused_unless_they_are_skipped(orders
     orders.place.execute(f"ALTER PUBLICATION {orders.name} SET (publish = 'insert, delete')")
     assert "does not publish update" in found(orders.source())["source.publication"]
     assert found(orders.source(skipped_operations=("u", "t"))) == {}
+
+
+def test_a_key_with_a_generated_column_is_refused_because_the_log_does_not_hold_it(place):
+    place.execute("CREATE TABLE t (a int, b int, g int GENERATED ALWAYS AS (a * 2) STORED, PRIMARY KEY (b, g))")
+    with log_of(place, "t") as log:
+        [problem] = log.source().validate()
+        assert problem.where == "source.tables" and "column `g` of the key" in problem.what
+        place.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+        assert log.source(message_key_columns={log.tables[0]: ["a", "b"]}).validate() == []
 
 
 def test_a_slot_of_another_plugin_or_database_is_refused(orders):

@@ -220,6 +220,16 @@ def test_an_unchanged_toast_value_is_debeziums_placeholder_or_with_full_identity
     assert third["before"] == {"id": 1, "note": "b", "large": "L" * 9000}
 
 
+def test_a_key_that_is_stored_out_of_line_keeps_its_value(place):
+    place.execute("CREATE TABLE t (id text PRIMARY KEY, n int); ALTER TABLE t ALTER COLUMN id SET STORAGE EXTERNAL")
+    with log_of(place, "t") as log:
+        windows = started(log)
+        place.execute("INSERT INTO t VALUES (repeat('k', 2500), 1); UPDATE t SET n = 2; DELETE FROM t")
+        found = windows.next()
+    assert {record["key"]["id"] for record in found} == {"k" * 2500}
+    assert [record["value"]["after"] for record in found[:2]] == [{"id": "k" * 2500, "n": n} for n in (1, 2)]
+
+
 def test_with_full_identity_the_key_is_the_primary_key_or_the_columns_that_are_named(place):
     place.execute("CREATE TABLE a (id int PRIMARY KEY, note text); CREATE TABLE b (x int, y int)")
     place.execute("ALTER TABLE a REPLICA IDENTITY FULL; ALTER TABLE b REPLICA IDENTITY FULL")

@@ -158,7 +158,8 @@ class Records:
         """
         import pyarrow as pa
 
-        live = pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()
+        paths = pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()
+        live = [urllib.parse.unquote(path) for path in paths]
         for marker in markers:
             directory = data_directory(marker)
             try:
@@ -238,7 +239,7 @@ class LoadedDelta(LoadedTable[WindowRecord, DataFile]):
     def files_with(self, upsert: Upsert) -> Sequence[TableFile]:
         from airflow_kafka_spark.sinks.delta.tasks.data_files import table_files
 
-        return table_files(self.table, upsert)[0]
+        return table_files(self.records.store, self.table, upsert)[0]
 
     def flush(self) -> None:
         """Do nothing: :meth:`find` has made the commit durable before it has copied its record."""

@@ -109,7 +109,8 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     def merge(self, table: LoadedDelta, upsert: Upsert) -> Merged:
         from airflow_kafka_spark.sinks.delta.tasks.data_files import table_files
 
-        return upsert.merge(*(table_files(table.table, upsert) if upsert.events.num_rows else ((), None)))
+        store = self.records.store
+        return upsert.merge(*(table_files(store, table.table, upsert) if upsert.events.num_rows else ((), None)))
 
     def prepare(self, table: LoadedDelta, change: TableChange[Mapping[str, Any], DataFile]) -> tuple[WindowRecord, TryCommit]:
         """Write the record of the window beside the attempt. The commit's transaction version names the attempt."""

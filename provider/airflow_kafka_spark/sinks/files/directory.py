@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
 from airflow_kafka_spark.sinks.storage.attempts import SWEPT_AT_ONCE, AttemptLock
-from airflow_kafka_spark.sinks.storage.store import flush, pipeline_slug
+from airflow_kafka_spark.sinks.storage.store import escape, flush, pipeline_slug
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.interval import parse_ledger_name
@@ -47,28 +47,13 @@ log = logging.getLogger(__name__)
 RECORD = "_window"
 """The record's file name: hidden by its underscore from Spark and Arrow, and without an extension from ``**/*.json``."""
 
-NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-
 TASKS = "tasks"
 PUBLISH = "publish"
-
-# The characters that Spark escapes (ExternalCatalogUtils.escapePathName), and NUL, which no file system allows.
-_ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
 
 
 def window_directory(column: str, window: Window) -> str:
     """Return the name of a window's directory."""
     return f"{escape(column)}={pipeline_slug(window.pipeline)}-{window.id}"
-
-
-def escape(text: str) -> str:
-    """Return a partition column's name or value as Spark writes it into a path."""
-    return _ESCAPED.sub(lambda found: f"%{ord(found.group()):02X}", text)
-
-
-def partition_directory(column: str, value: str | None) -> str:
-    """Return ``column=value``. Null and, as in Spark, the empty string become ``__HIVE_DEFAULT_PARTITION__``."""
-    return f"{escape(column)}={escape(value) if value else NULL_PARTITION}"
 
 
 # --- durable steps --------------------------------------------------------------------------------------------------

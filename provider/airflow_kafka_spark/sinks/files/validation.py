@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files.directory import column_types, escape
+from airflow_kafka_spark.sinks.files.directory import column_types
 from airflow_kafka_spark.sinks.files.manifest import DATA, open_manifests, records_of
+from airflow_kafka_spark.sinks.storage.store import escape
 
 if TYPE_CHECKING:
     import pyarrow as pa

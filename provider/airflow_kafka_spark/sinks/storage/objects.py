@@ -94,6 +94,13 @@ class ObjectTableStore(TableStore):
             return bytes(obstore.get(self._objects, self._key(path)).bytes()).decode()
         return None
 
+    def open_input(self, path: str) -> pa.NativeFile:
+        import obstore
+        import pyarrow as pa
+
+        with _os_errors():
+            return pa.PythonFile(_Input(obstore.open_reader(self._objects, self._key(path))), mode="r")
+
     def make(self, path: str) -> None:
         """Do nothing: an object store has no directories."""
 
@@ -181,6 +188,26 @@ class ObjectTableStore(TableStore):
         with _os_errors():
             opened = obstore.open_writer(self._objects, self._key(path), buffer_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
         return pa.PythonFile(_Upload(opened), mode="w")
+
+
+class _Input:
+    """An object as Arrow reads a file of Python.
+
+    :param reader: of the store's client.
+    """
+
+    closed = False
+
+    def __init__(self, reader: obstore.ReadableFile) -> None:
+        self.reader = reader
+        self.seek, self.tell = reader.seek, reader.tell
+
+    def read(self, size: int | None = None) -> bytes:
+        with _os_errors():
+            return bytes(self.reader.read(size))
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class _Upload:

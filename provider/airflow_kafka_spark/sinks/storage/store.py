@@ -62,6 +62,22 @@ def without_tildes(name: str) -> str:
     return name.replace("~", "__")
 
 
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+# The characters that Spark escapes (ExternalCatalogUtils.escapePathName), and NUL, which no file system allows.
+_ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
+
+
+def escape(text: str) -> str:
+    """Return a partition column's name or value as Spark writes it into a path."""
+    return _ESCAPED.sub(lambda found: f"%{ord(found.group()):02X}", text)
+
+
+def partition_directory(column: str, value: str | None) -> str:
+    """Return ``column=value``. Null and, as in Spark, the empty string become ``__HIVE_DEFAULT_PARTITION__``."""
+    return f"{escape(column)}={escape(value) if value else NULL_PARTITION}"
+
+
 def flush(path: str | Path) -> None:
     """Flush a closed file, or the names in a directory, to disk."""
     fd = os.open(path, os.O_RDONLY)
@@ -266,6 +282,13 @@ class TableStore:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def open_input(self, path: str) -> pa.NativeFile:
+        """Open a file for reading.
+
+        :raises OSError: the store did not answer, or there is no such file.
+        """
+        return self.filesystem.open_input_file(self.full(path))
+
     def make(self, path: str) -> None:
         """Create a directory on a file system. S3 has no directories.
 
@@ -273,6 +296,15 @@ class TableStore:
         """
         if self.place.is_local:
             os.makedirs(self.full(path), exist_ok=True)
+
+    def make_within(self, path: str) -> None:
+        """Create a directory within one that exists, on a file system. S3 has no directories.
+
+        :raises OSError: it cannot be created, or the directory around it is gone.
+        """
+        if self.place.is_local:
+            with suppress(FileExistsError):
+                os.mkdir(self.full(path))
 
     def names(self, path: str) -> list[str]:
         """Return the names of the entries of a directory; an empty list if it does not exist.

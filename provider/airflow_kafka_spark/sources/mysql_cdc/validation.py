@@ -154,7 +154,8 @@ class BinlogValidation:
         keys = {full_name(name, database): columns for name, columns in self.options.message_key_columns.items()}
         wanted = [full_name(name, database) for name in self.options.tables or ()]
         if self.options.tables is None:
-            query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
+            types = "'BASE TABLE', 'SYSTEM VERSIONED'"
+            query = f"SELECT table_name FROM information_schema.tables WHERE table_type IN ({types}) AND table_schema = "
             wanted = [(database, str(row[0])) for row in fetch_rows(connection, query + sql_text(database))]
             if not wanted:
                 found = f"there are no tables in database `{database}` that the user may see"

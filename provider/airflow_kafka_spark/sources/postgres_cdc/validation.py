@@ -24,7 +24,8 @@ _TABLES = (
     "AND NOT a.attisdropped), "
     "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid "
     "AND a.attnum = ANY (i.indkey) WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident "
-    "ELSE i.indisprimary END) "
+    "ELSE i.indisprimary END), "
+    "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '') "
     "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
     "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND (n.nspname, c.relname) IN "
     "(SELECT * FROM unnest(%s::text[], %s::text[]))"
@@ -162,7 +163,7 @@ class CdcServerValidation:
             if full not in there:
                 yield Problem(f"source.{option}", f"there is no table {shown}", "Create it, or correct its name")
                 continue
-            kind, identity, columns, identifying = there[full]
+            kind, identity, columns, identifying, generated = there[full]
             if full in wanted and full not in covered:
                 yield self._uncovered(shown, kind)
                 continue
@@ -170,6 +171,11 @@ class CdcServerValidation:
                 yield Problem("source.message_key_columns", f"{shown} is not among `tables`", "Leave it out")
                 continue
             yield from _key_problems(shown, identity, columns or [], identifying or [], keys.get(full))
+            for name in sorted({*(keys.get(full) or identifying or ())} & {*(generated or ())}):
+                found = f"column `{name}` of the key of {shown} is generated, and the log does not hold it"
+                yield Problem(
+                    f"source.{option}", found, "Name other columns in `message_key_columns`, with the replica identity FULL"
+                )
 
     def _rights(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         """Yield the tables that a snapshot may not read."""

@@ -17,6 +17,7 @@ import pyarrow.parquet
 
 from airflow_kafka_spark.sinks.delta.log import DataFile
 from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
+from airflow_kafka_spark.sinks.storage.store import LONGEST_NAME, TableStore, partition_directory
 from airflow_kafka_spark.sinks.storage.tasks.write import (
     PartitionKey,
     StoreFile,
@@ -73,6 +74,17 @@ class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
         statistics = file_statistics(footer_of(file), self.schema, self.target.statistics, file.nan)
         partition = dict(zip(self.target.partition_by, key, strict=True))
         return {"partition": partition, "stats": json.dumps(statistics, ensure_ascii=False)}
+
+    def directories(self, key: PartitionKey) -> Sequence[str]:
+        """Return a directory for each partition value, as Spark has them, because polars reads values from their names. All
+        other readers take them from the log, so that a file has none if a value would be too long for a name, or if a column
+        would have another name there.
+        """
+        columns = self.target.partition_by
+        # deltalake escapes `~` in one place and not in another.
+        found = [partition_directory(name, value).replace("~", "%7E") for name, value in zip(columns, key, strict=True)]
+        pairs = zip(columns, found, strict=True)
+        return found if all(d.startswith(f"{name}=") and len(d.encode()) <= LONGEST_NAME for name, d in pairs) else ()
 
     def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[str | None], np.ndarray]:
         """Return the values of a partition column as Delta's log has them. Delta takes an empty text for a null."""
@@ -242,24 +254,33 @@ class DeltaFile(TableFile):
         yield from self.fragment.to_batches(schema=self.schema, columns=wanted, batch_readahead=4)
 
 
-def table_files(table: DeltaTable, upsert: Upsert) -> tuple[list[DeltaFile], pa.Schema]:
-    """Return the files of a table that may hold a key of an upsert, by their partition values and statistics, and its columns."""
-    found = table.to_pyarrow_dataset()
-    named = _data_files(table, upsert)
-    return [DeltaFile(f, found.schema, named[f.path]) for f in found.get_fragments() if f.path in named], found.schema
+def table_files(store: TableStore, table: DeltaTable, upsert: Upsert) -> tuple[list[DeltaFile], pa.Schema]:
+    """Return the files of a table that may hold a key of an upsert, by their partition values and statistics, and its columns.
 
+    Not by deltalake's `to_pyarrow_dataset`, which cannot read negative decimals as partition values.
 
-def _data_files(table: DeltaTable, upsert: Upsert) -> dict[str, DataFile]:
-    """Return files of a table by their paths, without the escapes that Delta's log has in them."""
+    :param store: the table's files.
+    """
+    from pyarrow.dataset import ParquetFileFormat
+
+    schema = pa.schema(table.schema().to_arrow())
+    parquet = ParquetFileFormat()
     actions = pa.table(table.get_add_actions(flatten=True))
-    columns = table.metadata().partition_columns
-    values = {name: partition_values(actions.column(f"partition.{name}").combine_chunks()) for name in columns}
+    columns = {name: actions.column(f"partition.{name}").combine_chunks() for name in table.metadata().partition_columns}
+    texts = {name: partition_values(column) for name, column in columns.items()}
     paths, sizes, rows = (actions.column(name).to_pylist() for name in ("path", "size_bytes", "num_records"))
-    files: dict[str, DataFile] = {}
-    for at in np.flatnonzero(_within(actions, upsert)):
+    files = []
+    for at in map(int, np.flatnonzero(_within(actions, upsert))):
+        # Without the escapes that Delta's log has in paths.
         path = urllib.parse.unquote(paths[at])
-        files[path] = DataFile(path, sizes[at], rows[at] or 0, {name: values[name][at] for name in columns})
-    return files
+        within = pc.scalar(True)
+        for name, column in columns.items():
+            of_file = pc.field(name)
+            within &= of_file == column[at].cast(schema.field(name).type) if column[at].is_valid else of_file.is_null()
+        fragment = parquet.make_fragment(store.full(path), store.filesystem, within)
+        file = DataFile(path, sizes[at], rows[at] or 0, {name: of_table[at] for name, of_table in texts.items()})
+        files.append(DeltaFile(fragment, schema, file))
+    return files, schema
 
 
 def _within(actions: pa.Table, upsert: Upsert) -> np.ndarray:

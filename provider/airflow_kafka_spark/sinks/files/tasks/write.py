@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Rows
-from airflow_kafka_spark.sinks.files.directory import TASKS, make_below, partition_directory
+from airflow_kafka_spark.sinks.files.directory import TASKS, make_below
 from airflow_kafka_spark.sinks.storage.objects import UploadStore
-from airflow_kafka_spark.sinks.storage.store import LONGEST_NAME, file_stem, flush
+from airflow_kafka_spark.sinks.storage.store import LONGEST_NAME, file_stem, flush, partition_directory
 from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 from airflow_kafka_spark.sinks.storage.tasks.write import (
     BufferedFile,

@@ -9,21 +9,27 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Reference
 from pyiceberg.expressions.literals import literal
 from pyiceberg.io.pyarrow import (
-    ArrowScan,
+    ArrowAccessor,
+    ArrowProjectionVisitor,
     MetricModeTypes,
+    _combine_positional_deletes,
+    _get_column_projection_values,
     _read_all_delete_files,
     compute_statistics_plan,
     parquet_path_to_id_mapping,
+    pyarrow_to_schema,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, prune_columns, visit_with_partner
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.sorting import NullOrder, SortDirection
 from pyiceberg.typedef import Record
-from pyiceberg.types import DecimalType
+from pyiceberg.types import DecimalType, ListType, MapType
 
 from airflow_kafka_spark.sinks.iceberg.tasks.data_files import BOUNDS, COUNTS, ColumnMetrics, TransformedColumn
 from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
@@ -133,15 +139,57 @@ class IcebergFile(TableFile):
         schema, io = self.table.schema(), self.table.io
         if columns is not None:
             schema = schema.select(*(self.names[name] for name in columns))
-        scan = ArrowScan(self.table.metadata, io, schema, AlwaysTrue())
         # Not `to_record_batches`, which reads a file as a whole.
-        deletes = _read_all_delete_files(io, [self.task])
-        for batch in scan._record_batches_from_scan_tasks_and_deletes([self.task], deletes):
+        deletes = _read_all_delete_files(io, [self.task]).get(self.file.file_path)
+        for batch in self._projected(schema, deletes):
             if columns is None:
                 yield batch
             else:
                 found = [batch.column(self.names[name]) for name in columns]
                 yield pa.RecordBatch.from_arrays(found, names=list(columns))
+
+    def _projected(self, schema: Schema, deletes: list[pa.ChunkedArray] | None) -> Iterator[pa.RecordBatch]:
+        """Yield columns of the table from the file, as pyiceberg's scans do.
+
+        :param deletes: the positions of rows that are deleted.
+        """
+        metadata = self.table.metadata
+        reading = {"pre_buffer": True, "buffer_size": 8 << 20}
+        with self.table.io.new_input(self.file.file_path).open() as source:
+            fragment = pyarrow.dataset.ParquetFileFormat(**reading).make_fragment(source)
+            names, version = metadata.name_mapping(), metadata.format_version
+            of_file = pyarrow_to_schema(fragment.physical_schema, names, True, format_version=version)
+            spec = metadata.specs().get(self.file.spec_id)
+            missing = _get_column_projection_values(self.file, schema, metadata.schema(), spec, of_file.field_ids)
+            leaves = {i for i in schema.field_ids if not isinstance(schema.find_type(i), (ListType, MapType))}
+            read = prune_columns(of_file, leaves, select_full_types=False)
+            projection = _Projection(read, True, projected_missing_fields=missing, allow_timestamp_tz_mismatch=True)
+            at = 0
+            for batch in fragment.scanner(fragment.physical_schema, columns=[c.name for c in read.columns]).to_batches():
+                first, at = at, at + batch.num_rows
+                if deletes:
+                    batch = batch.take(_combine_positional_deletes(deletes, first, at))
+                if batch.num_rows:
+                    yield pa.RecordBatch.from_struct_array(visit_with_partner(schema, batch, projection, ArrowAccessor(read)))
+
+
+class _Projection(ArrowProjectionVisitor):
+    """Keeps the nulls of lists and maps of structures, which pyiceberg 0.12 reads as empty ones."""
+
+    def list(self, list_type: ListType, list_array: pa.Array | None, value_array: pa.Array | None) -> pa.Array | None:
+        return _with_nulls(super().list(list_type, list_array, value_array), list_array)
+
+    def map(
+        self, map_type: MapType, map_array: pa.Array | None, key_result: pa.Array | None, value_result: pa.Array | None
+    ) -> pa.Array | None:
+        return _with_nulls(super().map(map_type, map_array, key_result, value_result), map_array)
+
+
+def _with_nulls(found: pa.Array | None, like: pa.Array | None) -> pa.Array | None:
+    """Return values, null where ``like`` is."""
+    if found is None or like is None or found.null_count == like.null_count:
+        return found
+    return pc.if_else(like.is_valid(), found, pa.scalar(None, found.type))
 
 
 def table_files(table: Table, snapshot_id: int | None, upsert: Upsert, names: Mapping[str, str]) -> list[IcebergFile]:

@@ -262,7 +262,7 @@ class Upsert:
 
     def _open(self, path: str) -> pa.NativeFile:
         assert self.store is not None
-        return self.store.filesystem.open_input_file(self.store.full(path))
+        return self.store.open_input(path)
 
     # --- matches ----------------------------------------------------------------------------------------------------
 

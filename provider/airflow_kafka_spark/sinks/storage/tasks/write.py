@@ -386,13 +386,24 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
         try:
             self.finish_all()
             if self.target.store.place.is_local:
-                flush(self.target.store.full(self.target.attempt))
+                for directory in sorted(self._directories()):
+                    flush(self.target.store.full(directory))
         except OSError as error:
             raise self.failed(error) from error
         # A process that removes the attempt may have listed its files before this one was created.
         self._refuse_ended()
         self.token = ""
         return {"rows": self.rows, "files": self.finished}
+
+    def _directories(self) -> set[str]:
+        """Return the attempt's directory, and those within it that have files of this writer."""
+        found = {self.target.attempt}
+        for file in self.finished:
+            directory = file["path"].rpartition("/")[0]
+            while directory not in found:
+                found.add(directory)
+                directory = directory.rpartition("/")[0]
+        return found
 
     def abort(self) -> None:
         if self.token:
@@ -408,10 +419,17 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
     # --- files --------------------------------------------------------------------------------------------------------
 
     def open_file(self, key: PartitionKey, part: int) -> LakeFileT:
-        # Partition values are in the metadata only. In a path they would have to be escaped twice.
+        directory = self.target.attempt
+        for name in self.directories(key):
+            directory = f"{directory}/{name}"
+            self.target.store.make_within(directory)
         number = len(self.finished) + len(self.files)
-        path = f"{self.target.attempt}/{without_tildes(file_stem(self.split.range, number))}-{self.token}.parquet"
-        return self.new_file(path)
+        return self.new_file(f"{directory}/{without_tildes(file_stem(self.split.range, number))}-{self.token}.parquet")
+
+    def directories(self, key: PartitionKey) -> Sequence[str]:
+        """Return the names of the directories, one in the other, that the file of some partition values gets within the
+        attempt's."""
+        return ()
 
     @abstractmethod
     def new_file(self, path: str) -> LakeFileT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -197,6 +198,26 @@ class LogTable:
     name: str
     columns: list[LogColumn] = field(default_factory=list)
     key: tuple[int, ...] = ()
+
+    @property
+    def visible(self) -> int:
+        """The number of columns that users see. Behind them MariaDB has one for each unique key of long texts or bytes."""
+        count = len(self.columns)
+        while count and _HIDDEN.fullmatch(self.columns[count - 1].name):
+            count -= 1
+        return count
+
+    @property
+    def is_sequence(self) -> bool:
+        """True if it is the table in which MariaDB keeps a sequence, whose changes the log holds as those of a row."""
+        return not self.key and tuple(column.name for column in self.columns) == _OF_SEQUENCE
+
+
+_HIDDEN = re.compile(r"DB_ROW_HASH_\d+")
+_OF_SEQUENCE = (
+    "next_not_cached_value", "minimum_value", "maximum_value", "start_value", "increment", "cache_size", "cycle_option",
+    "cycle_count",
+)  # fmt: skip
 
 
 class _Bytes:

@@ -128,7 +128,9 @@ class LogTableWriter(TableWriter):
                 raise SourceRejected(".".join(name), shown, action) from None
             self._columns.append(found)
             columns.append(EventColumn(column.name, found.schema, column.is_nullable))
-        super().__init__(name, columns, table.key, form, _schema(form.is_mariadb) if form.schemas else {})
+        self.width, self._visible = len(columns), table.visible
+        schema = _schema(form.is_mariadb) if form.schemas else {}
+        super().__init__(name, columns[: self._visible], table.key, form, schema)
         self.refuse_missing_keys()
         if not self.has_key:
             action = "Name the columns of a key in `message_key_columns`, or leave the table out"
@@ -181,6 +183,7 @@ class LogTableWriter(TableWriter):
         if self._chunk_key:
             starts.append(at)
             values.key = tuple(text(data[starts[index] : starts[index + 1]]) for index, text in self._chunk_key)
+        del values[self._visible :]
         return values, at
 
     def query_row(self, values: Iterable[bytes | None]) -> LogRow:
@@ -333,14 +336,16 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         if self._form.takes((name[0], name[1])):
             try:
                 snapshot = self._filter.table((name[0], name[1])) if self._filter is not None else None
-                self._tables[number] = LogTableWriter(binlog.table_map(body, self._form.is_mariadb), self._form, snapshot)
+                table = binlog.table_map(body, self._form.is_mariadb)
+                if not table.is_sequence:
+                    self._tables[number] = LogTableWriter(table, self._form, snapshot)
             except LogUnreadable as error:
                 raise self._server.unreadable(located.start, error) from None
 
     def _rows(self, located: Located, table: LogTableWriter) -> list[RowChange]:
         event = located.event
         try:
-            data, at = binlog.row_images(event, len(table.columns))
+            data, at = binlog.row_images(event, table.width)
         except LogUnreadable as error:
             raise self._server.unreadable(located.start, error) from None
         found = []

@@ -66,8 +66,9 @@ class _RelationWriter(TableWriter):
         converted = [types.of(column.type_oid, column.modifier) for column in relation.columns]
         self._converts: list[Convert] = [value.convert for value in converted]
         self._unavailable = [_unavailable(value.schema, options.placeholder) for value in converted]
+        self.identity = frozenset(index for index, column in enumerate(relation.columns) if column.is_key)
         # With the replica identity FULL every column is flagged; the primary key is among `keys`.
-        flagged = [index for index, column in enumerate(relation.columns) if column.is_key and relation.identity != "f"]
+        flagged = sorted(self.identity) if relation.identity != "f" else []
         columns = [EventColumn(c.name, value.schema) for c, value in zip(relation.columns, converted, strict=True)]
         super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA)
         if self.is_taken:
@@ -93,9 +94,6 @@ class _RelationWriter(TableWriter):
             return super().row(values)  # raises an error that names the column
         return f"{{{','.join(pieces)}}}"
 
-    def same_key(self, old: Row, new: Row) -> bool:
-        return all(new[at] is UNCHANGED or old[at] == new[at] for at in self._key)
-
 
 def _unavailable(schema: Mapping[str, Any], placeholder: str) -> str:
     """Return the placeholder of a value that the server has not sent, in the type of its column."""
@@ -115,6 +113,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
     :param end: the LSN behind the window: that record begins before it.
     :param user_types: types that are not built in, by OID.
     :param filter: leaves out what the chunks of a snapshot include; None: nothing is left out.
+    :param money_digits: digits behind the point of `money`.
     """
 
     def __init__(
@@ -124,12 +123,13 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         end: int,
         user_types: Mapping[int, UserType],
         filter: SnapshotFilter | None = None,
+        money_digits: int = 2,
     ) -> None:
         super().__init__(options, "postgresql")
         self._options = options
         self._start, self._end = start, end
         self._filter = filter
-        self._types = ValueTypes(options.decimals, options.times, user_types)
+        self._types = ValueTypes(options.decimals, options.times, user_types, money_digits)
         self._tables: dict[int, _RelationWriter] = {}
         self._begin: BeginMessage | None = None
         self._of_database = json_text(options.database)
@@ -194,9 +194,9 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         table, old, new = self._tables[change.relation], change.old, change.new
         if not table.is_taken:
             return
-        if old is not None and new is not None and change.is_full:
-            # A value of the new row that was not sent is that of the old one.
-            new = [kept if value is UNCHANGED else value for kept, value in zip(old, new, strict=True)]
+        if old is not None and new is not None:
+            # A value of the new row that was not sent is that of the old one, which holds the columns of the identity.
+            new = [old[at] if value is UNCHANGED and at in table.identity else value for at, value in enumerate(new)]
         yield from self.change(table, lsn, old, new, is_insert=change.op == "I")
 
     def is_included(self, table: _RelationWriter, values: Row, old: Row | None = None) -> bool:

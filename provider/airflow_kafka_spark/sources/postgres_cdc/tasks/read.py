@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,7 @@ class CdcReader(EventReader):
             self.server.refuse_other(connection, start, dict(bounds["log"]))
             self.server.release(connection)
             chunks = self._filter(connection, bounds)
-            writer = EventWriter(self.options, start, end, user_types(connection), chunks)
+            writer = EventWriter(self.options, start, end, user_types(connection), chunks, money_digits(connection))
             for messages in self._messages(connection, bounds["end"]):
                 if chunks is not None:
                     chunks.look_ahead(message for _, message in messages)
@@ -105,7 +106,7 @@ class CdcReader(EventReader):
     def _rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[Event]:
         with self.server.session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
             self.server.refuse_other(connection, parse_lsn(chunk["start"]), dict(chunk["log"]))
-            writer = EventWriter(self.options, 0, 0, user_types(connection))
+            writer = EventWriter(self.options, 0, 0, user_types(connection), money_digits=money_digits(connection))
             if self.max_replica_lag is not None:
                 connection.execute(wait_for_replicas(self.max_replica_lag).encode())
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -125,6 +126,11 @@ def user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
         "FROM pg_catalog.pg_type t WHERE oid >= 16384 AND (typtype IN ('d', 'e') OR typcategory = 'A')",
     )
     return {oid: UserType(kind, base, modifier, element, tuple(labels)) for oid, kind, base, modifier, element, labels in found}
+
+
+def money_digits(connection: psycopg.Connection[Any]) -> int:
+    """Return the digits behind the point that `money` has in the locale of the database."""
+    return len(re.sub(r"\D", "", fetch_rows(connection, "SELECT 1::int4::money::text")[0][0])) - 1
 
 
 def publication_names(publication: str) -> str:

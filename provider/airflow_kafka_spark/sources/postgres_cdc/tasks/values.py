@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -73,11 +74,13 @@ class ValueTypes:
     :param decimals: Debezium's ``decimal.handling.mode``.
     :param times: Debezium's ``time.precision.mode``.
     :param user_types: types that are not built in, by OID.
+    :param money_digits: digits behind the point of `money`, which the server writes as its locale does.
     """
 
     decimals: DecimalHandling = "precise"
     times: TimePrecision = "adaptive"
     user_types: Mapping[int, UserType] = field(default_factory=dict)
+    money_digits: int = 2
 
     def of(self, oid: int, modifier: int) -> Converted:
         """Return the converter of a type. Types without one of their own are written as PostgreSQL's text."""
@@ -102,7 +105,7 @@ class ValueTypes:
         return _STRING
 
     def _decimal(self, oid: int, modifier: int) -> Converted:
-        parse = _money if oid == 790 else _plain
+        parse = partial(_money, digits=self.money_digits) if oid == 790 else _plain
         if self.decimals == "string":
             return Converted(lambda raw: encode_basestring(parse(raw)), {"type": "string"})
         if self.decimals == "double":
@@ -171,10 +174,11 @@ def _plain(raw: bytes) -> str:
     return raw.decode()
 
 
-def _money(raw: bytes) -> str:
+def _money(raw: bytes, digits: int) -> str:
+    """Return the number of a `money`. Locales have different points: `$1,234.50`, `1.234,50 €`."""
     text = raw.decode()
-    digits = re.sub(r"[^0-9.]", "", text)
-    return f"-{digits}" if "-" in text or text.startswith("(") else digits
+    number = Decimal(int(re.sub(r"\D", "", text))).scaleb(-digits)
+    return f"-{number:f}" if "-" in text or text.startswith("(") else f"{number:f}"
 
 
 def _exact(text: str) -> Decimal:
