@@ -169,7 +169,7 @@ class KafkaUnavailable(KafkaSparkError):
     def __init__(self, conn_id: str, doing: str, detail: str) -> None:
         self.conn_id, self.doing, self.detail = conn_id, doing, detail
         super().__init__(
-            f"Kafka (connection `{conn_id}`) did not do what was asked while {doing}: {detail}",
+            f"Kafka (connection `{conn_id}`) failed while {doing}: {detail}",
             expected="an answer from the brokers",
             action="Check the brokers, `bootstrap.servers` and the credentials; the task may simply be retried",
         )

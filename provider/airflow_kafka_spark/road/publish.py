@@ -215,17 +215,21 @@ def check_change(change: SqlProjection | TopicChain, spark: SparkHook) -> None:
     """Let Spark analyze SQL or transforms. No record is read, and no schema is registered.
 
     :raises ValidationError: an expression or a transform is wrong, or its result cannot be written.
+    :raises KafkaSparkError: a schema registry does not answer.
     """
     from pyspark.errors import AnalysisException
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from airflow_kafka_spark.road.tasks.read import Reading
+    from airflow_kafka_spark.sinks.kafka.sink import struct_problems
 
     rows = from_arrow_schema(change.read_task((), Reading()).schema)
     with spark.session() as session, sql_settings(session, SETTINGS):
         empty = session.createDataFrame([], rows)
-        columns = change.records(empty, in_tasks=True)[0].schema
-        if problems := [p for part in ("value", "key") for p in _type_problems(part, columns[part].dataType)]:
+        records, formats = change.records(empty, in_tasks=True)
+        columns = records.schema
+        problems = [p for part in ("value", "key") for p in _type_problems(part, columns[part].dataType)]
+        if problems := problems or struct_problems(records, formats.get("value"), formats.get("key")):
             raise ValidationError(problems)
         try:
             _ = change.records(empty, in_tasks=False)[0].schema

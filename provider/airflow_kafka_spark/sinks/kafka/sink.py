@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -352,14 +352,35 @@ def struct_encoders(records: DataFrame, value: Format | None, key: Format | None
     :raises KafkaSparkError: the columns cannot be encoded.
     :raises EncodedBySpark: only Spark can encode a column.
     """
-    made: dict[str, StructEncoder] = {}
+    return {
+        part: format.struct_encoder(columns) if format.encodes_in_tasks else _column_encoder(format, columns)
+        for part, format, columns in _structs(records, value, key)
+    }
+
+
+def struct_problems(records: DataFrame, value: Format | None, key: Format | None) -> list[Problem]:
+    """Return why keys and values that are still structs cannot be encoded. Asks a registry, and changes nothing there.
+
+    The parameters are those of :func:`struct_encoders`.
+
+    :raises KafkaSparkError: the registry does not answer, or a schema is missing.
+    """
+    return [
+        problem
+        for _, format, columns in _structs(records, value, key)
+        if format.encodes_in_tasks
+        for problem in format.column_problems(columns)
+    ]
+
+
+def _structs(
+    records: DataFrame, value: Format | None, key: Format | None
+) -> Iterator[tuple[str, Format, tuple[TypedColumn, ...]]]:
+    """Yield the parts of records that are structs, with their formats and columns."""
     for part, format in (("value", value), ("key", key)):
         rows = records.schema[part].dataType
-        if format is None or rows.typeName() != "struct":
-            continue
-        columns = columns_of(cast(Any, rows))
-        made[part] = format.struct_encoder(columns) if format.encodes_in_tasks else _column_encoder(format, columns)
-    return made
+        if format is not None and rows.typeName() == "struct":
+            yield part, format, columns_of(cast(Any, rows))
 
 
 def _column_encoder(format: Format, columns: Sequence[TypedColumn]) -> StructEncoder:
