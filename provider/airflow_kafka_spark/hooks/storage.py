@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
+from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.connections import GENERIC, look_up
 
 if TYPE_CHECKING:
@@ -259,6 +261,20 @@ class AzureAccess:
 
 
 _NOBODY = {"client_email": "", "private_key": "", "private_key_id": ""}
+
+
+def provider_problem(
+    option: str, scheme: str, conn_id: str | None, package: str = "apache-airflow-providers-amazon"
+) -> Problem | None:
+    """Return a problem if a connection leads to S3, and Airflow's Amazon provider, which understands it, is not installed.
+
+    :param option: the argument that has the problem, as users know it.
+    :param scheme: the scheme of the path.
+    :param package: the package to install.
+    """
+    if scheme != "s3" or not conn_id or importlib.util.find_spec("airflow.providers.amazon") is not None:
+        return None
+    return Problem(option, "S3 with a connection needs Airflow's Amazon provider", f"Install {package} on the Airflow worker")
 
 
 def store_access(scheme: str, account: str, conn_id: str | None) -> StoreAccess:

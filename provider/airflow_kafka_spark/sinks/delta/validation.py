@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
+from airflow_kafka_spark.hooks.storage import provider_problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.lake.options import ComparedColumn, column_problems, doubled_names
 
@@ -95,9 +96,8 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
         found += _rights(Path(place.path))
         if sink.conn_id:
             found.append(Problem("sink.conn_id", "a mounted directory needs no connection", "Leave it out"))
-    elif sink.conn_id and importlib.util.find_spec("airflow.providers.amazon") is None:
-        action = "Install apache-airflow-providers-amazon on the Airflow worker"
-        return None, [Problem("sink.conn_id", "S3 with a connection needs Airflow's Amazon provider", action)]
+    elif missing := provider_problem("sink.conn_id", place.scheme, sink.conn_id):
+        return None, [missing]
     if found:
         return None, found
     try:

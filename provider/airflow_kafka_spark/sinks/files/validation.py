@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
+from airflow_kafka_spark.hooks.storage import provider_problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import column_types, escape
 from airflow_kafka_spark.sinks.files.manifest import DATA, open_manifests, records_of
@@ -93,9 +94,8 @@ def _object_store(sink: FilesSinkOptions, place: TablePlace) -> Iterator[Problem
         action = "Install boto3 on the Airflow worker and on Spark's executors"
         yield Problem("sink.visibility", "the package `boto3`, which completes uploads, is not installed", action)
         return
-    if place.scheme == "s3" and sink.conn_id and importlib.util.find_spec("airflow.providers.amazon") is None:
-        action = "Install apache-airflow-providers-amazon on the Airflow worker"
-        yield Problem("sink.conn_id", "S3 with a connection needs Airflow's Amazon provider", action)
+    if missing := provider_problem("sink.conn_id", place.scheme, sink.conn_id):
+        yield missing
         return
     try:
         open_manifests(sink).store.probe()
