@@ -26,6 +26,7 @@ from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
     accounts_of,
     check_target,
+    cluster_problems,
     describe_target,
     make_publisher,
     publish_splits,
@@ -190,8 +191,9 @@ class SourceToKafkaOperator(WindowOperator):
     # --- 1. validate ---
 
     def find_problems(self, run: Run) -> list[Problem]:
-        wrong_sink, of_source = sink_problems(self.sink, self.kafka_conn_id), self._source_problems()
-        problems = [*self.pipeline_problems(run), *of_source, *wrong_sink]
+        wrong_sink, of_source = sink_problems(self.sink), self._source_problems()
+        of_cluster = [] if wrong_sink else cluster_problems(self.sink, self.kafka_conn_id)
+        problems = [*self.pipeline_problems(run), *of_source, *wrong_sink, *of_cluster]
         problems += choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
         of_schemas = [] if wrong_sink else list(self._schema_problems())
         problems += of_schemas
@@ -206,7 +208,7 @@ class SourceToKafkaOperator(WindowOperator):
         problems += [
             *of_options,
             *changes,
-            *self.sink.server_problems(self.kafka),
+            *(self.sink.server_problems(self.kafka) if not of_cluster else [Unchecked("sink.topic", "sink.conn_id")]),
             *self._error_problems(),
             *of_spark,
         ]

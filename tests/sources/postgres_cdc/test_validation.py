@@ -59,7 +59,7 @@ def test_what_is_missing_on_the_server_is_named_with_the_statement_that_helps(or
     hidden = found(orders.source(slot="Not-a-slot", publication="nowhere"))
     assert "CREATE PUBLICATION" in hidden["source.publication"] and "Not-a-slot" in hidden["source.slot"]
     hidden = found(orders.source(publication="nowhere", message_key_columns={"a.b.c": ["id"]}))
-    assert "source.message_key_columns" in hidden["source.tables"] and "source.message_key_columns" in hidden["source.publication"]
+    assert all("source.message_key_columns" in hidden[f"source.{name}"] for name in ("tables", "publication"))
     assert found(orders.source()) == {}
 
 
