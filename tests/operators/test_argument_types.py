@@ -20,6 +20,7 @@ from airflow_kafka_spark.operators import (
     KafkaToSinkOperator,
     PipelineOffsetsOperator,
     SourceToKafkaOperator,
+    VerifyOperator,
 )
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor, SourceLogSensor
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
