@@ -203,7 +203,7 @@ class KafkaSink:
 
     def server_problems(self, hook: KafkaHook) -> list[Problem]:
         """Return what the brokers refuse: a missing topic, a transaction timeout that is too long. Changes nothing."""
-        problems = []
+        problems: list[Problem] = []
         try:
             if self._has_valid_name and not hook.describe_topics([str(self.topic)], missing="omit"):
                 problems += self._missing_topic_problems(hook)
