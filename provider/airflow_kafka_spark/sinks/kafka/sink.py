@@ -202,7 +202,8 @@ class KafkaSink:
         return []
 
     def server_problems(self, hook: KafkaHook) -> list[Problem]:
-        """Return what the brokers refuse: a missing topic, a transaction timeout that is too long. Changes nothing."""
+        """Return what the brokers refuse: a topic that is missing and is not or cannot be created, a transaction timeout that is
+        too long. Changes nothing."""
         problems: list[Problem] = []
         try:
             if self._has_valid_name and not hook.describe_topics([str(self.topic)], missing="omit"):
