@@ -68,6 +68,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_kafka_spark.hooks.schema_registry",
                     "airflow_kafka_spark.hooks.spark.hook",
                     "airflow_kafka_spark.sources.jdbc.hooks",
+                    "airflow_kafka_spark.sinks.iceberg.hooks",
                 ],
             },
         ],
@@ -164,11 +165,26 @@ _MYSQL = {
     "ui-field-behaviour": {**_DATABASE, "placeholders": {"port": "3306", "extra": '{"ssl_mode": "verify_ca"}'}},
 }
 
+_ICEBERG = {
+    "connection-type": "iceberg",
+    "hook-name": "Iceberg",
+    "hook-class-name": "airflow_kafka_spark.sinks.iceberg.hooks.IcebergHook",
+    "ui-field-behaviour": {
+        "hidden-fields": ["schema", "port"],
+        "relabeling": {"host": "Catalog URI", "login": "Client ID or user", "password": "Client secret or password"},
+        "placeholders": {
+            "host": "https://catalog.example.org, or postgresql+psycopg://host:5432/lake",
+            "extra": '{"type": "rest", "warehouse": "s3://lake"}',
+        },
+    },
+}
+
 # Airflow's command line stores a connection whose type no provider declares as ``generic``.
 _UNLESS_OFFICIAL = {
     "apache-airflow-providers-apache-spark": _SPARK,
     "apache-airflow-providers-postgres": [_POSTGRES],
     "apache-airflow-providers-mysql": [_MYSQL],
+    "apache-airflow-providers-apache-iceberg": [_ICEBERG],
 }
 
 

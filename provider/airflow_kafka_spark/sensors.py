@@ -564,7 +564,7 @@ class SourceLogSensor(BaseSensorOperator):
             return PokeReturnValue(False)
         behind = self.source.bytes_behind(position)
         if behind is None:
-            raise ValidationError([Problem("source", "it is no source of a database's log", "Give a source of captured changes")])
+            raise ValidationError([_no_log(self.source)])
         self.log.info("%s bytes of the log lie behind the last window of pipeline %s", f"{behind:,}", self.pipeline)
         if self.fail_above_bytes is not None and behind > self.fail_above_bytes:
             raise LogBehind(self.pipeline, behind, self.fail_above_bytes)
@@ -572,8 +572,23 @@ class SourceLogSensor(BaseSensorOperator):
         return PokeReturnValue(self.at_most_bytes is None or behind <= self.at_most_bytes, value)
 
     def _refuse_wrong_arguments(self) -> None:
-        _, problems = with_sound_arguments(self)
+        from airflow_kafka_spark.sources.base import RowSource
+
+        sound, problems = with_sound_arguments(self)
+        if isinstance(self.source, RowSource) and type(self.source).bytes_behind is RowSource.bytes_behind:
+            problems.append(_no_log(self.source))
+        if not sound.pipeline.strip():
+            problems.append(Problem("pipeline", "it is empty", "Name the pipeline, as `<dag_id>.<task_id>`"))
+        limits = {"at_most_bytes": sound.at_most_bytes, "fail_above_bytes": sound.fail_above_bytes}
+        for where, value in limits.items():
+            if value is not None and value < 0:
+                problems.append(Problem(where, f"it is {value}; expected a number of bytes, at least 0"))
         if self.at_most_bytes is None and self.fail_above_bytes is None:
-            problems = [*problems, Problem("at_most_bytes", "nothing to wait for is given", "Give it, or `fail_above_bytes`")]
+            problems.append(Problem("at_most_bytes", "nothing to wait for is given", "Give it, or `fail_above_bytes`"))
         if problems:
             raise ValidationError(problems)
+
+
+def _no_log(source: RowSource) -> Problem:
+    found = f"it is a {type(source).__name__}, which reads no log of a database"
+    return Problem("source", found, "Give the PostgresCdcSource or MySqlCdcSource of the pipeline")

@@ -97,8 +97,8 @@ def test_a_struct_alone_is_the_schema() -> None:
 @pytest.mark.parametrize(
     ("text", "position", "found", "expected"),
     [
-        ("", 0, "the end", "the name of a column, as in `id bigint, name string`"),
-        ("   ", 3, "the end", "the name of a column"),
+        ("", 0, "The schema is empty", "the name of a column, as in `id bigint, name string`"),
+        ("   ", 3, "The schema is empty", "the name of a column"),
         ("id", 2, "the end", "a type"),
         ("id bigit", 3, "`bigit`", "perhaps `bigint`"),
         ("id foo", 3, "`foo`", "timestamp_ntz"),

@@ -21,6 +21,7 @@ from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
 from airflow_kafka_spark.hooks.spark.hook import SparkConnectHook, SparkHook
 from airflow_kafka_spark.sinks import PostgresSink
+from airflow_kafka_spark.sinks.iceberg.hooks import IcebergHook
 from airflow_kafka_spark.sources import JdbcSource
 from airflow_kafka_spark.sources.jdbc.hooks import MysqlHook, PostgresHook
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
@@ -102,6 +103,7 @@ def test_airflow_makes_our_hooks_of_connections(monkeypatch: pytest.MonkeyPatch)
     # The official providers of databases are not installed here.
     assert type(Connection(conn_id="made", conn_type="postgres").get_hook()) is PostgresHook
     assert type(Connection(conn_id="made", conn_type="mysql").get_hook()) is MysqlHook
+    assert type(Connection(conn_id="made", conn_type="iceberg").get_hook()) is IcebergHook
 
 
 def test_forms_of_connections_are_there_without_importing_a_hook(tmp_path: Path) -> None:

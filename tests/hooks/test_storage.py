@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_kafka_spark.errors import ConnectionInvalid
 from airflow_kafka_spark.hooks.storage import AzureAccess, GcsAccess, S3Access, azure_access, gcs_access, local_path, scheme_of
 
 HOST = "shop.dfs.core.windows.net"
@@ -72,6 +74,13 @@ def test_a_wasb_connection_of_another_account_is_refused(connect):
     connect(conn_type="wasb", login="other", password="k")
     with pytest.raises(ValueError, match="leads to the storage account `other`; expected `shop`"):
         azure_access(HOST, "store")
+
+
+@pytest.mark.parametrize(("access", "kind"), [(partial(azure_access, HOST), "wasb"), (gcs_access, "google_cloud_platform")])
+def test_a_connection_of_another_type_gives_no_credentials(connect, access, kind):
+    connect(conn_type="postgres", login="shop", password="k")
+    with pytest.raises(ConnectionInvalid, match=f"it is of type `postgres`. Use a connection of type `{kind}`"):
+        access("store")
 
 
 def test_a_google_connection_gives_the_key_of_its_service_account(connect, tmp_path: Path):

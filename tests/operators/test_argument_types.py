@@ -20,8 +20,9 @@ from airflow_kafka_spark.operators import (
     KafkaToSinkOperator,
     PipelineOffsetsOperator,
     SourceToKafkaOperator,
+    VerifyOperator,
 )
-from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
+from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor, SourceLogSensor
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import JdbcSource
 from airflow_kafka_spark.transforms import Condition, Filter, Predicate, Transform
@@ -236,3 +237,13 @@ def test_a_mapping_is_not_shown_and_lists_become_tuples():
     assert found == [problem] and sound.producer_config == {} and sound.key == ["id"]
     assert JdbcSource(conn_id="a", table="b", key="id").key == ("id",)
     assert JdbcSource(conn_id="a", table="b", key=["id", "line"]).key == ("id", "line")
+
+
+def test_all_that_is_wrong_with_a_sensor_of_a_log_and_with_a_verification_is_named_at_once():
+    table = JdbcSource("nowhere", "orders")
+    with pytest.raises(ValidationError) as caught:
+        SourceLogSensor(task_id="log", source=table, pipeline=" ", at_most_bytes=-1).execute({})
+    assert [problem.where for problem in caught.value.problems] == ["source", "pipeline", "at_most_bytes"]
+    with pytest.raises(ValidationError) as caught:
+        VerifyOperator(task_id="v", source=table, sink=FilesSink("/lake", format="csv"), where="id > 5").execute({})
+    assert [problem.where for problem in caught.value.problems] == ["source.conn_id", "sink.format", "sink_where"]

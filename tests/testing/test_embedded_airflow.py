@@ -12,6 +12,7 @@ import pytest
 
 from airflow_kafka_spark.errors import ServerFailed
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedPostgres
+from airflow_kafka_spark.testing._processes import wait_until
 from airflow_kafka_spark.testing.airflow import SqliteDatabase
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
@@ -33,6 +34,7 @@ with DAG("{name}", schedule=None):
 def airflow(postgres: EmbeddedPostgres, tmp_path_factory):
     folder = tmp_path_factory.mktemp("dags")
     (folder / "first.py").write_text(DAG.format(name="first", number=1))
+    (folder / "broken.py").write_text("import no_module_of_this_name")
     settings = {"AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "1"}
     with EmbeddedAirflow(folder, metadata=postgres, env=settings, home=tmp_path_factory.mktemp("home")) as made:
         yield made
@@ -56,6 +58,17 @@ def test_dags_are_there_at_once_files_that_come_later_are_read_and_the_metadata_
     with psycopg.connect(url) as connection:
         found = connection.execute("SELECT dag_id, state FROM dag_run ORDER BY dag_id").fetchall()
     assert found == [("first", "success"), ("later", "success")]
+
+
+def test_a_dag_that_is_missing_is_told_with_the_files_that_cannot_be_imported(airflow):
+    def refusal() -> str:
+        with pytest.raises(ServerFailed) as caught:
+            airflow.trigger("broken")
+        return str(caught.value)
+
+    # The dag-processor reports the file when it has parsed it.
+    assert wait_until(lambda: "no_module_of_this_name" in refusal(), 120)
+    assert "it has no DAG `broken`. These files cannot be imported:" in refusal()
 
 
 def test_the_api_server_answers_before_the_scheduler_starts(airflow):

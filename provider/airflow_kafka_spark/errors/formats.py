@@ -57,9 +57,8 @@ class SchemaInvalid(KafkaSparkError):
         self.position = position
         before = schema[max(0, position - 30) : position]
         where = f"at character {position + 1}, after `{before}`" if before else "at its beginning"
-        super().__init__(
-            f"The schema has {found} {where}", expected=expected, action="Correct it; the types are those of Spark's DDL"
-        )
+        what = f"The schema has {found} {where}" if schema.strip() else "The schema is empty"
+        super().__init__(what, expected=expected, action="Correct it; the types are those of Spark's DDL")
 
 
 class SchemaUnusable(KafkaSparkError):

@@ -169,7 +169,7 @@ class KafkaUnavailable(KafkaSparkError):
     def __init__(self, conn_id: str, doing: str, detail: str) -> None:
         self.conn_id, self.doing, self.detail = conn_id, doing, detail
         super().__init__(
-            f"Kafka (connection `{conn_id}`) did not do what was asked while {doing}: {detail}",
+            f"Kafka (connection `{conn_id}`) failed while {doing}: {detail}",
             expected="an answer from the brokers",
             action="Check the brokers, `bootstrap.servers` and the credentials; the task may simply be retried",
         )
@@ -188,14 +188,14 @@ class ServerInvalid(KafkaSparkError):
 
 
 class ServerFailed(KafkaSparkError):
-    """Raised when an embedded server did not start, or died.
+    """Raised when an embedded server did not start, died, or refused a request.
 
     :param server: name of the server.
-    :param detail: what happened, with the path of its log.
+    :param detail: what happened, with the path of its log if it did not start or died.
     """
 
     def __init__(self, server: str, detail: str) -> None:
         self.server, self.detail = server, detail
         super().__init__(
-            f"The embedded {server} is not running: {detail}", expected="a running server", action="Read its log, named above"
+            f"The embedded {server} failed: {detail}", expected="a server that runs and answers", action="See the reason above"
         )

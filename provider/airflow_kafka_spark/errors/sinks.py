@@ -25,7 +25,10 @@ class BadRecords(KafkaSparkError):
         more = f"\n  ... and {count - len(self.samples)} more" if count > len(self.samples) else ""
         super().__init__(
             f"Window {window} holds {count} bad record{'s' if count != 1 else ''}; {_nothing(by_split)}\n{listed}{more}\n",
-            action="Correct the schema, or the producer, and run the task again: it reads the same window",
+            action=(
+                "Correct the schema, or send such records to a dead letter topic (`errors_tolerance`), and run the task again: "
+                "it reads the same window"
+            ),
         )
 
 

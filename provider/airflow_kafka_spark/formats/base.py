@@ -222,6 +222,15 @@ class Format(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not write")
 
+    def column_problems(self, columns: Sequence[types.Column]) -> list[Problem]:
+        """Return why rows of these columns cannot be written, if :attr:`encodes_in_tasks`. Asks a registry, and changes nothing
+        there.
+
+        :param columns: names and types of the columns to write, in order.
+        :raises KafkaSparkError: the registry does not answer, or a schema is missing.
+        """
+        return []
+
     def struct_encoder(self, columns: Sequence[types.Column]) -> StructEncoder:
         """Return the encoder for tasks, if :attr:`encodes_in_tasks`. Called once per attempt before anything is read; a registry
         is asked, and schemas are registered, during this call.

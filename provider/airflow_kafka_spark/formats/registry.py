@@ -506,6 +506,27 @@ class RegistryFormat(Format):
         """True: tasks make the bytes, not :meth:`encode`."""
         return True
 
+    def column_problems(self, columns: Sequence[types.Column]) -> list[Problem]:
+        """Return why rows of these columns cannot be written. Asks the registry, and changes nothing there.
+
+        :param columns: names and types of the columns to write, in order.
+        :raises KafkaSparkError: the registry does not answer, or a schema is missing.
+        """
+        document, number = self._schema_of(columns)
+        problems = self._column_problems(document, columns)
+        if problems or not self.registry or number is not None:
+            return problems
+        return self._registration_problems(self.part, document)
+
+    def _schema_of(self, columns: Sequence[types.Column]) -> tuple[SchemaDocument, int | None]:
+        """Return the schema to write rows of these columns with, and its id if it is registered."""
+        if not self._derives_schema:
+            return self._given_schema()
+        return SchemaDocument(self._schema_from_columns(columns), (), f"the columns of the {self.part}"), None
+
+    def _column_problems(self, document: SchemaDocument, columns: Sequence[types.Column]) -> list[Problem]:
+        return [Problem(self.part, *mismatch) for mismatch in dict.fromkeys(self._mismatches(document, columns))]
+
     def struct_encoder(self, columns: Sequence[types.Column]) -> StructEncoder:
         """Return the encoder that tasks use. The schema is registered, or looked up, before this method returns.
 
@@ -513,13 +534,9 @@ class RegistryFormat(Format):
         :raises ValidationError: the columns do not fit the schema, or the registry does not accept it.
         :raises KafkaSparkError: the registry does not answer, or refuses.
         """
-        if self._derives_schema:
-            name = f"the columns of the {self.part}"
-            document, number = SchemaDocument(self._schema_from_columns(columns), (), name), None
-        else:
-            document, number = self._given_schema()
-        if found := dict.fromkeys(self._mismatches(document, columns)):
-            raise ValidationError([Problem(self.part, *mismatch) for mismatch in found])
+        document, number = self._schema_of(columns)
+        if problems := self._column_problems(document, columns):
+            raise ValidationError(problems)
         if not self.registry:
             return self._encoder(document, columns, b"")
         return self._encoder(document, columns, wire_header(self._registered_id(document) if number is None else number))

@@ -11,6 +11,8 @@ from airflow_kafka_spark.errors import ConnectionInvalid
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
+GENERIC = "generic"
+"""The type with which Airflow's command line stores a connection of a type that no installed provider declares."""
 _SYNONYMS = {"postgresql": "postgres", "mariadb": "mysql"}
 
 
@@ -20,7 +22,7 @@ def look_up(
     """Return an Airflow connection of one of these types.
 
     :param conn_id: its name.
-    :param types: the accepted types, the usual one first.
+    :param types: the accepted types, the usual one first. Messages do not name :data:`GENERIC`.
     :param option: the option in which the user gave the name; default ``conn_id``.
     :param hint: text for the error if the connection is not defined: the fields that one of the first type needs; default none.
     :param get: returns a connection by its name; default: the ``get_connection`` of Airflow's hooks.
@@ -28,7 +30,7 @@ def look_up(
     """
     from airflow.providers.common.compat.sdk import BaseHook
 
-    named = " or ".join(f"`{kind}`" for kind in types)
+    named = " or ".join(f"`{kind}`" for kind in types if kind != GENERIC)
     with require_connection(conn_id, f"`{types[0]}` ({hint})" if hint else named, option=option):
         connection = (get or BaseHook.get_connection)(conn_id)
     if kind_of(connection) not in types:

@@ -269,9 +269,13 @@ def is_session_ended(message: str) -> bool:
     return _NEVER_BEGAN not in message and _ENDED.search(message) is not None
 
 
+_HINTS = re.compile(r"^connection failed: |\s*Is the server running on that host and accepting TCP/IP connections\?")
+"""What libpq adds to the reason for which it has no connection."""
+
+
 def describe_driver_message(message: str) -> str:
-    """Return the message of a driver; :data:`SESSION_ENDED` if the server ended the session."""
-    return SESSION_ENDED if is_session_ended(message) else message
+    """Return the message of a driver without its general hints; :data:`SESSION_ENDED` if the server ended the session."""
+    return SESSION_ENDED if is_session_ended(message) else _HINTS.sub("", message)
 
 
 def choose_action(found: str, otherwise: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -10,6 +11,9 @@ import urllib.parse
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
+
+from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.hooks.connections import GENERIC, look_up
 
 if TYPE_CHECKING:
     import obstore.store
@@ -161,14 +165,13 @@ def s3_access(conn_id: str | None) -> S3Access:
     """Return how S3 is reached, as the Amazon provider understands the connection (assumed roles included).
 
     :param conn_id: a connection of type ``aws``; None for the credentials of the environment.
-    :raises Exception: the connection does not exist, or gives no credentials.
+    :raises ConnectionInvalid: the connection does not exist, or is of another type.
+    :raises Exception: the connection gives no credentials.
     """
     if conn_id is None:
         return S3Access()
-    from airflow.providers.common.compat.sdk import BaseHook
-
     # For an undefined connection the Amazon provider would take the environment's credentials.
-    BaseHook.get_connection(conn_id)
+    look_up(conn_id, "aws", GENERIC)
     from airflow.providers.amazon.aws.hooks.base_aws import AwsGenericHook  # type: ignore[import-not-found]
 
     hook: AwsGenericHook = AwsGenericHook(aws_conn_id=conn_id, client_type="s3")
@@ -260,6 +263,20 @@ class AzureAccess:
 _NOBODY = {"client_email": "", "private_key": "", "private_key_id": ""}
 
 
+def provider_problem(
+    option: str, scheme: str, conn_id: str | None, package: str = "apache-airflow-providers-amazon"
+) -> Problem | None:
+    """Return a problem if a connection leads to S3, and Airflow's Amazon provider, which understands it, is not installed.
+
+    :param option: the argument that has the problem, as users know it.
+    :param scheme: the scheme of the path.
+    :param package: the package to install.
+    """
+    if scheme != "s3" or not conn_id or importlib.util.find_spec("airflow.providers.amazon") is not None:
+        return None
+    return Problem(option, "S3 with a connection needs Airflow's Amazon provider", f"Install {package} on the Airflow worker")
+
+
 def store_access(scheme: str, account: str, conn_id: str | None) -> StoreAccess:
     """Return how an object store is reached.
 
@@ -267,7 +284,8 @@ def store_access(scheme: str, account: str, conn_id: str | None) -> StoreAccess:
     :param account: the host of a storage account of Azure, else "".
     :param conn_id: a connection of type ``aws``, ``google_cloud_platform`` or ``wasb``; None for the credentials of the
         environment.
-    :raises Exception: the connection does not exist, or gives no credentials.
+    :raises ConnectionInvalid: the connection does not exist, or is of another type.
+    :raises Exception: the connection gives no credentials.
     """
     if scheme == "gs":
         return gcs_access(conn_id)
@@ -278,9 +296,7 @@ def gcs_access(conn_id: str | None) -> GcsAccess:
     """Return how Google Cloud Storage is reached. Parameters and errors as :func:`store_access`."""
     if conn_id is None:
         return GcsAccess()
-    from airflow.providers.common.compat.sdk import BaseHook
-
-    extra = BaseHook.get_connection(conn_id).extra_dejson
+    extra = look_up(conn_id, "google_cloud_platform", GENERIC).extra_dejson
     found = {name: extra.get(name) or extra.get(f"extra__google_cloud_platform__{name}") for name in (*_GCS_KEYS, *_GCS_OTHERS)}
     if others := sorted(name for name in _GCS_OTHERS if found[name]):
         raise ValueError(
@@ -306,9 +322,7 @@ def azure_access(account: str, conn_id: str | None) -> AzureAccess:
     name = account.partition(".")[0]
     if conn_id is None:
         return AzureAccess(name)
-    from airflow.providers.common.compat.sdk import BaseHook
-
-    connection = BaseHook.get_connection(conn_id)
+    connection = look_up(conn_id, "wasb", GENERIC)
     extra = connection.extra_dejson
     found = {field: extra.get(field) or extra.get(f"extra__wasb__{field}") or "" for field in _WASB_FIELDS}
     parts = dict(part.split("=", 1) for part in found["connection_string"].split(";") if "=" in part)

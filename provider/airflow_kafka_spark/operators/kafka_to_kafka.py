@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import ErrorOptions, target_problems
-from airflow_kafka_spark.errors import LedgerBehind, Problem, ValidationError
+from airflow_kafka_spark.errors import LedgerBehind, Problem, Unchecked, ValidationError
 from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE, Format, NullValues
@@ -27,6 +27,7 @@ from airflow_kafka_spark.operators.options import (
 )
 from airflow_kafka_spark.operators.publishing import (
     check_target,
+    cluster_problems,
     describe_target,
     make_publisher,
     publish_splits,
@@ -250,7 +251,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     # --- 1. validate ---
 
     def find_problems(self, run: Run) -> list[Problem]:
-        wrong = [*self.record_options.type_problems(), *sink_problems(self.sink, self.kafka_conn_id)]
+        wrong = [*self.record_options.type_problems(), *sink_problems(self.sink)]
         decoding = self.decoding_problems(wrong)
         changes = self.transform_problems() if wrong else [*self._column_sink_problems(), *self._change_problems()]
         problems = [*self.reading_problems(run), *decoding, *changes, *self.server_problems(run), *self.error_problems()]
@@ -350,6 +351,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             found = f"`{self.sink.topic}` is read, too: its records would be read again"
             return [Problem("sink.topic", found, "Write to another topic")]
         mixed = target_problems(self.sink.topic, self.errors, self.routes())
+        if of_cluster := cluster_problems(self.sink, self.kafka_conn_id):
+            return [*mixed, *of_cluster, Unchecked("sink.topic", "sink.conn_id")]
         return [*mixed, *self.sink.server_problems(self.kafka)]
 
     def null_value_problems(self) -> list[Problem]:

@@ -44,14 +44,19 @@ def with_connection(sink: KafkaSink, kafka_conn_id: str) -> KafkaSink:
     return replace(sink, conn_id=kafka_conn_id) if isinstance(sink, KafkaSink) and sink.conn_id is None else sink
 
 
-def sink_problems(sink: KafkaSink, kafka_conn_id: str) -> list[Problem]:
-    """Return the problems of a sink of another kind, or of another cluster."""
+def sink_problems(sink: KafkaSink) -> list[Problem]:
+    """Return the problems of a sink of another kind, or with formats that are none."""
     if not isinstance(sink, KafkaSink):
         return [Problem("sink", f"`{sink!r}` is not a KafkaSink")]
     if sink.value is not None and not isinstance(sink.value, Format):
         return [Problem("sink.value", f"`{sink.value!r}` is not a Format")]
     if sink.key_format is not None and not isinstance(sink.key_format, Format):
         return [Problem("sink.key_format", f"`{sink.key_format!r}` is not a Format")]
+    return []
+
+
+def cluster_problems(sink: KafkaSink, kafka_conn_id: str) -> list[Problem]:
+    """Return the problem of a sink of another cluster than that of the operator."""
     if sink.conn_id not in (None, kafka_conn_id):
         found = f"it is `{sink.conn_id}`, and the operator's `kafka_conn_id` is `{kafka_conn_id}`: exactly-once needs one cluster"
         return [Problem("sink.conn_id", found, "Leave it out")]

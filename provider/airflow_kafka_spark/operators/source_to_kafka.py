@@ -26,6 +26,7 @@ from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
     accounts_of,
     check_target,
+    cluster_problems,
     describe_target,
     make_publisher,
     publish_splits,
@@ -190,8 +191,9 @@ class SourceToKafkaOperator(WindowOperator):
     # --- 1. validate ---
 
     def find_problems(self, run: Run) -> list[Problem]:
-        wrong_sink, of_source = sink_problems(self.sink, self.kafka_conn_id), self._source_problems()
-        problems = [*self.pipeline_problems(run), *of_source, *wrong_sink]
+        wrong_sink, of_source = sink_problems(self.sink), self._source_problems()
+        of_cluster = [] if wrong_sink else cluster_problems(self.sink, self.kafka_conn_id)
+        problems = [*self.pipeline_problems(run), *of_source, *wrong_sink, *of_cluster]
         problems += choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
         of_schemas = [] if wrong_sink else list(self._schema_problems())
         problems += of_schemas
@@ -206,7 +208,7 @@ class SourceToKafkaOperator(WindowOperator):
         problems += [
             *of_options,
             *changes,
-            *self.sink.server_problems(self.kafka),
+            *(self.sink.server_problems(self.kafka) if not of_cluster else [Unchecked("sink.topic", "sink.conn_id")]),
             *self._error_problems(),
             *of_spark,
         ]
@@ -337,7 +339,7 @@ class SourceToKafkaOperator(WindowOperator):
             found = f"the window has {len(frozen.splits)} splits, more than {MAX_SPLITS}"
             raise SourceRejected(self.source.uri, found, "Make splits larger, or windows smaller")
         self._check_kinds(frozen.splits[:1])
-        self._check_transforms(frozen.splits[:1])
+        self._check_records(frozen.splits[:1])
         ledger.plan_offsets = self._places_in_targets(ledger.memory.published or ())
         if targets and not ledger.plan_offsets and ledger.memory.is_blank:
             self.log.warning(
@@ -494,17 +496,28 @@ class SourceToKafkaOperator(WindowOperator):
             fields = self.source.frame(session, bounds).schema.fields
         return {field.name: kind for field in fields if (kind := SPARK_KINDS.get(field.dataType.typeName()))}
 
-    def _check_transforms(self, bounds: Sequence[Mapping[str, Any]]) -> None:
-        """Make sure that the transforms fit the rows, before the window is written to the ledger. Reads no rows.
+    def _check_records(self, bounds: Sequence[Mapping[str, Any]]) -> None:
+        """Make sure that the transforms fit the rows, and that the types of the columns fit the formats and the schemas of a
+        registry, before the window is written to the ledger. Reads no rows, and registers no schema.
 
         :param bounds: the bounds of some splits.
         :raises ValidationError: they do not fit, or the resulting records cannot be written.
+        :raises KafkaSparkError: the registry does not answer.
         """
         from airflow_kafka_spark.road.publish import open_session_for
+        from airflow_kafka_spark.sinks.kafka.sink import struct_problems
 
-        if bounds and (chain := self._chain) is not None:
-            with open_session_for(self.spark, self.source) as session:
-                chain.check(self.source.frame(session, bounds))
+        sink, chain = self.sink, self._chain
+        # The types of a log's events are fixed, and their tasks register the schemas of tables.
+        needs_types = sink.may_refuse and not self.source.fixed_kinds
+        if not bounds or not (chain is not None or needs_types):
+            return
+        with open_session_for(self.spark, self.source) as session:
+            rows = self.source.frame(session, bounds)
+            if chain is not None:
+                chain.check(rows)
+            elif problems := struct_problems(sink.records(rows), sink.value_writer, sink.key_writer):
+                raise ValidationError(problems)
 
     def check(self, window: Window) -> None:
         """Make sure that the topic is the one that the window was planned for, with the same number of partitions.

@@ -357,12 +357,16 @@ class SourceChain:
     window: str = ""
 
     def check(self, rows: DataFrame) -> None:
-        """Make sure that the transforms fit the rows. Spark analyses the plan, and reads nothing.
+        """Make sure that the transforms fit the rows. Spark analyses the plan, and reads nothing. No schema is registered.
 
         :param rows: of the source.
         :raises ValidationError: a transform does not fit what comes to it, or what comes out cannot be written.
+        :raises KafkaSparkError: a schema registry does not answer.
         """
-        _ = self.records(rows, keep=False).schema
+        from airflow_kafka_spark.sinks.kafka.sink import struct_problems
+
+        if problems := struct_problems(self.records(rows, keep=False), self.sink.value_writer, self.sink.key_writer):
+            raise ValidationError(problems)
 
     def records(self, rows: DataFrame, *, keep: bool) -> DataFrame:
         """Return the frame that tasks publish: keys and values in binary, or as structs if tasks encode them, and the columns

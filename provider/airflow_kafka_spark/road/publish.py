@@ -252,6 +252,7 @@ def check_change(change: SqlProjection | TopicChain, spark: SparkHook) -> TopicP
     schema is registered.
 
     :raises ValidationError: an expression or a transform is wrong, or its result cannot be written.
+    :raises KafkaSparkError: a schema registry does not answer.
     """
     with spark.session() as session, sql_settings(session, SETTINGS):
         return plan_in(session, change)
@@ -265,13 +266,15 @@ def plan_in(session: SparkSession, change: SqlProjection | TopicChain) -> TopicP
     from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
     from airflow_kafka_spark.road.tasks.account import Tolerance
     from airflow_kafka_spark.road.tasks.read import Reading
+    from airflow_kafka_spark.sinks.kafka.sink import struct_problems
 
     # With all columns that a job may carry.
     read = change.read_task((), Reading(tolerance=Tolerance()))
     empty = session.createDataFrame([], from_arrow_schema(read.schema))
     changed, formats = change.records(empty, in_tasks=True)
     columns = changed.schema
-    if problems := [p for part in ("value", "key") for p in _type_problems(part, columns[part].dataType)]:
+    problems = [p for part in ("value", "key") for p in _type_problems(part, columns[part].dataType)]
+    if problems := problems or struct_problems(columns, formats.get("value"), formats.get("key")):
         raise ValidationError(problems)
     try:
         _ = change.records(empty, in_tasks=False)[0].schema

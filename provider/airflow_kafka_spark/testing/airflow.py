@@ -308,9 +308,20 @@ class EmbeddedAirflow(Embedded):
         """Start a DAG run, and return its run id.
 
         :param body: fields of the REST request, as ``logical_date`` or ``conf``.
+        :raises ServerFailed: there is no such DAG; the message has the errors of files that could not be imported.
         """
-        run: dict[str, Any] = self.api("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, **body})
+        try:
+            run: dict[str, Any] = self.api("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, **body})
+        except ServerFailed as error:
+            if "answered 404" not in error.detail:
+                raise
+            raise ServerFailed("Airflow", f"it has no DAG `{dag_id}`. {self._import_errors()}") from None
         return str(run["dag_run_id"])
+
+    def _import_errors(self) -> str:
+        errors = self.api("GET", "/importErrors")["import_errors"]
+        listed = "".join(f"\n{error['filename']}:\n{error['stack_trace']}" for error in errors)
+        return f"These files cannot be imported:{listed}" if errors else f"No file in {self.dags_folder} has an import error"
 
     def wait(self, dag_id: str, run_id: str, seconds: float = 300.0) -> str:
         """Wait until a DAG run has ended, and return ``success`` or ``failed``.

@@ -72,13 +72,12 @@ def make_plan(options: VerificationOptions) -> tuple[VerificationPlan | None, li
     if not isinstance(sink, (JdbcSource, PostgresSink, DeltaSink, IcebergSink, FilesSink)):
         expected = "a PostgresSink, a DeltaSink, an IcebergSink, a FilesSink or a JdbcSource"
         problems.append(Problem("sink", f"it is of type {type(sink).__name__}; expected {expected}"))
-    if isinstance(sink, FilesSink):
-        problems += _files_problems(sink, options.sink_where)
     if problems:
         return None, problems
+    of_files = list(_files_problems(sink, options.sink_where)) if isinstance(sink, FilesSink) else []
     left_out = {f"source column `{name}`" for name in options.exclude_columns}
     problems = [problem for problem in source.validate() if problem.where not in left_out]
-    theirs, of_sink = _sink_table(sink)
+    theirs, of_sink = (None, of_files) if of_files else _sink_table(sink)
     problems += of_sink
     if problems or theirs is None:
         named = {"columns": options.columns, "exclude_columns": options.exclude_columns}

@@ -252,7 +252,7 @@ def test_a_zombie_of_an_upsert_changes_nothing_behind_its_successor(lake, tmp_pa
 
 def test_problems_are_reported_without_the_secret(lake, feed):
     where = [(p.where, p.what) for p in replace(lake.sink, conn_id="nowhere").validate(feed.shape)]
-    assert [w for w, _ in where] == ["sink.path"] and "nowhere" in where[0][1]
+    assert [w for w, _ in where] == ["sink.conn_id"] and "nowhere" in where[0][1]
     assert replace(lake.sink, path="s3://no-such-bucket-here/t").validate(feed.shape)
     reader = replace(lake.sink, conn_id="reader")
     job = feed.next()

@@ -233,7 +233,7 @@ def test_a_late_task_leaves_no_upload(listed, feed):
 
 def test_problems_are_reported_without_the_secret(lake, feed, s3):
     where = [(p.where, p.what) for p in replace(lake.sink, conn_id="nowhere").validate(feed.shape)]
-    assert [w for w, _ in where] == ["sink.path"] and "nowhere" in where[0][1]
+    assert [w for w, _ in where] == ["sink.conn_id"] and "nowhere" in where[0][1]
     assert [p.where for p in replace(lake.sink, path="s3://no-such-bucket-here/t").validate(feed.shape)] == ["sink.path"]
     assert [p.where for p in replace(lake.sink, visibility="rename").validate(feed.shape)] == ["sink.visibility"]
     job, secret = feed.next(), s3.credentials[1]

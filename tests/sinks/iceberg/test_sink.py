@@ -45,7 +45,9 @@ from pyiceberg.types import (
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 from airflow_kafka_spark.sinks.base import Shape
+from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.sinks.iceberg.catalog import catalog_access
+from airflow_kafka_spark.sinks.iceberg.hooks import IcebergHook
 from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
 from airflow_kafka_spark.sinks.iceberg.snapshots import PIPELINE, WINDOW, tag_name
 from airflow_kafka_spark.sinks.iceberg.table import PartitionField, file_columns
@@ -561,6 +563,8 @@ def test_the_connection_has_the_fields_of_airflows_iceberg_provider(monkeypatch)
         ({"extra": {"type": "sql"}}, "has no host"),
         ({"host": "sqlite://", "extra": {"type": "sql"}}, "no `warehouse`"),
         ({"host": "sqlite:////nowhere/at/all.db", "extra": {"type": "sql"}}, "opening the catalog"),
+        ({"host": "http://127.0.0.1:1"}, "opening the catalog: 127.0.0.1:1: Failed to establish a new connection: [Errno 111]"),
+        ({"conn_type": "postgres", "host": "db"}, "it is of type `postgres`"),
     ],
 )
 def test_catalogs_that_cannot_be_used_are_refused_before_anything_runs(monkeypatch, fields, expected):
@@ -568,6 +572,23 @@ def test_catalogs_that_cannot_be_used_are_refused_before_anything_runs(monkeypat
     (problem,) = sink.validate(Shape("p", SMALL))
     assert problem.where == "sink.conn_id" and expected in problem.what
     assert sink.target_problems() == [problem]
+
+
+def test_the_connection_test_asks_the_catalog(monkeypatch, tmp_path):
+    extra = {"type": "sql", "warehouse": f"file://{tmp_path}"}
+    hook = IcebergHook(connect(monkeypatch, conn_type="generic", host=f"sqlite:///{tmp_path}/catalog.db", extra=extra))
+    assert hook.test_connection() == (True, f"Connected to the catalog at sqlite:///{tmp_path}/catalog.db.")
+    assert hook.get_conn().list_namespaces() == []
+    done, reason = IcebergHook(connect(monkeypatch, host="http://127.0.0.1:1")).test_connection()
+    assert not done and "127.0.0.1:1: Failed to establish a new connection" in reason
+
+
+def test_wrong_options_are_found_where_the_columns_are_not_known(monkeypatch, tmp_path):
+    connect(monkeypatch, host=f"sqlite:///{tmp_path}/catalog.db", extra={"type": "sql", "warehouse": f"file://{tmp_path}"})
+    wrong = {"mode": "upsert", "compression": "zip", "options": {"max_open_files": 0}}
+    for sink in (IcebergSink(NAME, "a_lake", **wrong), DeltaSink(str(tmp_path / "orders"), **wrong)):
+        found = [problem.where for problem in sink.target_problems()]
+        assert sorted(found) == ["sink.compression", "sink.key", "sink.options"]
 
 
 def test_a_catalog_on_postgresql_with_the_connections_login(postgres, unique, tmp_path, monkeypatch, feed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 from airflow_kafka_spark.sources.files.source import FilesSource
@@ -28,6 +29,9 @@ def test_a_connection_that_no_provider_makes_use_of_is_a_problem(monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "generic"}))
     [found] = FilesSource("memory://lake/in", format="text", conn_id="lake").validate()
     assert "no installed Airflow provider makes use of `conn_id` for memory://" in str(found)
+    if find_spec("airflow.providers.amazon") is None:
+        [found] = FilesSource("s3a://lake/in", format="text", conn_id="lake").validate()
+        assert found.where == "source.conn_id" and "apache-airflow-providers-amazon[s3fs]" in found.action
 
 
 def test_a_connection_that_is_not_defined_is_a_problem():

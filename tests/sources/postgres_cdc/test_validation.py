@@ -56,6 +56,11 @@ def test_what_is_missing_on_the_server_is_named_with_the_statement_that_helps(or
     assert "does not hold column `note`" in text["source.message_key_columns"]
     assert "has no column `gone`" in text["source.message_key_columns"]
     assert "CREATE PUBLICATION" in found(orders.source(publication="nowhere"))["source.publication"]
+    # A wrong option hides no check that does not depend on it, and what depends on it is listed.
+    hidden = found(orders.source(slot="Not-a-slot", publication="nowhere"))
+    assert "CREATE PUBLICATION" in hidden["source.publication"] and "Not-a-slot" in hidden["source.slot"]
+    hidden = found(orders.source(publication="nowhere", message_key_columns={"a.b.c": ["id"]}))
+    assert all("source.message_key_columns" in hidden[f"source.{name}"] for name in ("tables", "publication"))
     assert found(orders.source()) == {}
 
 

@@ -31,6 +31,11 @@ REFUSED_LOGIN = frozenset(
     {"_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE"}
 )
 """Names of the errors with which a broker refuses a login or a TLS handshake."""
+_NOISE = re.compile(
+    r"(?<=\d)/(?:bootstrap|\d+)(?=: )|(?<=: )Connect to ipv[46]#\S+ failed: "
+    r"| \(after \d+ms in state \w+(?:, \d+ identical error\(s\) suppressed)?\)$"
+)
+"""Parts of librdkafka's texts that say nothing to a user: a broker's number, its address once more, and states of the client."""
 _REFUSED_RIGHT = re.compile(r"\b[A-Z_]+_AUTHORIZATION_FAILED\b")
 
 
@@ -89,7 +94,7 @@ class ClientEvents:
             found = [(seen[name], name) for name in names & seen.keys()]
             if found:
                 (_, text), name = max(found)
-                return name, text
+                return name, _NOISE.sub("", text)
         return "", ""
 
 

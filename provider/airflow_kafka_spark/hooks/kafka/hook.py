@@ -277,6 +277,13 @@ class KafkaHook(KafkaBaseHook):
         """
         return kafka_requests.create_topic(self._calls, name, partitions, replication_factor, config or {}, exist_ok=exist_ok)
 
+    def check_new_topic(
+        self, name: str, partitions: int = -1, replication_factor: int = -1, config: Mapping[str, str] | None = None
+    ) -> KafkaSparkError | None:
+        """Return why the brokers would not create a topic: :class:`KafkaRefused` or :class:`RightMissing`. None if they would, or
+        if it exists. The parameters are those of :meth:`create_topic`."""
+        return kafka_requests.check_new_topic(self._calls, name, partitions, replication_factor, config or {})
+
     # --- offsets of the log ---
 
     def offsets(self, topics: Iterable[str | TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
+from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, KafkaUnavailable, RightMissing
 from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, temporary_reason
 from airflow_kafka_spark.hooks.kafka.client_errors import Right
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, consumer_config
@@ -262,6 +262,25 @@ def create_topic(
     )[0][name]
     list_offsets(calls, TopicDescription.of(described).topic_partitions, OffsetSpec.latest(), "read_uncommitted")
     return created
+
+
+def check_new_topic(
+    calls: KafkaCalls, name: str, partitions: int, replication_factor: int, config: Mapping[str, str]
+) -> KafkaSparkError | None:
+    """Return why the brokers would not create a topic; None if they would, or if it exists. Creates nothing."""
+    from confluent_kafka.admin import NewTopic
+
+    topic = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
+
+    def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
+        return client.create_topics([topic], request_timeout=timeout, operation_timeout=timeout, validate_only=True)
+
+    rights = [Right("topic", "Create")]
+    try:
+        calls.request_each("checking a new topic", [name], submit, tolerate=("TOPIC_ALREADY_EXISTS",), rights=rights)
+    except (KafkaRefused, RightMissing) as error:
+        return error
+    return None
 
 
 def _collection(names: list[str]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from airflow_kafka_spark.errors import SinkUnavailable
+from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
 from airflow_kafka_spark.sinks.lake.options import LakeSinkOptions
 from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore, open_store
 
@@ -34,9 +34,12 @@ class DeltaSinkOptions(LakeSinkOptions):
     def store(self) -> TableStore:
         """The table's files, with the connection's credentials of this moment.
 
+        :raises ConnectionInvalid: the connection does not exist, or is of another type.
         :raises SinkUnavailable: the connection cannot be used.
         """
         try:
             return open_store(self.place, self.conn_id)
+        except ConnectionInvalid:
+            raise
         except Exception as error:  # the Amazon provider has errors of its own
             raise SinkUnavailable(self.uri, "looking up its connection", f"{type(error).__name__}: {error}") from error

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
+from airflow_kafka_spark.hooks.storage import provider_problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.lake.options import ComparedColumn, column_problems, doubled_names
 
@@ -61,9 +62,10 @@ def delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Problem]:
 
 
 def table_problems(sink: DeltaSinkOptions) -> list[Problem]:
-    """Return the problems of place, connection and table. See :meth:`.DeltaSink.target_problems`."""
+    """Return the problems of place, connection, table and options. See :meth:`.DeltaSink.target_problems`."""
     table, found = _open(sink)
-    return [*found, *_table(sink, table)] if table is not None else found
+    found += _table(sink, table) if table is not None else ()
+    return [*found, *sink.problems(), *_properties(sink)]
 
 
 def removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
@@ -94,15 +96,16 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
         found += _rights(Path(place.path))
         if sink.conn_id:
             found.append(Problem("sink.conn_id", "a mounted directory needs no connection", "Leave it out"))
-    elif sink.conn_id and importlib.util.find_spec("airflow.providers.amazon") is None:
-        action = "Install apache-airflow-providers-amazon on the Airflow worker"
-        return None, [Problem("sink.conn_id", "S3 with a connection needs Airflow's Amazon provider", action)]
+    elif missing := provider_problem("sink.conn_id", place.scheme, sink.conn_id):
+        return None, [missing]
     if found:
         return None, found
     try:
         return DeltaLog(sink.store).load("opening the table"), []
+    except ConnectionInvalid as error:
+        return None, [Problem("sink.conn_id", error.found, error.action)]
     except KafkaSparkError as error:
-        return None, [Problem("sink.path", str(error), "Check path, `conn_id` and its rights")]
+        return None, [Problem("sink.path", error.found, "Check path, `conn_id` and its rights")]
 
 
 def _rights(directory: Path) -> Iterator[Problem]:

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
+from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
+from airflow_kafka_spark.hooks.storage import provider_problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import column_types
 from airflow_kafka_spark.sinks.files.manifest import DATA, open_manifests, records_of
@@ -57,7 +58,7 @@ def _table_place(sink: FilesSinkOptions) -> Iterator[Problem]:
     if visibility not in (None, "rename", "manifest", "listing"):
         what = f"it is {visibility!r}; expected `rename`, `manifest` or `listing`"
         yield Problem("sink.visibility", what, "Leave it out: the default fits the path")
-        return
+        sink = replace(sink, visibility=None)
     try:
         place, renames = sink.place, sink.renames
     except ValueError as error:
@@ -71,7 +72,8 @@ def _table_place(sink: FilesSinkOptions) -> Iterator[Problem]:
     if sink.visibility == "listing" and place.scheme != "s3":
         what = f"it is `listing`, and {place.uri} is not in S3, where tasks can begin files and the driver complete them"
         yield Problem("sink.visibility", what, "Leave it out: the default fits the path")
-        return
+        sink = replace(sink, visibility=None)
+        renames = sink.renames
     if not place.is_local:
         yield from _object_store(sink, place)
         return
@@ -93,12 +95,13 @@ def _object_store(sink: FilesSinkOptions, place: TablePlace) -> Iterator[Problem
         action = "Install boto3 on the Airflow worker and on Spark's executors"
         yield Problem("sink.visibility", "the package `boto3`, which completes uploads, is not installed", action)
         return
-    if place.scheme == "s3" and sink.conn_id and importlib.util.find_spec("airflow.providers.amazon") is None:
-        action = "Install apache-airflow-providers-amazon on the Airflow worker"
-        yield Problem("sink.conn_id", "S3 with a connection needs Airflow's Amazon provider", action)
+    if missing := provider_problem("sink.conn_id", place.scheme, sink.conn_id):
+        yield missing
         return
     try:
         open_manifests(sink).store.probe()
+    except ConnectionInvalid as error:
+        yield Problem("sink.conn_id", error.found, error.action)
     except Exception as error:  # of any library on the way to the store
         yield Problem("sink.path", f"{place.uri} cannot be listed: {error}", "Check path, `conn_id` and its rights")
 

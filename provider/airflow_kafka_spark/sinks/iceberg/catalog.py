@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
-from airflow_kafka_spark.hooks.connections import require_connection, setting_text
+from airflow_kafka_spark.hooks.connections import GENERIC, look_up, setting_text
 from airflow_kafka_spark.hooks.databases import describe_driver_message
 from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore
 
@@ -76,13 +76,10 @@ def catalog_access(conn_id: str) -> CatalogAccess:
     secret of the client (REST) or the user of the database (SQL), and the extra holds all other options of pyiceberg's
     ``load_catalog``. ``name`` in the extra is the catalog's name, by default the connection's id.
 
-    :raises ConnectionInvalid: the connection does not exist, or its options do not fit each other.
+    :raises ConnectionInvalid: the connection does not exist, is of another type, or its options do not fit each other.
     """
-    from airflow.providers.common.compat.sdk import BaseHook
-
     try:
-        with require_connection(conn_id, "`iceberg`", option="conn_id"):
-            found = BaseHook.get_connection(conn_id)
+        found = look_up(conn_id, "iceberg", GENERIC)
         extra = dict(found.extra_dejson)
     except ConnectionInvalid:
         raise
@@ -152,6 +149,15 @@ class IcebergStore(TableStore):
         return f"{self.location}/{path}"
 
 
+def _of_request(text: str) -> str:
+    """Return the message of an error without the retries that the client of a REST catalog names."""
+    cause = _REQUEST.search(text)
+    return f"{cause['host']}:{cause['port']}: {cause['why']}" if cause else text
+
+
+_REQUEST = re.compile(r"HTTPS?Connection\(host='(?P<host>[^']+)', port=(?P<port>\d+)\): (?P<why>.+?)[\"']\)\)")
+
+
 class IcebergTable:
     """One table of a catalog. A context manager: leaving it closes the catalog.
 
@@ -188,7 +194,7 @@ class IcebergTable:
     def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
         """Return the error to raise for an error of catalog or store, without secrets."""
         detail = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        return SinkUnavailable(self.uri, doing, describe_driver_message(self.access.hidden(detail)))
+        return SinkUnavailable(self.uri, doing, describe_driver_message(self.access.hidden(_of_request(detail))))
 
     def load(self, doing: str) -> Table | None:
         """Return the newest version of the table, or None if there is no such table.

@@ -42,11 +42,12 @@ def iceberg_sink_problems(sink: IcebergSinkOptions, shape: Shape) -> list[Proble
 
 
 def table_problems(sink: IcebergSinkOptions) -> list[Problem]:
-    """Return the problems of connection, catalog and table. See :meth:`.IcebergSink.target_problems`."""
+    """Return the problems of connection, catalog, table and options. See :meth:`.IcebergSink.target_problems`."""
+    options = [*sink.problems(), *_properties(sink)]
     if importlib.util.find_spec("pyiceberg") is None:
-        return [_uninstalled()]
+        return [_uninstalled(), *options]
     table, found = _open(sink)
-    return [*found, *_table(sink, table)] if table is not None else found
+    return [*found, *(_table(sink, table) if table is not None else ()), *options]
 
 
 def _uninstalled() -> Problem:
@@ -72,7 +73,7 @@ def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
             if table is None:
                 return None, [*_nowhere(sink, lake)]
         except KafkaSparkError as error:
-            return None, [Problem("sink.conn_id", str(error), "Check the connection, and the rights that it gives")]
+            return None, [Problem("sink.conn_id", error.found, "Check the connection, and the rights that it gives")]
         try:
             store = lake.data_store(table)
             there = store.exists("")

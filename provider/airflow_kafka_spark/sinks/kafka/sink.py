@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
+from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.formats.base import END, Encoder, Format, Kind, StructEncoder, kind_of, spark_column
 from airflow_kafka_spark.formats.types import Column as TypedColumn
 from airflow_kafka_spark.formats.types import columns_of
@@ -161,7 +161,12 @@ class KafkaSink:
             problems.append(
                 Problem("sink.auto_create", "it creates `topic`, not the topics of a column", "Create those beforehand")
             )
-        return problems
+        return [*problems, *self._size_problems()]
+
+    def _size_problems(self) -> Iterator[Problem]:
+        for name, value in (("partitions", self.partitions), ("replication_factor", self.replication_factor)):
+            if value != -1 and value < 1:
+                yield Problem(f"sink.{name}", f"it is {value}; expected a whole number from 1, or -1 for the brokers' default")
 
     @property
     def _has_valid_name(self) -> bool:
@@ -178,15 +183,32 @@ class KafkaSink:
         timeout = self.transaction_timeout
         if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout < 1:
             problems.append(Problem("sink.transaction_timeout", f"`{timeout}` is not a number of seconds, at least 1"))
-        return problems
+        return problems or self._client_problems()
+
+    def _client_problems(self) -> list[Problem]:
+        """Return why the producers of tasks would not take their settings: a client is made, which connects to no broker."""
+        if not self.producer_config:
+            return []
+        from confluent_kafka import KafkaException, Producer
+
+        from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
+
+        try:
+            Producer({**self.producer_config, "transactional.id": "airflow-kafka-spark"}, logger=ClientEvents())
+        except (KafkaException, TypeError, ValueError) as error:
+            reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+            return [
+                Problem("sink.producer_config", f"the client does not accept it: {reason}", "Use librdkafka's names and values")
+            ]
+        return []
 
     def server_problems(self, hook: KafkaHook) -> list[Problem]:
-        """Return what the brokers refuse: a missing topic, a transaction timeout that is too long. Changes nothing."""
-        problems = []
+        """Return what the brokers refuse: a topic that is missing and is not or cannot be created, a transaction timeout that is
+        too long. Changes nothing."""
+        problems: list[Problem] = []
         try:
-            if self._has_valid_name and not self.auto_create and not hook.describe_topics([str(self.topic)], missing="omit"):
-                action = "Create it, or set `auto_create=True`"
-                problems.append(Problem("sink.topic", f"topic `{self.topic}` does not exist", action))
+            if self._has_valid_name and not hook.describe_topics([str(self.topic)], missing="omit"):
+                problems += self._missing_topic_problems(hook)
             longest = hook.broker_config().get("transaction.max.timeout.ms")
         except KafkaSparkError as error:
             return [Problem("kafka_conn_id", error.found, error.action), Unchecked("sink.topic", "kafka_conn_id")]
@@ -195,6 +217,17 @@ class KafkaSink:
             found = f"{self.transaction_timeout:g} s is more than the brokers allow, {seconds:g} s (transaction.max.timeout.ms)"
             problems.append(Problem("sink.transaction_timeout", found, f"At most {seconds:g}, with splits that take less"))
         return problems
+
+    def _missing_topic_problems(self, hook: KafkaHook) -> Iterator[Problem]:
+        """Yield why a topic that is missing cannot be created."""
+        if not self.auto_create:
+            yield Problem("sink.topic", f"topic `{self.topic}` does not exist", "Create it, or set `auto_create=True`")
+        elif not list(self._size_problems()) and (
+            error := hook.check_new_topic(str(self.topic), self.partitions, self.replication_factor, self.topic_config)
+        ):
+            refused = isinstance(error, KafkaRefused)
+            action = "Correct `partitions`, `replication_factor` or `topic_config` of the sink" if refused else error.action
+            yield Problem("sink.auto_create", f"the brokers do not create topic `{self.topic}`: {error.found}", action)
 
     # --- formats, topic and producer ---
 
@@ -353,14 +386,35 @@ def struct_encoders(records: StructType, value: Format | None, key: Format | Non
     :raises KafkaSparkError: the columns cannot be encoded.
     :raises EncodedBySpark: only Spark can encode a column.
     """
-    made: dict[str, StructEncoder] = {}
+    return {
+        part: format.struct_encoder(columns) if format.encodes_in_tasks else _column_encoder(format, columns)
+        for part, format, columns in _structs(records, value, key)
+    }
+
+
+def struct_problems(records: StructType, value: Format | None, key: Format | None) -> list[Problem]:
+    """Return why keys and values that are still structs cannot be encoded. Asks a registry, and changes nothing there.
+
+    The parameters are those of :func:`struct_encoders`.
+
+    :raises KafkaSparkError: the registry does not answer, or a schema is missing.
+    """
+    return [
+        problem
+        for _, format, columns in _structs(records, value, key)
+        if format.encodes_in_tasks
+        for problem in format.column_problems(columns)
+    ]
+
+
+def _structs(
+    records: StructType, value: Format | None, key: Format | None
+) -> Iterator[tuple[str, Format, tuple[TypedColumn, ...]]]:
+    """Yield the parts of records that are structs, with their formats and columns."""
     for part, format in (("value", value), ("key", key)):
         rows = records[part].dataType
-        if format is None or rows.typeName() != "struct":
-            continue
-        columns = columns_of(cast(Any, rows))
-        made[part] = format.struct_encoder(columns) if format.encodes_in_tasks else _column_encoder(format, columns)
-    return made
+        if format is not None and rows.typeName() == "struct":
+            yield part, format, columns_of(cast(Any, rows))
 
 
 def _column_encoder(format: Format, columns: Sequence[TypedColumn]) -> StructEncoder:

@@ -75,16 +75,15 @@ class LakeSinkOptions:
         if self.mode not in MODES:
             yield Problem("sink.mode", f"it is {self.mode!r}; expected {' or '.join(map(repr, MODES))}")
         yield from key_problems(self)
-        codecs = FileSpec("parquet").writer.codecs
+        spec, codecs = self.spec(), FileSpec("parquet").writer.codecs
         if self.compression not in codecs:
             known = ", ".join(c for c in codecs if c)
             yield Problem("sink.compression", f"`{self.compression}` is not known; expected one of {known}")
-            return
+            spec = replace(spec, compression=None)
         for name in _LIMITS:
             value = self.options.get(name, 1)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 yield Problem("sink.options", f"`{name}` is {value!r}; expected a whole number from 1")
-        spec = self.spec()
         if reserved := sorted(spec.writer.reserved & set(self.options)):
             yield Problem("sink.options", f"`{'`, `'.join(reserved)}` cannot be set: the sink sets it itself", "Leave it out")
         elif error := try_writing(spec, pa.schema([("a", pa.int64())])):

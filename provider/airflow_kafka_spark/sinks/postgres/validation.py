@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.base import Shape
-    from airflow_kafka_spark.sinks.postgres.server import ServerFacts, Table
+    from airflow_kafka_spark.sinks.postgres.server import ServerFacts, SinkServer, Table
 
 OLDEST = 12
 RESERVED = "__airflow_"
@@ -63,19 +63,22 @@ def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> li
     try:
         connection = server.connect()
     except psycopg.Error as error:
-        where = f"connection `{sink.conn_id}` does not lead to a database: {server.scrub(' '.join(str(error).split()))}"
+        where = f"connection `{sink.conn_id}` does not lead to a database: {_told(server, error)}"
         action = f"Correct the connection `{sink.conn_id}`, or see to the server"
         return [*found, Problem("sink.conn_id", where, action), *unchecked]
     try:
         with connection:
             return [*found, *_TargetValidation(sink, columns, connection, tolerates).problems()]
     except psycopg.Error as error:
-        what = (
-            f"the catalog of {server.where} cannot be read: {describe_driver_message(server.scrub(' '.join(str(error).split())))}"
-        )
+        what = f"the catalog of {server.where} cannot be read: {_told(server, error)}"
         return [*found, Problem("sink.conn_id", what, choose_action(what, "")), *unchecked]
     finally:
         connection.close()
+
+
+def _told(server: SinkServer, error: Exception) -> str:
+    """Return the driver's message in one line, without passwords."""
+    return describe_driver_message(server.scrub(" ".join(str(error).split())))
 
 
 # --- without the server ---------------------------------------------------------------------------------

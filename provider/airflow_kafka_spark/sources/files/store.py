@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.storage import local_path, scheme_of
+from airflow_kafka_spark.hooks.storage import local_path, provider_problem, scheme_of
 from airflow_kafka_spark.windows.times import parse_iso
 
 if TYPE_CHECKING:
@@ -283,6 +283,11 @@ class ObjectStore(FileStore):
         return f"{rename(scheme)}://{host}{slash}{path}"
 
     def problems(self, conn_id: str | None) -> Iterator[Problem]:
+        scheme = self.path.partition("://")[0]
+        kind, package = _FSSPEC_SCHEMES.get(scheme, scheme), "`apache-airflow-providers-amazon[s3fs]`"
+        if missing := provider_problem("source.conn_id", kind, conn_id, package):
+            yield missing
+            return
         try:
             next(iter(self.files(FileSelection())), None)
         except Exception as error:  # an object store's client has errors of its own

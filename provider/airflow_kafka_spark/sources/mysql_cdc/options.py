@@ -79,7 +79,7 @@ class MySqlCdcOptions:
         if (self.max_replica_lag is None) == bool(self.replica_conn_ids) or isinstance(self.replica_conn_ids, str):
             found = f"it is {self.replica_conn_ids!r}, beside `max_replica_lag={self.max_replica_lag!r}`; expected both or none"
             yield Problem("source.replica_conn_ids", found, 'Write ["replica"]: a primary does not know the lag of its replicas')
-        if self.snapshot != "never" and place != "latest":
+        if self.snapshot in ("initial", "only", "when_needed") and place != "latest":
             found = f"it is {place!r}, and the log of a snapshot begins where it is taken"
             yield Problem("source.starting_position", found, 'Leave it out, or set `snapshot="never"`')
         yield from table_problems(self.tables, self.message_key_columns, "shop")

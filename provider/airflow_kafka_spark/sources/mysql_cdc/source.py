@@ -145,13 +145,12 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
             return [*found, Problem("source.conn_id", error.found, error.action), *WAITING]
         except ImportError as error:
             return [*found, missing_driver(error)]
-        if {"source.tables", "source.message_key_columns"} & {problem.where for problem in found}:
-            return found
+        wrong = frozenset(problem.where for problem in found)
         try:
-            replicas = tuple(map(LogServer, self.replicas()))
+            replicas = tuple(map(LogServer, self.replicas())) if "source.replica_conn_ids" not in wrong else ()
         except ConnectionInvalid as error:
             return [*found, Problem("source.replica_conn_ids", error.found, error.action), *WAITING]
-        return [*found, *BinlogValidation(self, LogServer(server), replicas).problems()]
+        return [*found, *BinlogValidation(self, LogServer(server), replicas, wrong).problems()]
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Decide the next window's end: the end of the log, or ``max_binlog_bytes`` behind the last window.

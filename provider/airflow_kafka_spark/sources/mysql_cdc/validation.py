@@ -43,14 +43,16 @@ _TYPES = (*UNDESCRIBED, "json")
 class BinlogValidation:
     """Checks the options of a source against its server.
 
-    :param options: the source's options, which are valid by themselves.
+    :param options: the source's options.
     :param server: its address and login.
     :param replicas: the replicas whose lag is looked at.
+    :param wrong: the options that are invalid by themselves, as users know them. What depends on them is not checked.
     """
 
     options: MySqlCdcOptions
     server: LogServer
     replicas: tuple[LogServer, ...] = ()
+    wrong: frozenset[str] = frozenset()
 
     def problems(self) -> list[Problem]:
         """Return all that would keep windows from being frozen and read."""
@@ -62,9 +64,15 @@ class BinlogValidation:
                 found += self._setting_problems(connection)
                 has_log = self._setting(connection, "log_bin") == "ON"
                 found += self._lag_problems()
-                return [*found, *(self._right_problems() if has_log else ()), *self._table_problems(connection, has_log)]
+                found += self._right_problems() if has_log else ()
+                if "source.tables" in self.wrong:
+                    return found
+                if "source.message_key_columns" in self.wrong:
+                    return [*found, Unchecked("source.tables", "source.message_key_columns")]
+                return [*found, *self._table_problems(connection, has_log)]
         except KafkaSparkError as error:
-            return [Problem("source.conn_id", error.found, "Correct the connection, or see to the server"), *WAITING]
+            waiting = WAITING if "source.tables" not in self.wrong else ()
+            return [Problem("source.conn_id", error.found, "Correct the connection, or see to the server"), *waiting]
 
     def _lag_problems(self) -> Iterator[Problem]:
         for replica in self.replicas:

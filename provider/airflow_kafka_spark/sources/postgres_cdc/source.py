@@ -144,9 +144,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
             return [*found, Problem("source.conn_id", error.found, error.action), *WAITING]
         except ImportError as error:
             return [*found, missing_driver(error)]
-        if {"source.slot", "source.publication", "source.tables", "source.message_key_columns"} & {p.where for p in found}:
-            return found
-        return [*found, *CdcServerValidation(self, server).problems()]
+        return [*found, *CdcServerValidation(self, server, frozenset(problem.where for problem in found)).problems()]
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Decide the next window's end: the end of the log, or ``max_wal_bytes`` behind the last window.

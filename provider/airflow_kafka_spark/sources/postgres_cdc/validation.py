@@ -18,6 +18,9 @@ OLDEST = 12
 WAITING = tuple(Unchecked(f"source.{name}", "source.conn_id") for name in ("slot", "publication", "tables"))
 """The checks that need the server."""
 
+_OF_TABLES = ("source.publication", "source.tables", "source.message_key_columns")
+"""The options that name tables."""
+
 _TABLES = (
     "SELECT n.nspname, c.relname, c.relkind::text, c.relreplident::text, "
     "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 "
@@ -36,12 +39,14 @@ _TABLES = (
 class CdcServerValidation:
     """Checks the options of a source against its server.
 
-    :param options: the source's options, which are valid by themselves.
+    :param options: the source's options.
     :param server: host, database and login.
+    :param wrong: the options that are invalid by themselves, as users know them. What depends on them is not checked.
     """
 
     options: PostgresCdcOptions
     server: PostgresServer
+    wrong: frozenset[str] = frozenset()
 
     def problems(self) -> list[Problem]:
         """Return all that would keep windows from being frozen and read."""
@@ -51,7 +56,10 @@ class CdcServerValidation:
                 found = list(self._server_problems(connection))
                 if any(problem.where == "source.conn_id" and "PostgreSQL" in problem.what for problem in found):
                     return found
-                found += [*self._slot_problems(connection, slot), *self._publication_problems(connection)]
+                found += self._slot_problems(connection, slot) if "source.slot" not in self.wrong else ()
+                if cause := next((where for where in _OF_TABLES if where in self.wrong), ""):
+                    return [*found, *(Unchecked(where, cause) for where in _OF_TABLES[:2] if where not in self.wrong)]
+                found += self._publication_problems(connection)
                 return (
                     found
                     if any(p.where in ("source.publication", "source.tables") for p in found)
@@ -60,7 +68,7 @@ class CdcServerValidation:
         except KafkaSparkError as error:
             action = choose_action(error.found, "Correct the connection, or see to the server")
             problem = Problem("source.conn_id", error.found, action)
-            return [problem, *WAITING]
+            return [problem, *(waiting for waiting in WAITING if waiting.where not in self.wrong)]
 
     def _server_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         version = connection.info.server_version // 10_000
