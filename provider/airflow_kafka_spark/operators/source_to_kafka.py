@@ -516,7 +516,7 @@ class SourceToKafkaOperator(WindowOperator):
             rows = self.source.frame(session, bounds)
             if chain is not None:
                 chain.check(rows)
-            elif problems := struct_problems(sink.records(rows), sink.value_writer, sink.key_writer):
+            elif problems := struct_problems(sink.records(rows).schema, sink.value_writer, sink.key_writer):
                 raise ValidationError(problems)
 
     def check(self, window: Window) -> None:

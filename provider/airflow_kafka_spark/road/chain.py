@@ -365,7 +365,7 @@ class SourceChain:
         """
         from airflow_kafka_spark.sinks.kafka.sink import struct_problems
 
-        if problems := struct_problems(self.records(rows, keep=False), self.sink.value_writer, self.sink.key_writer):
+        if problems := struct_problems(self.records(rows, keep=False).schema, self.sink.value_writer, self.sink.key_writer):
             raise ValidationError(problems)
 
     def records(self, rows: DataFrame, *, keep: bool) -> DataFrame:
