@@ -22,7 +22,7 @@ from airflow_kafka_spark.formats.text_values import BadValue
 from airflow_kafka_spark.formats.types import Column
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.registry_client import RegistryClient
+    from airflow_kafka_spark.hooks.tasks.registry_client import RegistryClient
 
 _SCHEMAS = 1_000
 """The number of schemas that a task keeps."""

@@ -61,7 +61,7 @@ def delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Problem]:
 
 
 def table_problems(sink: DeltaSinkOptions) -> list[Problem]:
-    """Return the problems of place, connection and table. See :meth:`.DeltaSink.target_problems`."""
+    """Return the problems of location, connection and table. See :meth:`.DeltaSink.target_problems`."""
     table, found = _open(sink)
     return [*found, *_table(sink, table)] if table is not None else found
 
@@ -74,7 +74,7 @@ def removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
     return [Problem("on_rerun", f"{sink.uri} has `delta.appendOnly`, so that nothing can be replaced", "Unset that property")]
 
 
-# --- place --------------------------------------------------------------------------------------------------------------
+# --- location -----------------------------------------------------------------------------------------------------------
 
 
 def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
@@ -85,13 +85,13 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
         action = 'Install "airflow-provider-kafka-spark[delta]" on the Airflow worker'
         return None, [Problem("sink", "the package `deltalake` is not installed", action)]
     try:
-        place = sink.place
+        location = sink.location
     except ValueError as error:
         what = f"{error}. Expected an absolute path, a file:// URI or s3://bucket/prefix"
         return None, [Problem("sink.path", what)]
     found: list[Problem] = []
-    if place.is_local:
-        found += _rights(Path(place.path))
+    if location.is_local:
+        found += _rights(Path(location.path))
         if sink.conn_id:
             found.append(Problem("sink.conn_id", "a mounted directory needs no connection", "Leave it out"))
     elif sink.conn_id and importlib.util.find_spec("airflow.providers.amazon") is None:
@@ -106,12 +106,12 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
 
 
 def _rights(directory: Path) -> Iterator[Problem]:
-    place = next((path for path in (directory, *directory.parents) if os.path.lexists(path)), directory)
-    if not place.is_dir():
-        yield Problem("sink.path", f"{place} is not a directory", "Name a directory, or remove the file")
-    elif not os.access(place, os.W_OK | os.X_OK):
-        yield Problem("sink.path", f"{place} cannot be written by user {os.geteuid()}", "Give this user the right to")
-    elif place == directory and not (directory / "_delta_log").is_dir() and any(p.name[0] not in "._" for p in place.iterdir()):
+    existing = next((path for path in (directory, *directory.parents) if os.path.lexists(path)), directory)
+    if not existing.is_dir():
+        yield Problem("sink.path", f"{existing} is not a directory", "Name a directory, or remove the file")
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield Problem("sink.path", f"{existing} cannot be written by user {os.geteuid()}", "Give this user the right to")
+    elif existing == directory and not (directory / "_delta_log").is_dir() and any(p.name[0] not in "._" for p in existing.iterdir()):
         yield Problem("sink.path", f"{directory} is not empty, and no Delta table", "Name an empty directory, or a Delta table")
 
 
@@ -150,7 +150,7 @@ def _table(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
         there = ", ".join(metadata.partition_columns) or "nothing"
         what = f"the table is partitioned by {there}; found {', '.join(sink.partition_by) or 'nothing'}"
         yield Problem("sink.partition_by", what, f"Set `partition_by={list(metadata.partition_columns)}`")
-    if not sink.place.is_local:
+    if not sink.location.is_local:
         yield from _unsafe_writers(where, table)
 
 

@@ -76,8 +76,8 @@ def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
         try:
             store = lake.data_store(table)
             there = store.exists("")
-            if there and store.place.is_local and not os.access(store.place.path, os.W_OK | os.X_OK):
-                what = f"{store.place.path} cannot be written by user {os.geteuid()}"
+            if there and store.location.is_local and not os.access(store.location.path, os.W_OK | os.X_OK):
+                what = f"{store.location.path} cannot be written by user {os.geteuid()}"
                 return table, [Problem("sink.table", what, "Give this user the right to")]
         except Exception as error:  # each store has errors of its own
             what = f"its location {table.location()} cannot be reached: {lake.access.hidden(str(error))}"
