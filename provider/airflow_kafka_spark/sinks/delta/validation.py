@@ -111,8 +111,12 @@ def _rights(directory: Path) -> Iterator[Problem]:
         yield Problem("sink.path", f"{existing} is not a directory", "Name a directory, or remove the file")
     elif not os.access(existing, os.W_OK | os.X_OK):
         yield Problem("sink.path", f"{existing} cannot be written by user {os.geteuid()}", "Give this user the right to")
-    elif existing == directory and not (directory / "_delta_log").is_dir() and any(p.name[0] not in "._" for p in existing.iterdir()):
+    elif existing == directory and not (directory / "_delta_log").is_dir() and _has_files(directory):
         yield Problem("sink.path", f"{directory} is not empty, and no Delta table", "Name an empty directory, or a Delta table")
+
+
+def _has_files(directory: Path) -> bool:
+    return any(path.name[0] not in "._" for path in directory.iterdir())
 
 
 def _properties(sink: DeltaSinkOptions) -> Iterator[Problem]:

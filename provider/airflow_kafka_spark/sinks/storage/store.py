@@ -105,8 +105,8 @@ class TableLocation:
 
     @classmethod
     def uri_of(cls, text: object, schemes: Sequence[str] = ("s3",)) -> str:
-        """Return the URI of the location that a path or URI names. A text that names none, or that is not rendered yet, is returned
-        as it is.
+        """Return the URI of the location that a path or URI names. A text that names none, or that is not rendered yet, is
+        returned unchanged.
 
         :param schemes: the object stores that are supported.
         """

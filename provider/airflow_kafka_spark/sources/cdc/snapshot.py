@@ -1,7 +1,7 @@
 """The snapshot of tables, in chunks: where they are cut, and what a source remembers of them.
 
 Chunks of one window are read side by side, each in a snapshot of its own, which its marker records. Before the next chunks are
-cut, the log is read up to a place behind all these snapshots. So the position holds the chunks of one window at most, and the
+cut, the log is read up to a point after all these snapshots. So the position holds the chunks of one window at most, and the
 pipeline lags behind the log by the time of one window, however long the whole snapshot takes.
 
 Until a key is read, its events are left out of windows of the log: its chunk will include them.
@@ -28,7 +28,7 @@ class SnapshotState:
     """The progress of a snapshot.
 
     :param tables: the tables that are not complete, in the order in which they are read.
-    :param behind: a place of the log behind all chunks that are read; "": the log has caught up with them.
+    :param behind: a point in the log after all chunks that are read; "": the log has caught up with them.
     :param repeats: True if rows that are not read may be published already, because a window of chunks was lost with the ledger.
         Then no event is left out, although a chunk includes it: of a row that was deleted since, only its event is left.
     :param progress: how many chunks are planned, of how many; None for a snapshot of an earlier release.
@@ -48,7 +48,7 @@ class SnapshotState:
         """Return the state behind a window of the log.
 
         :param end: the end of the window, as ``order`` returns it.
-        :param order: returns a place of the log as a value that is compared.
+        :param order: returns a point in the log as a value that is compared.
         """
         if self.behind and end < order(self.behind):
             return self
@@ -82,7 +82,7 @@ class Chunks(ABC):
     """Cuts the next chunks.
 
     :param most: how many chunks a window may have.
-    :param bounds: what the splits have beside the chunk: the place and the identity of the log.
+    :param bounds: what the splits have beside the chunk: the point in the log and the log's identity.
     """
 
     most: int
@@ -155,7 +155,7 @@ def snapshot_after(
     """Return a window's position with what its tasks have noted of the snapshot.
 
     :param position: the position that was planned.
-    :param order: returns a place of the log as a value that is compared.
+    :param order: returns a point in the log as a value that is compared.
     """
     state = SnapshotState.from_json(position)
     is_of_chunks = bool(splits) and is_chunk(splits[0])
@@ -176,15 +176,15 @@ def _after_chunks(
 
     :param tokens: per chunk, its snapshot.
     """
-    tables, places = {table.table: table for table in state.tables}, [state.behind] if state.behind else []
+    tables, points = {table.table: table for table in state.tables}, [state.behind] if state.behind else []
     for split, token in zip(splits, tokens, strict=True):
         schema, name = split["table"]
         upto = split["upto"]
         table = tables[schema, name]
         chunk = ReadChunk(None if upto is None else tuple(upto), token["seen"])
         tables[schema, name] = replace(table, read=(*table.read, chunk))
-        places.append(token["behind"])
-    return replace(state, tables=tuple(tables.values()), behind=max(places, key=order))
+        points.append(token["behind"])
+    return replace(state, tables=tuple(tables.values()), behind=max(points, key=order))
 
 
 def _after_truncates(

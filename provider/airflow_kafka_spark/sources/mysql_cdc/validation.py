@@ -98,8 +98,8 @@ class BinlogValidation:
                 yield Problem("source.conn_id", f"`{name}` of the server is `{found}`: {reason}", f"SET GLOBAL {name} = DEFAULT")
         tells_place = is_mariadb(connection) and fetch_rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_position'")
         if self.options.snapshot != "never" and not tells_place:
-            what = "the server does not tell the place of its log at which a transaction sees the tables, as MariaDB does"
-            yield Problem("source.snapshot", what, 'Use `snapshot="never"` and the place of a backup (`starting_position`)')
+            what = "the server does not report at which coordinates of its log a transaction sees the tables, as MariaDB does"
+            yield Problem("source.snapshot", what, 'Use `snapshot="never"` and the coordinates of a backup (`starting_position`)')
         yield from self._kept_problems(connection)
         yield from self._replica_problems(connection)
 
@@ -170,8 +170,8 @@ class BinlogValidation:
 
     def _problems_of(self, connection: Connection, table: tuple[str, str], key: Sequence[str] | None) -> Iterator[Problem]:
         shown = ".".join(table)
-        place = f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
-        kinds = fetch_rows(connection, f"SELECT table_type FROM information_schema.tables WHERE {place}")
+        condition = f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
+        kinds = fetch_rows(connection, f"SELECT table_type FROM information_schema.tables WHERE {condition}")
         if not kinds:
             action = f"Create it, correct its name, or GRANT SELECT ON {shown} TO {self.server.server.user}"
             yield Problem("source.tables", f"there is no table {shown} that the user may see", action)
@@ -183,7 +183,7 @@ class BinlogValidation:
             return
         columns = fetch_rows(
             connection,
-            f"SELECT column_name, data_type, character_set_name, column_key FROM information_schema.columns WHERE {place}",
+            f"SELECT column_name, data_type, character_set_name, column_key FROM information_schema.columns WHERE {condition}",
         )
         names = [str(column[0]) for column in columns]
         if key is None and not any(column[3] == "PRI" for column in columns):
@@ -205,10 +205,10 @@ class BinlogValidation:
     def _snapshot_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
         import pymysql
 
-        shown, place = ".".join(table), f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
-        engine = str(fetch_rows(connection, f"SELECT engine FROM information_schema.tables WHERE {place}")[0][0])
+        shown, condition = ".".join(table), f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
+        engine = str(fetch_rows(connection, f"SELECT engine FROM information_schema.tables WHERE {condition}")[0][0])
         if engine != ENGINE:
-            what = f"the engine of {shown} is {engine}, and a snapshot of it would have no place in the log"
+            what = f"the engine of {shown} is {engine}, and a snapshot of it would have no coordinates in the log"
             yield Problem("source.snapshot", what, f"ALTER TABLE {shown} ENGINE = {ENGINE}, or leave the table out")
         try:
             fetch_rows(connection, f"SELECT * FROM {DIALECT.quote(table[0])}.{DIALECT.quote(table[1])} LIMIT 0")

@@ -46,7 +46,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     :param tables: the tables, as ``schema.table`` (``public`` if no schema is given); None (default): all of the publication.
     :param snapshot: what is published of the rows that are there before the slot, as events ``r``. ``never`` (default): nothing,
         and windows begin where the slot does. ``initial``: all rows of the tables, in chunks, while windows of the log go on in
-        between; then the log. ``only``: the same, up to the place of the log at which all rows are read; then the slot is
+        between; then the log. ``only``: as ``initial``, up to the LSN at which all rows are read; then the slot is
         dropped, and further windows are empty. ``when_needed``: as ``initial``, and again whenever the log behind the last window
         is lost; rows that were deleted in between get no event. The role needs SELECT on the tables.
     :param snapshot_chunk_rows: how many rows a chunk has, and so a Kafka transaction; default 100,000. A table without a primary
@@ -70,7 +70,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     :param time_precision_mode: ``adaptive`` (default): dates in days, times and timestamps without zone in microseconds, or in
         milliseconds where the column has a precision up to 3; ``adaptive_time_microseconds``: the same, but times always in
         microseconds; ``connect``: milliseconds. Timestamps with zone are ISO 8601 texts in UTC either way.
-    :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its place in it,
+    :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its position in it,
         and the begin and the end of each transaction with events, with their counts, are records of the topic
         ``<topic_prefix>.transaction``; default False.
     :param schemas_enable: True: keys and values carry their schema, as JsonConverter with ``schemas.enable=true`` writes them;
@@ -117,20 +117,20 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
             from airflow_kafka_spark.hooks.databases import system_identifier
 
             identity = system_identifier(connection)
-        place = {SERVER: _address(server), "database": server.database, "slot": self.slot}
+        location = {SERVER: _address(server), "database": server.database, "slot": self.slot}
         details = {
             "publication": self.publication,
             "tables": ", ".join(sorted(".".join(name) for name in self.named_tables or ())),
             "topic_prefix": self.topic_prefix,
         }
-        return Endpoint({**place, **({SERVER_ID: identity} if identity else {})}, details)
+        return Endpoint({**location, **({SERVER_ID: identity} if identity else {})}, details)
 
     def exclusive(self, origin: Endpoint) -> str:
         """Return the slot: a second pipeline would not get the changes that the first one has advanced it over."""
-        place = origin.place
-        if "slot" not in place:
+        location = origin.place
+        if "slot" not in location:
             return ""  # of another source, which the pipeline had before
-        return f"slot {place.get(SERVER_ID) or place[SERVER]}/{place['database']}/{place['slot']}"
+        return f"slot {location.get(SERVER_ID) or location[SERVER]}/{location['database']}/{location['slot']}"
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, connection, server, slot, publication, tables and their keys."""

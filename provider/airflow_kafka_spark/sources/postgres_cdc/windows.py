@@ -1,7 +1,7 @@
 """Windows of the log: their end, the slot, how tasks read them, and how tables are cut into the chunks of a snapshot.
 
 A window is a range of LSNs, ``[start, end)``. A transaction is in the window that holds the LSN at which the record of its commit
-begins. This is the server's own rule: it hands out the transactions whose commit begins at the place of the slot or later. So
+begins. This is the server's own rule: it hands out the transactions whose commit begins at the slot's LSN or later. So
 each transaction is in one window, complete, wherever windows are cut; one that is open at the end is in a later window.
 
 The slot is advanced to the end of a window behind its COMPLETE record only: then by the attempt itself, or, if that has died,

@@ -256,10 +256,10 @@ def _transaction_schemas() -> tuple[str, str]:
 _TRANSACTION_KEY, _TRANSACTION_VALUE = _transaction_schemas()
 
 TableT = TypeVar("TableT", bound=TableWriter)
-PlaceT = TypeVar("PlaceT")
+PositionT = TypeVar("PositionT")
 
 
-class ChangeWriter(ABC, Generic[TableT, PlaceT]):
+class ChangeWriter(ABC, Generic[TableT, PositionT]):
     """Turns changes of rows into events.
 
     :param form: their form.
@@ -273,17 +273,17 @@ class ChangeWriter(ABC, Generic[TableT, PlaceT]):
         self.of_server = json_text({"version": __version__, "connector": connector, "name": form.prefix})[1:-1]
 
     @abstractmethod
-    def source(self, table: TableT, place: PlaceT) -> str:
+    def source(self, table: TableT, position: PositionT) -> str:
         """Return the field ``source`` as JSON.
 
-        :param place: of the change in the log.
+        :param position: of the change in the log.
         """
 
     def is_included(self, table: TableT, values: Row, old: Row | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will; here False."""
         return False
 
-    def event(self, table: TableT, place: PlaceT, op: str, key: str, before: str, after: str) -> Event:
+    def event(self, table: TableT, position: PositionT, op: str, key: str, before: str, after: str) -> Event:
         """Return an event.
 
         :param key: the key as JSON; "" if there is none.
@@ -293,8 +293,8 @@ class ChangeWriter(ABC, Generic[TableT, PlaceT]):
         now = time.time_ns()
         transaction = self._transaction.next(table.name) if self._transaction is not None else "null"
         value = (
-            f'{{"before":{before},"after":{after},"source":{self.source(table, place)},"transaction":{transaction},"op":"{op}",'
-            f'"ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
+            f'{{"before":{before},"after":{after},"source":{self.source(table, position)},"transaction":{transaction},'
+            f'"op":"{op}","ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
         )
         return Event(table.topic, table.key_record(key), table.value_record(value), self.timestamp)
 
@@ -337,7 +337,7 @@ class ChangeWriter(ABC, Generic[TableT, PlaceT]):
     # --- changes ---
 
     def change(
-        self, table: TableT, place: PlaceT, old: Row | None, new: Row | None, *, is_insert: bool = False
+        self, table: TableT, position: PositionT, old: Row | None, new: Row | None, *, is_insert: bool = False
     ) -> Iterator[Event]:
         """Yield the events of a change of a row: two for a change of its key, and tombstones.
 
@@ -346,26 +346,26 @@ class ChangeWriter(ABC, Generic[TableT, PlaceT]):
         """
         if new is None:
             assert old is not None
-            yield from self._delete(table, place, old)
+            yield from self._delete(table, position, old)
         elif old is None or table.same_key(old, new):
-            yield from self._write(table, place, "c" if is_insert else "u", old, new)
+            yield from self._write(table, position, "c" if is_insert else "u", old, new)
         else:
-            yield from self._delete(table, place, old)
-            yield from self._write(table, place, "c", old, new)
+            yield from self._delete(table, position, old)
+            yield from self._write(table, position, "c", old, new)
 
-    def _write(self, table: TableT, place: PlaceT, op: str, old: Row | None, new: Row) -> Iterator[Event]:
+    def _write(self, table: TableT, position: PositionT, op: str, old: Row | None, new: Row) -> Iterator[Event]:
         if self.is_included(table, new, old):
             return
         if op == "u" and old is not None and self.is_included(table, old):
             op = "c"  # the chunk of the old row was read behind the update, so that the row was not published
         if op not in self.form.skipped:
             before = table.row(old) if op == "u" and old is not None else "null"
-            yield self.event(table, place, op, table.key_of(new), before, table.row(new))
+            yield self.event(table, position, op, table.key_of(new), before, table.row(new))
 
-    def _delete(self, table: TableT, place: PlaceT, old: Row) -> Iterator[Event]:
+    def _delete(self, table: TableT, position: PositionT, old: Row) -> Iterator[Event]:
         if "d" in self.form.skipped or self.is_included(table, old):
             return
-        event = self.event(table, place, "d", table.key_of(old), table.row(old), "null")
+        event = self.event(table, position, "d", table.key_of(old), table.row(old), "null")
         yield event
         if self.form.tombstones and event.key is not None:
             yield event._replace(value=None)

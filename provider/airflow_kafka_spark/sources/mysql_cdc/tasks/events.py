@@ -22,7 +22,7 @@ from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, json_text
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogTable, LogUnreadable, Transactions
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogServer, Place
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import (
     ColumnRefused,
@@ -72,7 +72,7 @@ def _schema(is_mariadb: bool) -> dict[str, object]:
     )  # fmt: skip
 
 
-class RowPlace(NamedTuple):
+class RowPosition(NamedTuple):
     """A row of the log.
 
     :param position: where its event begins.
@@ -135,7 +135,7 @@ class LogTableWriter(TableWriter):
             raise SourceRejected(self.name, "it has no primary key, so that its events would have no key", action)
         self._null_bytes = (len(columns) + 7) // 8
         self._chunk_key = self._key_of_chunks(snapshot) if snapshot is not None and snapshot.bounds else []
-        self.place = json_text({"db": table.database})[1:-1], json_text({"table": table.name})[1:-1]
+        self.name_parts = json_text({"db": table.database})[1:-1], json_text({"table": table.name})[1:-1]
 
     def convert(self, at: int, raw: object) -> str:
         assert isinstance(raw, str)
@@ -161,7 +161,7 @@ class LogTableWriter(TableWriter):
         return found
 
     def read_row(self, data: bytes, at: int) -> tuple[LogRow, int]:
-        """Return the values of a row, and the place behind it.
+        """Return the values of a row, and the index after it.
 
         :raises SourceRejected: a value cannot be written.
         """
@@ -208,7 +208,7 @@ class ParsedRows(NamedTuple):
     rows: list[RowChange]
 
 
-class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
+class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
     """Turns the events of the log into events of changes, transaction by transaction.
 
     Events of a transaction are held until its end is seen, up to :data:`HELD_BYTES`: one that the server has not finished,
@@ -231,7 +231,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         self._held: list[Event] = []
         self._held_bytes = 0
         self._has_changes = self._is_released = False
-        self._before_database = self._before_table = self._before_place = ""
+        self._before_database = self._before_table = self._before_position = ""
 
     @property
     def is_between_transactions(self) -> bool:
@@ -357,8 +357,8 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         self._has_changes = True
         self._describe_event(located)
         for number, (old, new) in enumerate(parsed.rows):
-            place = RowPlace(located.start.position, number)
-            yield from self.change(parsed.table, place, old, new, is_insert=old is None)
+            position = RowPosition(located.start.position, number)
+            yield from self.change(parsed.table, position, old, new, is_insert=old is None)
 
     def is_included(self, table: LogTableWriter, values: Row, old: Row | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will."""
@@ -366,18 +366,18 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         return self._filter is not None and self._filter.is_included(table.table, lambda _: values.key)
 
     def read_rows(
-        self, table: LogTable, values: Iterable[Iterable[bytes | None]], place: Place, server_id: int, now_us: int
+        self, table: LogTable, values: Iterable[Iterable[bytes | None]], coordinates: LogCoordinates, server_id: int, now_us: int
     ) -> Iterator[Event]:
         """Yield the events of rows that were read from a table.
 
         :param values: the results of a query for its columns.
-        :param place: the place of the log at which they were read.
+        :param coordinates: the coordinates in the log at which they were read.
         :param server_id: of the server.
         :param now_us: the time at which they were read, microseconds since 1970.
         :raises SourceRejected: a value cannot be written.
         """
-        writer, at = LogTableWriter(table, self._form), RowPlace(place.position, 0)
-        self._describe(now_us, "incremental", server_id, place.file)
+        writer, at = LogTableWriter(table, self._form), RowPosition(coordinates.position, 0)
+        self._describe(now_us, "incremental", server_id, coordinates.file)
         for row in values:
             found = writer.query_row(row)
             yield self.event(writer, at, "r", writer.key_of(found), "null", writer.row(found))
@@ -392,13 +392,13 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         gtid = f'"{self._gtid}"' if self._gtid else "null"
         self._before_database = f'{{{self.of_server},"ts_ms":{self.timestamp},"snapshot":"{snapshot}",'
         self._before_table = f',"sequence":null,"ts_us":{at_us},"ts_ns":{at_us * 1000},'
-        self._before_place = f',"server_id":{server_id},"gtid":{gtid},"file":"{file}","pos":'
+        self._before_position = f',"server_id":{server_id},"gtid":{gtid},"file":"{file}","pos":'
 
-    def source(self, table: LogTableWriter, place: RowPlace) -> str:
-        database, name = table.place
+    def source(self, table: LogTableWriter, position: RowPosition) -> str:
+        database, name = table.name_parts
         return (
-            f"{self._before_database}{database}{self._before_table}{name}{self._before_place}{place.position},"
-            f'"row":{place.row},"thread":null,"query":null}}'
+            f"{self._before_database}{database}{self._before_table}{name}{self._before_position}{position.position},"
+            f'"row":{position.row},"thread":null,"query":null}}'
         )
 
     # --- statements ---
@@ -418,7 +418,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
     def _truncate(self, located: Located, table: TableName) -> Event:
         shown = LogTable(0, *table)
         self._describe_event(located)
-        return self.event(_Truncated(shown, self._form), RowPlace(located.start.position, 0), "t", "", "null", "null")
+        return self.event(_Truncated(shown, self._form), RowPosition(located.start.position, 0), "t", "", "null", "null")
 
 
 class _Truncated(LogTableWriter):
@@ -426,7 +426,7 @@ class _Truncated(LogTableWriter):
 
     def __init__(self, table: LogTable, form: MysqlEventForm) -> None:
         TableWriter.__init__(self, (table.database, table.name), (), (), form, _schema(form.is_mariadb))
-        self.place = json_text({"db": table.database})[1:-1], json_text({"table": table.name})[1:-1]
+        self.name_parts = json_text({"db": table.database})[1:-1], json_text({"table": table.name})[1:-1]
 
 
 def truncates(body: bytes, form: MysqlEventForm) -> TableName | None:
@@ -448,4 +448,4 @@ def is_change(body: bytes, form: MysqlEventForm) -> bool:
     return re.search(rf"(?<![\w$])(?:{names})(?![\w$])", text, re.IGNORECASE) is not None
 
 
-NOT_SUPPORTED = "Such transactions cannot be captured: leave the table out, or begin with a new pipeline behind this place"
+NOT_SUPPORTED = "Such transactions cannot be captured: leave the table out, or begin with a new pipeline after these coordinates"

@@ -30,7 +30,7 @@ UnsignedHandling = Literal["long", "precise"]
 ZeroDates = Literal["fail", "null"]
 
 Read = Callable[[bytes, int], "tuple[str, int]"]
-"""Reads a value at a place of the bytes of a row; returns it as JSON, and the place behind it."""
+"""Reads a value at an index of a row's bytes; returns it as JSON, and the index after it."""
 
 Shown = Callable[[bytes], str]
 """Returns a value as text, from bytes of it."""
@@ -204,10 +204,10 @@ def _decimal(precision: int, scale: int, form: ValueForm) -> ReadColumn:
         raw[0] ^= 0x80
         if is_negative:
             raw = bytearray(byte ^ 0xFF for byte in raw)
-        number = place = 0
+        number = at = 0
         for count, digits in groups:
-            number = number * 10**digits + int.from_bytes(raw[place : place + count], "big")
-            place += count
+            number = number * 10**digits + int.from_bytes(raw[at : at + count], "big")
+            at += count
         return -number if is_negative else number
 
     def text(number: int) -> str:
@@ -365,7 +365,7 @@ _FRACTIONS = ((0, 1), (1, 10_000), (1, 10_000), (2, 100), (2, 100), (3, 1), (3, 
 _MONTH_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
-_PLACES = (slice(0, 4), slice(5, 7), slice(8, 10), slice(11, 13), slice(14, 16), slice(17, 19))
+_PARTS_OF_TIME = (slice(0, 4), slice(5, 7), slice(8, 10), slice(11, 13), slice(14, 16), slice(17, 19))
 """The numbers of a date and time as the server shows it; behind them is the fraction."""
 
 
@@ -428,7 +428,7 @@ def _time(column: LogColumn, form: ValueForm) -> ReadColumn:
     return ReadColumn(
         lambda data, at: (local(*parts(data, at)), at + 5 + fraction),
         named("int64", name if millis else "io.debezium.time.MicroTimestamp"),
-        lambda raw: local([int(raw[place]) for place in _PLACES], int(raw[20:].ljust(6, b"0"))),
+        lambda raw: local([int(raw[part]) for part in _PARTS_OF_TIME], int(raw[20:].ljust(6, b"0"))),
         key,
         "datetime",
     )
