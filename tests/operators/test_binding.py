@@ -32,7 +32,7 @@ from airflow_kafka_spark.operators.binding import committed_before
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Condition, Filter
-from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, other_endpoint, other_place
+from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, compare_endpoints, compare_locations
 from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowEntry
 from airflow_kafka_spark.windows.model import ELSEWHERE, OffsetRange, State, Window
 from tests.support.control import forget, rebind
@@ -268,9 +268,9 @@ def test_side_topics_are_part_of_where_an_open_window_goes_and_of_no_later_one(m
         "dead_letters": "dead",
         "routes": "common, rare",
     }
-    assert not other_endpoint(*found) and not other_endpoint(*reversed(found)) and not other_place(*found)
+    assert not compare_endpoints(*found) and not compare_endpoints(*reversed(found)) and not compare_locations(*found)
     other = made(task_id="task", **{**dead, "errors_deadletterqueue_topic_name": "x"}, transforms=ROUTES[:1]).destinations()
-    assert [d.what for d in other_endpoint(found[1], other)] == ["dead_letters", "routes"]
+    assert [d.what for d in compare_endpoints(found[1], other)] == ["dead_letters", "routes"]
 
 
 def test_an_open_window_keeps_the_sinks_of_its_filters(table, tmp_path, dies):

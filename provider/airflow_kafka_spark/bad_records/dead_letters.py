@@ -328,8 +328,8 @@ def add_refused(
 
 
 def _split_of(bad: BadRecord, splits: Sequence[Split]) -> Split:
-    place = (bad.topic, bad.partition)
-    return next(s for s in splits if s.range.topic_partition == place and s.range.start <= bad.offset < s.range.end)
+    partition = (bad.topic, bad.partition)
+    return next(s for s in splits if s.range.topic_partition == partition and s.range.start <= bad.offset < s.range.end)
 
 
 def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> bytes:

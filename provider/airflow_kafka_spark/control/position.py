@@ -396,9 +396,9 @@ def _behind_lost_window(
         refuse_open(memory)
     group = group_of_source(request)
     described = hook.describe_topics({*topics, request.ledger_topic}, missing="omit")
-    places = [tp for found in described.values() for tp in found.topic_partitions]
+    partitions = [tp for found in described.values() for tp in found.topic_partitions]
     ids = {name: found.topic_id for name, found in described.items() if name != request.ledger_topic}
-    named = source_window_of(request.pipeline, hook.committed(group, places), ids)
+    named = source_window_of(request.pipeline, hook.committed(group, partitions), ids)
     if named is None or named.number <= max((memory.last_used, *memory.entries)) or not named.knows_position:
         what = "names no window that the ledger does not know" if named is None or named.knows_position else "holds no position"
         raise ChangeRefused(

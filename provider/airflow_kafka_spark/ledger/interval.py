@@ -129,7 +129,7 @@ class IntervalLedger(Ledger):
         return self._parent.intervals.get(self.interval.name)
 
     @property
-    def place_is_lost(self) -> bool:
+    def is_destination_lost(self) -> bool:
         entry, known = self.memory.entries.get(NUMBER), self.known
         if known is None or (entry is not None and entry.window.binding is not None):
             return False

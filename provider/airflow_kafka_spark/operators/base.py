@@ -354,7 +354,7 @@ class WindowOperator(VisibleOperator):
         :raises DestinationChanged: it was moved to another place than this run's.
         """
         if not self._destination_is_free:
-            bindings.refuse_other_place(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
+            bindings.refuse_other_destination(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
         self.log.info("Window %s of this run is complete already: nothing to do", done.window)
         if not is_paused:
             self.follow(ledger)
@@ -379,16 +379,20 @@ class WindowOperator(VisibleOperator):
         # The place comes first: another sink has no record of the window.
         bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
         again = replace(done.window, replay=done.window.replay + 1)
-        if problems := [*self._place_problems(ledger, again), *self.window_replay_problems(again)]:
+        if problems := [*self._destination_problems(ledger, again), *self.window_replay_problems(again)]:
             raise ValidationError(problems)
         if not again.is_empty:
             # A planned replay is finished first, because deleted records would block all later windows.
             self.check(again)
         return True
 
-    def _place_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
+    def _destination_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
         """Return that the rows of a complete window may be in another destination than this run's."""
-        if not isinstance(self.sink, Sink) or not ledger.place_is_lost or self.sink.last_applied(replay.pipeline) is not None:
+        if (
+            not isinstance(self.sink, Sink)
+            or not ledger.is_destination_lost
+            or self.sink.last_applied(replay.pipeline) is not None
+        ):
             return []
         return [unknown_window(replay, self.sink.uri)]
 
@@ -401,7 +405,7 @@ class WindowOperator(VisibleOperator):
         window = unfinished.window
         if not window.replay:
             return
-        problems = self.replay_problems() or [*self._place_problems(ledger, window), *self.window_replay_problems(window)]
+        problems = self.replay_problems() or [*self._destination_problems(ledger, window), *self.window_replay_problems(window)]
         if not problems:
             return
         found = f"a replay of window {window} is open"

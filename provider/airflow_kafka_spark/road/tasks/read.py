@@ -184,7 +184,7 @@ class SplitRows:
 
     def _decode(self, records: KafkaRecords, account: SplitAccount) -> pa.RecordBatch:
         """Count bad and ignored records, and return the rows of all others."""
-        decoded, tp, tolerance = self.task.layout.decode(records), account.place, self.task.reading.tolerance
+        decoded, tp, tolerance = self.task.layout.decode(records), account.topic_partition, self.task.reading.tolerance
         routed = _positions(records, self.task.reading.routed.get(tp))
         sent = _positions(records, tolerance.sent.get(tp) if tolerance is not None else None)
         ignored = decoded.ignored - routed - sent
