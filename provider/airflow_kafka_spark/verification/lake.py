@@ -1,4 +1,4 @@
-"""One side of a comparison by buckets: a Delta or an Iceberg table, or files, read as Arrow, a batch at a time."""
+"""A lake table or files as one side of a comparison by buckets: a Delta or Iceberg table, or files, read in Arrow batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FRACTION_ZEROS = (r"(\.[0-9]*[1-9])0+$|\.0*$", r"\1")
 
 
 def family_of(kind: pa.DataType) -> Family:
-    """Return what the values of a column are."""
+    """Return the family of a column's type."""
     import pyarrow as pa
 
     is_a = pa.types
@@ -59,7 +59,7 @@ def family_of(kind: pa.DataType) -> Family:
 
 
 def rows_of(batch: pa.RecordBatch, columns: Sequence[str], forms: Sequence[Form]) -> Iterator[Row]:
-    """Yield the rows of a batch, each with its values in their forms."""
+    """Yield the rows of a batch, with each value in its form."""
     values = [_column(batch.column(name), form) for name, form in zip(columns, forms, strict=True)]
     return zip(*values, strict=True)
 
@@ -95,7 +95,7 @@ def _column(column: pa.Array, form: Form) -> list[str | None]:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Return a column without dictionary encoding, and without extension types: a UUID as text."""
+    """Return a column without dictionary encoding and extension types. A UUID becomes text."""
     import pyarrow as pa
 
     if isinstance(column.type, pa.BaseExtensionType):
@@ -118,9 +118,9 @@ Piece = Callable[[], "Iterator[pa.RecordBatch]"]
 
 @dataclass(frozen=True)
 class LakeTable:
-    """A table of a lake, as its newest version has it.
+    """The newest version of a lake table.
 
-    :param sink: where it is.
+    :param sink: the sink that names its location.
     :param schema: its columns.
     """
 
@@ -165,11 +165,11 @@ class LakeTable:
 
 @dataclass(frozen=True)
 class LakeSide:
-    """A table of a lake, and how its rows are compared. Each pass reads the newest version.
+    """A lake table, with the columns and the forms in which its rows are compared. Each pass reads the newest version.
 
-    :param sink: where it is.
-    :param columns: the columns that are compared, those of the key first.
-    :param forms: the form of each.
+    :param sink: the sink that names its location.
+    :param columns: the columns that are compared, the key's columns first.
+    :param forms: the form of each column.
     :param key: the number of columns of the key.
     :param where: a condition: SQL for Delta, an expression of pyiceberg for Iceberg; empty for all rows, and for files.
     """
@@ -184,7 +184,7 @@ class LakeSide:
         return 0
 
     def explain(self) -> None:
-        """Begin to read.
+        """Start reading, so that an invalid condition is reported before the comparison.
 
         :raises SinkUnavailable: the condition is wrong, or the store did not answer.
         """
@@ -233,7 +233,7 @@ class LakeSide:
             ).to_batches()
 
     def _delta(self, sink: DeltaSink, doing: str) -> Iterator[Piece]:
-        """Yield the whole table: its query engine reads files in parallel."""
+        """Yield the whole table. deltalake's query engine reads its files in parallel."""
         from deltalake import QueryBuilder
 
         table = _load_delta(sink, doing)
@@ -251,7 +251,7 @@ class LakeSide:
         yield read
 
     def _iceberg(self, sink: IcebergSink, doing: str) -> Iterator[Piece]:
-        """Yield each data file, with its deletes."""
+        """Yield each data file, with its delete files."""
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import ArrowScan
 
@@ -267,10 +267,10 @@ class LakeSide:
 
 
 class _errors:  # noqa: N801 - used like `contextlib.suppress`
-    """Raises the errors of a store as those of this package.
+    """Converts the errors of a store to the errors of this package.
 
     :param sink: the table.
-    :param doing: what is done.
+    :param doing: the operation, for the message.
     """
 
     def __init__(self, sink: LakeSink, doing: str) -> None:
@@ -279,7 +279,7 @@ class _errors:  # noqa: N801 - used like `contextlib.suppress`
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        # Each store and each catalog has errors of its own.
+        # Stores and catalogs have no common base class of errors.
         if not isinstance(error, Exception) or isinstance(error, KafkaSparkError):
             return
         if isinstance(self.sink, IcebergSink):
