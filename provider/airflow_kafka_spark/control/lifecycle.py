@@ -119,7 +119,7 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
     :param request: the pipeline, the author and the reason.
     :param running: True if an attempt works on an open window, as Airflow says of its task; None if that is unknown.
     :raises PipelineUnknown: the ledger holds nothing of it.
-    :raises AttemptAtWork: a window is open, and an attempt is at work on it, or that is not known.
+    :raises AttemptAtWork: a window is open, and an attempt is working on it, or that is not known.
     :raises ChangeRefused: the name is that of a data interval.
     """
     memory = read_pipeline(hook, request.pipeline, request.ledger_topic).memory

@@ -339,7 +339,7 @@ def reset(
         :func:`~airflow_kafka_spark.windows.offset_specs.parse_target`. Offsets per partition move only these partitions.
     :param only: topics (``orders``) or partitions of them (``orders:0,2``) to be moved; empty is all that the pipeline reads.
         Named together with ``group_id``, they also move a pipeline that the ledger knows nothing of, because Kafka was created
-        anew or a `forget` removed it, and whose sink still remembers windows: its next window begins there. A pipeline that
+        again or a `forget` removed it, and whose sink still remembers windows: its next window begins there. A pipeline that
         reads a source is moved only to "committed:" its own group, behind the window that the group names; ``only`` then names
         the topic that it publishes to.
     :param group_id: its consumer group. Default: that of its newest window.

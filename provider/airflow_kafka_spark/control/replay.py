@@ -171,7 +171,7 @@ class DeadLetter:
 
 
 def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None, name: str | None = None) -> ChangeResult:
-    """Send the dead letters of a complete window again, to the topics that they came from, where the pipeline reads them anew.
+    """Send the dead letters of a complete window again, to the topics that they came from, where the pipeline reads them again.
 
     Each record is sent as it was read (key, value, timestamp and headers), to the partition that it came from. The records of a
     partition keep their order.

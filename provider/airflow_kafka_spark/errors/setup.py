@@ -62,7 +62,7 @@ class ValidationError(KafkaSparkError):
 class JavaMissing(KafkaSparkError):
     """Raised when no usable Java runtime was found.
 
-    :param detail: where it was looked for.
+    :param detail: where it was searched for.
     """
 
     def __init__(self, detail: str = "neither JAVA_HOME/bin/java nor java on the PATH could be run") -> None:

@@ -187,7 +187,7 @@ class SinkRecordMissing(WindowConflict):
 class ForeignOffsets(WindowConflict):
     """Raised when the sink's record of a pipeline has offsets of another cluster, or of a topic that was created again.
 
-    Such offsets do not tell which records the sink has. Nothing was changed.
+    Such offsets do not show which records the sink has. Nothing was changed.
 
     :param pipeline: name of the pipeline in the sink.
     :param number: number of the window in the sink's record.
@@ -210,8 +210,8 @@ class ForeignOffsets(WindowConflict):
         KafkaSparkError.__init__(
             self,
             f"The sink's record of window {self.window} holds offsets of {', '.join(known)}; {', '.join(found)}",
-            expected="offsets of the cluster and the topics that are read, since they tell which records the sink has",
-            action="Correct the connection if it leads to the wrong cluster. Where Kafka or the topic was created anew, records "
+            expected="offsets of the cluster and the topics that are read, since they show which records the sink has",
+            action="Correct the connection if it leads to the wrong cluster. Where Kafka or the topic was created again, records "
             "that were not read before are lost; to go on with the new one, say where: `airflow kafka-spark reset "
             f"{pipeline} --to earliest --only {named} --group-id <group> --why <why>`. `forget` does not help: the sink "
             "keeps its record. A pipeline of data intervals, or a second one on another cluster, needs a `pipeline=` name of "

@@ -337,7 +337,7 @@ class WindowOperator(VisibleOperator):
             raise
 
     def foresees_records(self, run: Run) -> Callable[[], bool] | None:
-        """Return a function that returns True if this run's window will have records; None if only the plan can tell. The
+        """Return a function that returns True if this run's window will have records; None if only the plan shows it. The
         function changes nothing. It is called in a thread, during the validation."""
         return None
 

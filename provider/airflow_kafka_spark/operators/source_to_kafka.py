@@ -123,7 +123,7 @@ class SourceToKafkaOperator(WindowOperator):
     :param errors_deadletterqueue_context_headers_enable: True (default) adds Connect's headers (KIP-298) to dead letters:
         ``__connect.errors.topic``, ``.partition``, ``.offset``, ``.connector.name`` (the pipeline), ``.stage``,
         ``.exception.message`` and others.
-    :param errors_skip: with ``all`` and without a dead letter topic: True leaves bad rows out for good, and only counts them;
+    :param errors_skip: with ``all`` and without a dead letter topic: True drops bad rows, and only counts them;
         default False.
     :param max_errors: maximum number of bad rows in a window, or their maximum share (a number below 1, as ``0.01``). If there
         are more, nothing of the window is published, and no dead letter is sent. With a maximum, the window is read twice. None
@@ -436,7 +436,7 @@ class SourceToKafkaOperator(WindowOperator):
                 continue
             other = LedgerTopic(self.kafka, name)
             try:
-                # A topic that is missing would be looked for again for a second.
+                # The client would search for a missing topic for a second.
                 if name in topics and other.find_existing():
                     there = other.read_without_waiting(pipeline).memory
                     is_same = not there.is_blank and is_same_flow(there.binding, mine)

@@ -197,7 +197,7 @@ class RowSource(ABC):
         """
 
     def empty_frame(self, spark: SparkSession) -> DataFrame | None:
-        """Return a DataFrame without rows that has the columns of :meth:`frame`; None (default) if only splits tell them.
+        """Return a DataFrame without rows that has the columns of :meth:`frame`; None (default) if only splits show them.
 
         Called only if :meth:`validate` has found nothing.
 

@@ -111,7 +111,7 @@ class DagSchedule:
                 last = info
         except Exception:
             # A timetable may be the user's own code, so any error is possible.
-            log.debug("Timetable %s does not tell its next run", type(self.timetable).__name__, exc_info=True)
+            log.debug("Timetable %s does not return its next run", type(self.timetable).__name__, exc_info=True)
         return None
 
 

@@ -110,7 +110,7 @@ class Avro(RegistryFormat):
         from airflow_kafka_spark.formats.avro.tasks.row_decode import bad_defaults
 
         return [
-            Problem(f"{where}.reader_schema", f"the default of field `{name}` is none of its type", "Correct the default")
+            Problem(f"{where}.reader_schema", f"the default of field `{name}` does not have its type", "Correct the default")
             for name in bad_defaults(self._reader)
         ]
 

@@ -164,7 +164,7 @@ class Builder:
     def whole(self, at: int, kind: pa.DataType) -> int:
         """Return a node that leaves the program, with its structs built.
 
-        :param kind: its type, which also tells which fields of a struct are never null.
+        :param kind: its type, which also says which fields of a struct are never null.
         """
         node = self._nodes[at]
         if not pa.types.is_struct(node.type) or node.kind in (COLUMN, FIELD, LITERAL):

@@ -31,7 +31,7 @@ _FEATURES = {
     "timestampNtz",
     "vacuumProtocolCheck",
 }
-"""Features of a table that do not matter to an append, or whose use in a column is looked for."""
+"""Features of a table that do not matter to an append, or whose use in a column is checked."""
 _FORBIDDEN = ("delta.setTransactionRetentionDuration", "delta.columnMapping.mode", "delta.enableDeletionVectors")
 _REFUSED = {
     "delta.setTransactionRetentionDuration": (None, "the table forgets which windows it has"),
@@ -40,11 +40,11 @@ _REFUSED = {
 }
 _REFUSED_BY_UPSERTS = {
     "delta.appendOnly": ("false", "it takes no upserts"),
-    "delta.enableChangeDataFeed": ("false", "an upsert writes files anew, so that its feed would have rows that did not change"),
+    "delta.enableChangeDataFeed": ("false", "an upsert rewrites files, so that its feed would have rows that did not change"),
 }
 """Properties of a table, the value that is accepted, and why no other one is."""
 _RECENT = 50
-"""Commits that are looked at for other writers."""
+"""Number of commits that are checked for other writers."""
 _UNNAMEABLE = frozenset(" ,;{}()\n\t=")
 
 

@@ -394,9 +394,9 @@ class ManifestTable:
 class ListedTable(ManifestTable):
     """A files table in S3 whose windows readers find by listing it.
 
-    Tasks send the parts of files, which nobody sees. The entry of the log that commits a window names their uploads. Behind it
-    the uploads are completed: by the attempt, or by the next look at the table if the attempt dies. As nothing is committed
-    behind an entry before its window is shown, only uploads of the newest entry can be left to complete.
+    Tasks send the parts of files, which are invisible to readers. The entry of the log that commits a window names their uploads.
+    The uploads are completed after that entry: by the attempt, or by the next operation on the table if the attempt dies. Nothing
+    is committed after an entry before its window is shown, so only uploads of the newest entry can be left to complete.
     """
 
     @cached_property

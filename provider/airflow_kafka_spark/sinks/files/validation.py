@@ -113,7 +113,7 @@ def _rights(directory: Path, *, beside: bool) -> Iterator[Problem]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            yield Problem("sink.path", f"{path} cannot be looked at: {error}", "Give the worker's user the right to")
+            yield Problem("sink.path", f"{path} cannot be read: {error}", "Give the worker's user the right to")
             return
         if not path.is_dir():
             yield Problem("sink.path", f"{path} is not a directory", "Name a directory, or remove the file")
@@ -283,9 +283,9 @@ def changed_column_problems(sink: FilesSinkOptions, before: Mapping[str, str], s
         if name in before and before[name] != kind:
             what = f"found {kind}; expected {before[name]}, as in the windows that are there: readers cannot combine the two"
             yield Problem(where, what, "Correct the schema, give the column another name, or name another directory")
-        elif name not in before and (alike := [known for known in before if known.casefold() == name.casefold()]):
-            what = f"the windows that are there have `{alike[0]}`, and Spark takes the two for one"
-            yield Problem(where, what, f"Call it `{alike[0]}` in the schema, or give it another name")
+        elif name not in before and (similar := [known for known in before if known.casefold() == name.casefold()]):
+            what = f"the windows that are there have `{similar[0]}`, and Spark treats the two as one"
+            yield Problem(where, what, f"Call it `{similar[0]}` in the schema, or give it another name")
         elif name not in before and not sink.auto_evolve:
             what = f"it is new ({kind}); the windows that are there have {_listed(before)}"
             yield Problem(where, what, "Set `auto_evolve=True` on the sink, or leave it out of the schema")

@@ -190,11 +190,11 @@ def _after_chunks(
 def _after_truncates(
     state: SnapshotState, splits: Sequence[Mapping[str, Any]], tokens: Sequence[Mapping[str, Any]]
 ) -> SnapshotState:
-    """Return the state behind a window of the log in which tables were truncated that have to be read anew."""
+    """Return the state behind a window of the log in which tables were truncated that have to be read again."""
     again = {tuple(table) for token in tokens for table in token.get("truncated", ())}
     if not again:
         return state
     planned = [TableSnapshot.from_json(value) for split in splits for value in split.get("snapshot", ())]
     kept = [table for table in state.tables if table.table not in again]
-    anew = [table.begin_again() for table in planned if table.table in again]
-    return replace(state, tables=(*kept, *anew))
+    restarted = [table.begin_again() for table in planned if table.table in again]
+    return replace(state, tables=(*kept, *restarted))

@@ -106,7 +106,7 @@ class ReadLimits:
     """When a session of a task may read.
 
     :param max_sessions: sessions that read at a time; None for any number.
-    :param max_replica_lag: seconds that a replica may be behind; None if replicas are not looked at.
+    :param max_replica_lag: seconds that a replica may be behind; None if it is not checked.
     """
 
     max_sessions: int | None = None

@@ -444,7 +444,7 @@ _BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "lo
 _OTHERS = frozenset({"uuid", "inet4", "inet6"})
 _INCREASING = frozenset({*_INTEGERS, "decimal", "char", "varchar", "datetime", "timestamp", "uuid"})
 _CLOCKS = {"timestamp": "zoned", "datetime": "local", "date": "date"}
-# Stands for a date that is none: farther away than any day these servers know.
+# Stands for an invalid date: farther away than any day of these servers.
 _INVALID_DATE = -(2**62)
 _EPOCH = "TIMESTAMP'1970-01-01 00:00:00'"
 
@@ -552,7 +552,7 @@ def _timestamp_expressions(metadata: ColumnMetadata) -> tuple[str, str, str]:
             if metadata.kind == "timestamp"
             else "CAST(timestamp_micros(CAST({c} AS bigint)) AS timestamp_ntz)"
         )
-    # A date that is none (0000-00-00) has no distance from another, and would silently become NULL.
-    message = f"column `{metadata.name}` holds a day that is none, as 0000-00-00".replace("\\", "\\\\").replace("'", "\\'")
+    # An invalid date (0000-00-00) has no distance from another, and would silently become NULL.
+    message = f"column `{metadata.name}` holds an invalid date, such as 0000-00-00".replace("\\", "\\\\").replace("'", "\\'")
     select = f"CASE WHEN {{c}} IS NULL THEN NULL ELSE COALESCE({value}, {_INVALID_DATE}) END"
     return select, f"if(CAST({{c}} AS bigint) = {_INVALID_DATE}, raise_error('{escape_template(message)}'), {spark})", ""

@@ -53,7 +53,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         server; default 16. Between two such windows, the log is read.
     :param max_replica_lag: seconds that a replica of ``replica_conn_ids`` may be behind (``Seconds_Behind_Master``). While one is
         further behind, or while its replication has stopped, each chunk of a snapshot waits before its first row. Default None:
-        replicas are not looked at.
+        the lag of replicas is not checked.
     :param replica_conn_ids: Airflow connections of type ``mysql`` of MariaDB's replicas, for ``max_replica_lag``; their users
         need the right ``SLAVE MONITOR``. Executors use them, too. Default none.
     :param max_binlog_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256

@@ -45,7 +45,7 @@ class BinlogValidation:
 
     :param options: the source's options, which are valid by themselves.
     :param server: its address and login.
-    :param replicas: the replicas whose lag is looked at.
+    :param replicas: the replicas whose lag is checked.
     """
 
     options: MySqlCdcOptions

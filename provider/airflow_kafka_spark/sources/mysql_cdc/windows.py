@@ -161,7 +161,7 @@ class MySqlLogWindows:
 
     :param options: the source's options.
     :param server: its address and login.
-    :param replicas: the replicas whose lag is looked at.
+    :param replicas: the replicas whose lag is checked.
     """
 
     options: MySqlCdcOptions

@@ -54,8 +54,8 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the
         server; default 16. Between two such windows, the log is read.
     :param max_replica_lag: seconds that a replica may be behind. While one that streams from the server is further behind, each
-        chunk of a snapshot waits before its first row. The role needs ``pg_read_all_stats``. Default None: replicas are not
-        looked at.
+        chunk of a snapshot waits before its first row. The role needs ``pg_read_all_stats``. Default None: the lag of
+        replicas is not checked.
     :param max_wal_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256
         MiB. A window has to be published within the sink's ``transaction_timeout``.
     :param message_key_columns: table -> the columns of its key. Default: the replica identity, which usually is the primary key;

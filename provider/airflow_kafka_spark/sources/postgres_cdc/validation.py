@@ -90,7 +90,7 @@ class CdcServerValidation:
             most = int(_setting(connection, "max_replication_slots"))
             used = _one(connection, "SELECT count(*) FROM pg_catalog.pg_replication_slots")
             if used >= most:
-                action = "Raise `max_replication_slots`, or drop a slot that nobody uses"
+                action = "Raise `max_replication_slots`, or drop an unused slot"
                 yield Problem("source.slot", f"`{name}` is missing, and all {most} slots of the server are taken", action)
         elif state.plugin != "pgoutput":
             kind = f"decodes with `{state.plugin}`" if state.plugin else "is a physical slot"

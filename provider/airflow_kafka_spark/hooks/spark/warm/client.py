@@ -163,7 +163,7 @@ def _enter(settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, 
         _start(files, settings)
         if entered := _hello(files, settings, name):
             return (*entered, True)
-    raise WarmUnavailable(f"it ended as soon as it was started; {files.log} may tell why")
+    raise WarmUnavailable(f"it ended as soon as it was started; {files.log} may contain the reason")
 
 
 def _hello(files: ProcessFiles, settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any]] | None:
@@ -232,7 +232,7 @@ def _start(files: ProcessFiles, settings: WarmSettings) -> None:
         said = answer.read(10_000).decode() if ready else ""
     if said != "ready":
         reason = said or (f"it did not start within {START_SECONDS:g} s" if not ready else "it ended while it started")
-        raise WarmUnavailable(f"{reason}; {files.log} may tell why")
+        raise WarmUnavailable(f"{reason}; {files.log} may contain the reason")
 
 
 def _open(answer: dict[str, Any]) -> SparkSession:

@@ -301,7 +301,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
     # --- transactions ---
 
     def begin_transaction(self, id: str) -> None:
-        """Count events anew: a transaction has begun."""
+        """Reset the counts of events, because a transaction has begun."""
         self._transaction = _Transaction(id) if self.form.transactions else None
 
     def bounded(self, events: Iterator[Event]) -> Iterator[Event]:

@@ -107,7 +107,7 @@ class ChunkFilter(ABC):
 
     :param tables: tables whose snapshot is not complete, as it was when the window was planned.
     :param publishes_truncates: True if truncates are events.
-    :ivar truncated: tables that have to be read anew.
+    :ivar truncated: tables that have to be read again.
     """
 
     tables: Mapping[TableName, TableSnapshot]
@@ -164,7 +164,7 @@ class ChunkFilter(ABC):
         """Return True if nothing that is published of a table is older than its truncate in this transaction.
 
         If some chunks are older, and others have rows from behind it, a consumer that empties its table loses these: the table is
-        read anew.
+        read again.
         """
         table = self._tables.get(name)
         if table is None:

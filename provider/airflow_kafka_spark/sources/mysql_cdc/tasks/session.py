@@ -37,7 +37,7 @@ _DUMP, _NON_BLOCKING = 0x12, 1
 _CANNOT_READ = 1236
 _RIGHTS = (1045, 1227)
 
-NEW_PIPELINE = "To begin anew, use a new pipeline, and copy the tables again"
+NEW_PIPELINE = "To start over, use a new pipeline, and copy the tables again"
 
 
 class LogCoordinates(NamedTuple):
@@ -162,7 +162,7 @@ class LogServer:
     def events_up_to(self, start: LogCoordinates, end: LogCoordinates) -> Iterator[Located]:
         """Yield the events from ``start`` on, at least up to ``end``.
 
-        The server may tell the end of its log a moment before it sends what lies before it.
+        The server may report the end of its log a moment before it sends the events up to it.
 
         :raises SourceUnavailable: the server does not answer, or does not send so much.
         :raises LogLost: the server no longer has this part of the log.
@@ -197,7 +197,7 @@ class LogServer:
         return LogCoordinates(str(found[0][0]), int(found[0][1]))
 
     def status_statement(self, connection: Connection) -> str:
-        """Return the statement that tells the end of the log."""
+        """Return the statement that returns the end of the log."""
         is_new = not is_mariadb(connection) and version(connection) >= (8, 4)
         return "SHOW BINARY LOG STATUS" if is_new else "SHOW MASTER STATUS"
 
@@ -206,7 +206,7 @@ class LogServer:
         return [LogCoordinates(str(row[0]), int(row[1])) for row in fetch_rows(connection, "SHOW BINARY LOGS")]
 
     def identity(self, connection: Connection) -> dict[str, Any]:
-        """Return what tells this server from others: its ``server_id``, and MySQL's ``server_uuid``."""
+        """Return the facts that identify this server: its ``server_id``, and MySQL's ``server_uuid``."""
         names = ("server_id",) if is_mariadb(connection) else ("server_id", "server_uuid")
         found = fetch_rows(connection, f"SELECT {', '.join(f'@@global.{name}' for name in names)}")[0]
         return dict(zip(names, found, strict=True))
@@ -318,7 +318,7 @@ def advanced(files: Sequence[LogCoordinates], start: LogCoordinates, bytes: int,
 
 
 LAG_SECONDS = 1
-"""Seconds between two looks at the lag of a replica."""
+"""Seconds between two checks of the lag of a replica."""
 
 
 @dataclass(frozen=True)

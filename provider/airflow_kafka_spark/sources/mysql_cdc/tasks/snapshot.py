@@ -74,12 +74,8 @@ def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, An
     name, start = tuple(chunk["table"]), LogCoordinates.parse(chunk["start"])
     deadline = time.monotonic() + OPEN_SECONDS
     while True:
-        coordinates = take_snapshot(connection)
-        if (
-            _includes(server, coordinates, start)
-            and _use(connection, name)
-            and not _is_changed(server, connection, coordinates, name)
-        ):
+        seen = take_snapshot(connection)
+        if _includes(server, seen, start) and _use(connection, name) and not _is_changed(server, connection, seen, name):
             break
         fetch_rows(connection, "ROLLBACK")
         if time.monotonic() > deadline:
@@ -91,7 +87,7 @@ def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, An
     if shape is None:
         raise SourceRejected(".".join(name), "it is no table any more")
     shape.refuse_other_key(tuple(chunk["key"]), tuple(chunk.get("types", ())))
-    return MySqlOpenChunk(shape, coordinates, int(now))
+    return MySqlOpenChunk(shape, seen, int(now))
 
 
 def _includes(server: LogServer, coordinates: LogCoordinates, start: LogCoordinates) -> bool:

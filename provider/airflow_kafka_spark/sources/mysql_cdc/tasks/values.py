@@ -449,7 +449,7 @@ def _duration(fraction: int, unit: int) -> Callable[[bytes, int], int]:
 
 
 def _day(year: int, month: int, day: int, zero_dates: ZeroDates) -> int | None:
-    """Return the number of a day; None for a date that is none, as 0000-00-00."""
+    """Return the number of a day; None for an invalid date, such as 0000-00-00."""
     is_day = 1 <= month <= 12 and 1 <= day <= _MONTH_DAYS[month - 1]
     if is_day and month == 2 and day == 29:
         is_day = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
