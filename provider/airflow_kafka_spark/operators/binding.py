@@ -111,8 +111,8 @@ def log_unnamed_deployment(pipeline: str, whole: Memory, found: Binding) -> None
     if whole.binding is None and not found.writer.deployment:
         # A single deployment needs no name, so this is no warning.
         log.info(
-            "This Airflow deployment has no name, so pipeline %s cannot distinguish its runs from those of another deployment with "
-            "the same DAG: set `[kafka_spark] deployment` (or `[api] base_url`) where several of them share a Kafka cluster",
+            "This Airflow deployment has no name, so pipeline %s cannot distinguish its runs from those of another deployment "
+            "with the same DAG: set `[kafka_spark] deployment` (or `[api] base_url`) where several of them share a Kafka cluster",
             pipeline,
         )
 
