@@ -167,7 +167,7 @@ def _number(text: str) -> dict[str, Any]:
 _EPOCH = datetime(2000, 1, 1)
 
 
-def to_report_value(form: Form, value: str | None) -> Any:
+def to_report_value(form: Form, value: str | None) -> str | int | None:
     """Return a value for a report: a timestamp or a date as people write it, an integer as a number, others in their form."""
     if value is None or form not in ("instant", "date", "integer"):
         return value

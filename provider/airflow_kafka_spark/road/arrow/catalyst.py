@@ -275,7 +275,7 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 _SIZES = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
-def whole_literal(value: object, kind: pa.DataType) -> Any:
+def whole_literal(value: object, kind: pa.DataType) -> int | Decimal | float | None:
     """Return a whole number, or the number of a text, in a numeric type that holds it; None for anything else."""
     t = pa.types
     if isinstance(value, str) and re.fullmatch("-?[0-9]{1,18}", value):

@@ -14,13 +14,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, ReadChunk, TableSnapshot, caught_up
 from airflow_kafka_spark.windows.model import IF_GIVEN_UP, PUBLISHED_IN_PART
 from airflow_kafka_spark.windows.pass_progress import PassProgress
 
 log = logging.getLogger(__name__)
+
+
+PointT = TypeVar("PointT", int, tuple[int, int])
+"""A point in a log as a value that is compared: an LSN, or binlog coordinates."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class SnapshotState:
         """True if no chunk waits for the log."""
         return not any(table.read for table in self.tables)
 
-    def after_log(self, end: Any, order: Callable[[str], Any]) -> SnapshotState:
+    def after_log(self, end: PointT, order: Callable[[str], PointT]) -> SnapshotState:
         """Return the state behind a window of the log.
 
         :param end: the end of the window, as ``order`` returns it.
@@ -150,7 +154,7 @@ def snapshot_after(
     position: Mapping[str, Any],
     splits: Sequence[Mapping[str, Any]],
     tokens: Sequence[Mapping[str, Any]],
-    order: Callable[[str], Any],
+    order: Callable[[str], PointT],
 ) -> Mapping[str, Any]:
     """Return a window's position with what its tasks have noted of the snapshot.
 
@@ -170,7 +174,7 @@ def _after_chunks(
     state: SnapshotState,
     splits: Sequence[Mapping[str, Any]],
     tokens: Sequence[Mapping[str, Any]],
-    order: Callable[[str], Any],
+    order: Callable[[str], PointT],
 ) -> SnapshotState:
     """Return the state behind a window of chunks.
 

@@ -33,6 +33,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection as AirflowConnection
+    from pymysql.connections import Connection
     from pymysql.protocol import FieldDescriptorPacket
 
 DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.6"
@@ -134,7 +135,7 @@ class MysqlServer:
     def where(self) -> str:
         return f"{self.host}:{self.port}/{self.database}"
 
-    def connect(self) -> Any:
+    def connect(self) -> Connection:
         import pymysql
 
         context: ssl.SSLContext | None = None
@@ -162,7 +163,7 @@ TIME_ZONE = "time_zone = '+00:00'"
 
 @dataclass
 class MysqlSession(DatabaseSession):
-    connection: Any
+    connection: Connection
     server: MysqlServer
     dialect = MysqlDialect()
 

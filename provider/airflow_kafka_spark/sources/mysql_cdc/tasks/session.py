@@ -344,7 +344,7 @@ class ReplicaLag:
                     time.sleep(LAG_SECONDS)
 
 
-def behind_master(replica: LogServer, connection: Any) -> float:
+def behind_master(replica: LogServer, connection: Connection) -> float:
     """Return how many seconds a replica is behind, the most of its channels; infinity if the replication of one has stopped, or
     is not connected.
 
