@@ -10,7 +10,7 @@ import pytest
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.pipelines import read_pipeline, to_json
-from airflow_kafka_spark.control.preview import preview
+from airflow_kafka_spark.control.preview import PlanOptions, preview
 from airflow_kafka_spark.errors import ChangeRefused, Fenced, GroupOwned, PipelineRenamed, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
@@ -57,7 +57,7 @@ def test_a_second_pipeline_does_not_begin_where_the_group_of_the_first_one_stand
     with pytest.raises(GroupOwned):
         named(other, starting_offsets="earliest")
     with pytest.raises(GroupOwned):
-        preview(moved.hook, other, topics=[moved.topic], group_id=moved.name, **moved.place)
+        preview(moved.hook, other, PlanOptions([moved.topic], moved.name), **moved.place)
     assert [(r.start, r.end) for r in named(other, group_id=unique("own")).ranges] == [(2, 20), (0, 20)]
     assert [r.start for r in named(moved.name).ranges] == [10, 10]
 

@@ -186,19 +186,17 @@ class PipelineOffsetsOperator(BaseOperator):
         return list_windows(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, limit=self.limit)
 
     def _plan(self, run: Run) -> Preview:
-        from airflow_kafka_spark.control.preview import preview
+        from airflow_kafka_spark.control.preview import PlanOptions, preview
 
-        return preview(
-            self.kafka,
-            self.pipeline,
-            ledger_topic=self.ledger_topic,
-            topics=_several(self.topics),
-            group_id=self.group_id or None,
-            starting_offsets=self.starting_offsets,
-            ending_offsets=self.ending_offsets,
-            max_records=_whole(self.max_records),
-            data_loss=self.data_loss,
+        options = PlanOptions(
+            _several(self.topics),
+            self.group_id or None,
+            self.starting_offsets,
+            self.ending_offsets,
+            _whole(self.max_records),
+            self.data_loss,
         )
+        return preview(self.kafka, self.pipeline, options, ledger_topic=self.ledger_topic)
 
     def _reset(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.position import reset
