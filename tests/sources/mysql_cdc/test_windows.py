@@ -11,7 +11,7 @@ from pyspark.sql import Row
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.mysql_cdc.tasks import session
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogCoordinates, LogServer, advanced, distance
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogCoordinates, LogServer, advance, distance
 from tests.sources.contract import RowSourceCase, WindowsContract
 from tests.sources.mysql_cdc.kit import Binlog
 from tests.sources.postgres_cdc.kit import Windows, changes
@@ -110,7 +110,7 @@ def test_every_byte_of_the_log_is_a_clean_cut_across_files(orders: Binlog):
     start, end = LogCoordinates.parse(bounds["start"]), LogCoordinates.parse(bounds["end"])
     size, seen = distance(files, start, end), set()
     for part in range(1, 40):
-        cut = advanced(files, start, size * part // 40, end)
+        cut = advance(files, start, size * part // 40, end)
         before = replace(window, splits=({**bounds, "end": str(cut)},))
         first = keys(windows.read(before))
         behind = replace(window, splits=({**bounds, "start": windows.tokens[0]["end"]},))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS, is_common, pattern_parts
+from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS, is_common, parse_pattern
 from airflow_kafka_spark.road.arrow.tasks.program import (
     CALL,
     CASE,
@@ -634,7 +634,7 @@ class Expression:
         moment, pattern = map(self._node, self._children(at))
         said = self._constant(pattern)
         # An empty pattern, or one for the legacy parser, has another meaning.
-        if self._builder.type_of(moment) != INSTANT or not said or pattern_parts(said) is None:
+        if self._builder.type_of(moment) != INSTANT or not said or parse_pattern(said) is None:
             raise Unknown(f"DateFormatClass {said!r}")
         return self._builder.call("formatted", TEXT, moment, pattern)
 

@@ -21,7 +21,7 @@ from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecut
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, partition_id
 from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, drop_rows
-from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import routed_records
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import make_routed_records
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, RecordBatches, publish_split
 from airflow_kafka_spark.windows.codec import encode_result
@@ -157,7 +157,7 @@ class SortedRecords(RecordBatches):
 
     def _routed(self, routed: pa.RecordBatch) -> pa.RecordBatch:
         """Return records as they were read, each with the topic that a filter sends it to."""
-        records = routed_records(pa.Table.from_batches([routed]), self.sorting.pipeline, self.sorting.origin.locate)
+        records = make_routed_records(pa.Table.from_batches([routed]), self.sorting.pipeline, self.sorting.origin.locate)
         return records.append_column("topic", routed.column("to"))
 
 

@@ -18,7 +18,7 @@ from airflow_kafka_spark.formats.base import ERROR, GIVEN, LEFT_OUT, OFFSET, ORI
 from airflow_kafka_spark.formats.tasks.text import rows_as_json
 from airflow_kafka_spark.road.tasks.account import SplitAccount
 from airflow_kafka_spark.road.tasks.layout import NO_VALUE, Reasons
-from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, dead_letters, locate_record, locate_row
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, locate_record, locate_row, make_dead_letters
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
 from airflow_kafka_spark.windows.model import TRANSFORMATION, VALUE_CONVERTER, BadRecord
 
@@ -30,7 +30,7 @@ class Origin(ABC):
 
     @abstractmethod
     def columns_of(self, rows: pa.RecordBatch, encoded: pa.RecordBatch | None) -> Columns:
-        """Return key, value, headers and timestamp of rows as they were read, as :func:`dead_letters` takes them.
+        """Return key, value, headers and timestamp of rows as they were read, as :func:`make_dead_letters` takes them.
 
         :param rows: rows after all transforms.
         :param encoded: the parts of the rows that could be encoded; None if encoding was not tried.
@@ -163,7 +163,7 @@ class Sorter:
         ]
 
     def _letters(self, rows: pa.RecordBatch, why: list[tuple[str, str]], encoded: pa.RecordBatch | None) -> pa.RecordBatch:
-        return dead_letters(self._bad_records(rows, why), self.origin.columns_of(rows, encoded))
+        return make_dead_letters(self._bad_records(rows, why), self.origin.columns_of(rows, encoded))
 
 
 _NONE_ROUTED = pa.RecordBatch.from_pylist([], schema=ROUTED)

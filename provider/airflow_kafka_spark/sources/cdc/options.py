@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.hooks.databases import parse_name
 
 DecimalHandling = Literal["precise", "double", "string"]
@@ -46,14 +47,22 @@ def snapshot_problems(chunk_rows: object, chunks: object) -> Iterator[Problem]:
         yield Problem("source.snapshot_chunks_per_window", found, "The position of the pipeline holds the chunks of a window")
 
 
-def choice_problems(choices: Mapping[str, tuple[object, Sequence[str]]]) -> Iterator[Problem]:
+def mode_problems(modes: Mapping[str, tuple[object, Sequence[str]]]) -> Iterator[Problem]:
     """Yield the options that have an unknown value.
 
-    :param choices: per option, its value and the known values.
+    :param modes: per option, its value and the known values.
     """
-    for name, (value, known) in choices.items():
-        if value not in known:
-            yield Problem(f"source.{name}", f"it is {value!r}; expected one of {', '.join(known)}")
+    for name, (value, known) in modes.items():
+        yield from choice_problems(f"source.{name}", value, known)
+
+
+def parse_table_name(name: str, schema: str) -> tuple[str, str]:
+    """Return schema (or database) and name of a table.
+
+    :param schema: the schema of a name without one.
+    """
+    given, table = parse_name(name)
+    return given or schema, table
 
 
 def operation_problems(skipped: Sequence[str]) -> Iterator[Problem]:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.databases import parse_name
 from airflow_kafka_spark.sources.base import lag_problems
 from airflow_kafka_spark.sources.cdc.options import (
     DecimalHandling,
     Snapshot,
     TimePrecision,
-    choice_problems,
+    mode_problems,
     operation_problems,
     prefix_problems,
     size_problems,
@@ -63,7 +62,7 @@ class MySqlCdcOptions:
         if not isinstance(given, str) or not _COORDINATES.fullmatch(given):
             action = 'Write "latest", "earliest" or coordinates such as "mysql-bin.000042:4"'
             yield Problem("source.starting_position", f"it is {given!r}; expected coordinates in the log", action)
-        yield from choice_problems(
+        yield from mode_problems(
             {
                 "snapshot": (self.snapshot, get_args(Snapshot)),
                 "decimal_handling_mode": (self.decimal_handling_mode, get_args(DecimalHandling)),
@@ -83,12 +82,3 @@ class MySqlCdcOptions:
             found = f"it is {given!r}, and the log of a snapshot begins where it is taken"
             yield Problem("source.starting_position", found, 'Leave it out, or set `snapshot="never"`')
         yield from table_problems(self.tables, self.message_key_columns, "shop")
-
-
-def full_name(name: str, database: str) -> tuple[str, str]:
-    """Return database and name of a table.
-
-    :param database: of a table whose name has none.
-    """
-    schema, table = parse_name(name)
-    return schema or database, table

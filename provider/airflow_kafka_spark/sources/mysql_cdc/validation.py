@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
-from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions, full_name
+from airflow_kafka_spark.sources.cdc.options import parse_table_name
+from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, ENGINE
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     LogServer,
-    behind_master,
     fetch_rows,
     is_mariadb,
+    read_replica_lag,
     sql_text,
     version,
 )
@@ -70,7 +71,7 @@ class BinlogValidation:
         for replica in self.replicas:
             try:
                 with replica.session("asking for the lag of a replica") as connection:
-                    behind_master(replica, connection)
+                    read_replica_lag(replica, connection)
             except KafkaSparkError as error:
                 yield Problem("source.replica_conn_ids", error.found, error.action or "GRANT SLAVE MONITOR ON *.* TO its user")
 
@@ -146,13 +147,13 @@ class BinlogValidation:
 
     def _table_problems(self, connection: Connection, has_log: bool) -> Iterator[Problem]:
         database = self.server.server.database
-        unnamed = [name for name in self.options.tables or () if not full_name(name, database)[0]]
+        unnamed = [name for name in self.options.tables or () if not parse_table_name(name, database)[0]]
         if unnamed or (self.options.tables is None and not database):
             what = f"{unnamed[0]} has no database" if unnamed else "it is None"
             yield Problem("source.tables", f"{what}, and the connection names none (its `schema`)", "Write `database.table`")
             return
-        keys = {full_name(name, database): columns for name, columns in self.options.message_key_columns.items()}
-        wanted = [full_name(name, database) for name in self.options.tables or ()]
+        keys = {parse_table_name(name, database): columns for name, columns in self.options.message_key_columns.items()}
+        wanted = [parse_table_name(name, database) for name in self.options.tables or ()]
         if self.options.tables is None:
             query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
             wanted = [(database, str(row[0])) for row in fetch_rows(connection, query + sql_text(database))]

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected
 from airflow_kafka_spark.sources.base import FrozenWindow
+from airflow_kafka_spark.sources.cdc.options import parse_table_name
 from airflow_kafka_spark.sources.cdc.snapshot import Chunks, SnapshotState, snapshot_after
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
-from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions, full_name
+from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, table_shape
@@ -28,7 +29,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     NEW_PIPELINE,
     LogCoordinates,
     LogServer,
-    advanced,
+    advance,
     distance,
     fetch_rows,
     is_mariadb,
@@ -189,7 +190,7 @@ class MySqlLogWindows:
             if self._is_finished(state):
                 return FrozenWindow((), self._position(at, start, state, self.server.created(start.file)))
             start = self._readable(files, start)
-            end = advanced(files, start, self.options.max_binlog_bytes, now)
+            end = advance(files, start, self.options.max_binlog_bytes, now)
             is_exact, has_changes = end == now, distance(files, start, end) > 0
             if 0 < distance(files, start, end) <= LOOKED_THROUGH_BYTES:
                 end, has_changes = self._look(start, end, form)
@@ -314,7 +315,7 @@ class MySqlLogWindows:
             event, coordinates = located.event, located.end
             transactions.enter(event)
             if event.kind == binlog.TABLE_MAP:
-                _, database, name = binlog.table_names(event.body)
+                _, database, name = binlog.parse_table_names(event.body)
                 has_changes = has_changes or form.takes((database, name))
             elif event.kind in (binlog.QUERY, *binlog.UNREADABLE):
                 has_changes = has_changes or event.kind != binlog.QUERY or self._concerns(event.body, form)
@@ -378,11 +379,11 @@ class MySqlLogWindows:
             times=given.time_precision_mode,
             unsigned=given.bigint_unsigned_handling_mode,
             zero_dates=given.zero_date_handling_mode,
-            charsets=charsets(connection),
+            charsets=read_charsets(connection),
         )
         return MysqlEventForm(
             prefix=given.topic_prefix,
-            keys={full_name(table, database): tuple(columns) for table, columns in given.message_key_columns.items()},
+            keys={parse_table_name(table, database): tuple(columns) for table, columns in given.message_key_columns.items()},
             schemas=given.schemas_enable,
             tombstones=given.tombstones_on_delete,
             skipped=frozenset(given.skipped_operations),
@@ -390,14 +391,14 @@ class MySqlLogWindows:
             decimals=given.decimal_handling_mode,
             times=given.time_precision_mode,
             database=database,
-            tables=None if given.tables is None else frozenset(full_name(name, database) for name in given.tables),
+            tables=None if given.tables is None else frozenset(parse_table_name(name, database) for name in given.tables),
             values=values,
-            unreadable=undescribed(connection),
+            unreadable=read_undescribed_columns(connection),
             is_mariadb=is_mariadb(connection),
         )
 
 
-def charsets(connection: Connection) -> dict[int, str]:
+def read_charsets(connection: Connection) -> dict[int, str]:
     """Return the character set of each collation, by its number."""
     found = fetch_rows(connection, "SELECT id, character_set_name FROM information_schema.collations WHERE id IS NOT NULL")
     if is_mariadb(connection):
@@ -412,7 +413,7 @@ def charsets(connection: Connection) -> dict[int, str]:
     return {int(number): str(name) for number, name in found}
 
 
-def undescribed(connection: Connection) -> dict[tuple[str, str], dict[str, str]]:
+def read_undescribed_columns(connection: Connection) -> dict[tuple[str, str], dict[str, str]]:
     """Return per table the columns whose types the log describes as plain bytes, and these types."""
     kinds = ", ".join(f"'{kind}'" for kind in UNDESCRIBED)
     found: dict[tuple[str, str], dict[str, str]] = {}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.hooks.databases import SEES_LAG, PostgresServer, choose_action
-from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
+from airflow_kafka_spark.sources.cdc.options import parse_table_name
+from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, foreign_use, session_name
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class CdcServerValidation:
     def _table_problems(
         self, connection: psycopg.Connection[Any], wanted: set[Any] | frozenset[Any], covered: set[Any]
     ) -> Iterator[Problem]:
-        keys = {full_name(name): tuple(columns) for name, columns in self.options.message_key_columns.items()}
+        keys = {parse_table_name(name, "public"): tuple(columns) for name, columns in self.options.message_key_columns.items()}
         asked = sorted(wanted | set(keys))
         there = {
             (row[0], row[1]): row[2:]

@@ -20,9 +20,10 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected
 from airflow_kafka_spark.hooks.databases import PostgresServer, quote
 from airflow_kafka_spark.sources.base import FrozenWindow
+from airflow_kafka_spark.sources.cdc.options import parse_table_name
 from airflow_kafka_spark.sources.cdc.snapshot import Chunks, SnapshotState, snapshot_after
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
-from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
+from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import snapshot_token, table_shape
@@ -288,7 +289,10 @@ class PostgresLogWindows:
 
         given = self.options
         with self.slot.session("reading the catalog") as connection:
-            keys = {**primary_keys(connection), **{full_name(t): tuple(c) for t, c in given.message_key_columns.items()}}
+            keys = {
+                **primary_keys(connection),
+                **{parse_table_name(t, "public"): tuple(c) for t, c in given.message_key_columns.items()},
+            }
         form = EventOptions(
             prefix=given.topic_prefix,
             database=self.server.database,

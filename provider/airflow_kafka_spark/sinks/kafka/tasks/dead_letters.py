@@ -43,7 +43,7 @@ LONGEST_REASON = 2000
 """Maximum length of a reason, in characters. A database's message may contain a whole value, and a letter has it twice."""
 
 
-def dead_letters(bad: Sequence[BadRecord], record: Mapping[str, pa.Array]) -> pa.RecordBatch:
+def make_dead_letters(bad: Sequence[BadRecord], record: Mapping[str, pa.Array]) -> pa.RecordBatch:
     """Return the dead letters of bad records, with the columns of :data:`SCHEMA`.
 
     :param bad: the place and the reason of each bad record.
@@ -218,7 +218,7 @@ def locate_row(source: str, window: str, row: Mapping[str, Any]) -> dict[str, An
     return {"source": source, "window": window, "split": row["partition"], "row": row["offset"]}
 
 
-def routed_records(
+def make_routed_records(
     routed: pa.Table, pipeline: str, locate: Callable[[Mapping[str, Any]], dict[str, Any]] = locate_record
 ) -> pa.RecordBatch:
     """Return the records to send to other topics: unchanged, with further headers that have the reason.

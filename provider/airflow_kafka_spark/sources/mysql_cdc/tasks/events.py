@@ -254,7 +254,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
             self._maps.clear()
         elif event.kind == binlog.TABLE_MAP:
             self._map(located)
-        elif event.kind in binlog.ROWS and (table := self._tables.get(binlog.rows_table(event.body))) is not None:
+        elif event.kind in binlog.ROWS and (table := self._tables.get(binlog.parse_rows_table(event.body))) is not None:
             return ParsedRows(table, self._rows(located, table))
         return None
 
@@ -273,7 +273,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         if step and step != "begin":
             yield from self._close(step, located)
         if event.kind in binlog.GTIDS:
-            self._begin(binlog.gtid(event), located)
+            self._begin(binlog.parse_gtid(event), located)
         elif parsed is not None:
             self._hold(self.bounded(self._changes(located, parsed)))
         elif event.kind in (binlog.QUERY, binlog.EXECUTE_LOAD_QUERY):
@@ -325,7 +325,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
 
     def _map(self, located: Located) -> None:
         body = located.event.body
-        number, *name = binlog.table_names(body)
+        number, *name = binlog.parse_table_names(body)
         if self._maps.get(number) == body:
             return
         self._maps[number] = body
@@ -333,14 +333,14 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         if self._form.takes((name[0], name[1])):
             try:
                 snapshot = self._filter.table((name[0], name[1])) if self._filter is not None else None
-                self._tables[number] = LogTableWriter(binlog.table_map(body, self._form.is_mariadb), self._form, snapshot)
+                self._tables[number] = LogTableWriter(binlog.parse_table_map(body, self._form.is_mariadb), self._form, snapshot)
             except LogUnreadable as error:
                 raise self._server.unreadable(located.start, error) from None
 
     def _rows(self, located: Located, table: LogTableWriter) -> list[RowChange]:
         event = located.event
         try:
-            data, at = binlog.row_images(event, len(table.columns))
+            data, at = binlog.parse_row_images(event, len(table.columns))
         except LogUnreadable as error:
             raise self._server.unreadable(located.start, error) from None
         found = []
@@ -431,14 +431,14 @@ class _Truncated(LogTableWriter):
 
 def truncates(body: bytes, form: MysqlEventForm) -> TableName | None:
     """Return the table whose truncation a QUERY event is, if it is published; else None."""
-    database, text = binlog.query(body)
+    database, text = binlog.parse_query(body)
     table = truncated_table(text, database)
     return table if table is not None and "t" not in form.skipped and form.takes(table) else None
 
 
 def is_change(body: bytes, form: MysqlEventForm) -> bool:
     """Return True if a QUERY event may have changed rows of a table that is taken: it should have been logged as rows."""
-    database, text = binlog.query(body)
+    database, text = binlog.parse_query(body)
     text = without_comments(text)
     if not text[:10].upper().startswith(_CHANGES):
         return False

@@ -155,7 +155,7 @@ class LogServer:
             if event.kind == binlog.FORMAT:
                 checked = binlog.has_checksums(event.body)
             elif event.kind == binlog.ROTATE:
-                file, position = binlog.rotated(event.body)
+                file, position = binlog.parse_rotate(event.body)
                 coordinates = LogCoordinates(file, position if not event.log_pos else FIRST)
             yield Located(event, before, coordinates)
 
@@ -302,7 +302,7 @@ def distance(files: Sequence[LogCoordinates], start: LogCoordinates, end: LogCoo
     return sum(sizes[number] for number in sizes if first <= number < last) - at + to if (first, at) < (last, to) else 0
 
 
-def advanced(files: Sequence[LogCoordinates], start: LogCoordinates, bytes: int, end: LogCoordinates) -> LogCoordinates:
+def advance(files: Sequence[LogCoordinates], start: LogCoordinates, bytes: int, end: LogCoordinates) -> LogCoordinates:
     """Return the coordinates a number of bytes after ``start``, at most ``end``."""
     coordinates, left = start, bytes
     for file in files:
@@ -340,11 +340,11 @@ class ReplicaLag:
         """
         for replica in self.replicas:
             with replica.session("asking for the lag of a replica") as connection:
-                while behind_master(replica, connection) > self.seconds:
+                while read_replica_lag(replica, connection) > self.seconds:
                     time.sleep(LAG_SECONDS)
 
 
-def behind_master(replica: LogServer, connection: Connection) -> float:
+def read_replica_lag(replica: LogServer, connection: Connection) -> float:
     """Return how many seconds a replica is behind, the most of its channels; infinity if the replication of one has stopped, or
     is not connected.
 

@@ -126,7 +126,7 @@ def _is_changed(server: LogServer, connection: Connection, coordinates: LogCoord
         return False
     named = re.compile(rf"(?<![\w$]){re.escape(name[1].replace('`', '``'))}(?![\w$])", re.IGNORECASE)
     for located in server.events_up_to(coordinates, end):
-        if located.event.kind == binlog.QUERY and named.search(binlog.query(located.event.body)[1]):
+        if located.event.kind == binlog.QUERY and named.search(binlog.parse_query(located.event.body)[1]):
             return True
         if located.end.order >= end.order:
             break
