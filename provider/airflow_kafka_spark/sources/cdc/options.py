@@ -19,14 +19,14 @@ TOPIC_PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def prefix_problems(prefix: object) -> Iterator[Problem]:
-    """Yield what keeps a text from beginning the names of topics."""
+    """Yield a problem if a text cannot be the prefix of the names of topics."""
     if isinstance(prefix, str) and prefix and not TOPIC_PREFIX.fullmatch(prefix):
         action = "Use letters, digits, `.`, `_` and `-`"
         yield Problem("source.topic_prefix", f"`{prefix}` cannot begin the name of a topic", action)
 
 
 def size_problems(sizes: Mapping[str, tuple[object, int]]) -> Iterator[Problem]:
-    """Yield the sizes that are no whole numbers, or too small.
+    """Yield the sizes that are not whole numbers, or are too small.
 
     :param sizes: per option, its value and the smallest one that is accepted.
     """
@@ -36,7 +36,7 @@ def size_problems(sizes: Mapping[str, tuple[object, int]]) -> Iterator[Problem]:
 
 
 def snapshot_problems(chunk_rows: object, chunks: object) -> Iterator[Problem]:
-    """Yield what is wrong with the sizes of a snapshot.
+    """Yield the problems of the sizes of a snapshot.
 
     :param chunk_rows: the option ``snapshot_chunk_rows``.
     :param chunks: the option ``snapshot_chunks_per_window``.
@@ -66,7 +66,7 @@ def parse_table_name(name: str, schema: str) -> tuple[str, str]:
 
 
 def operation_problems(skipped: Sequence[str]) -> Iterator[Problem]:
-    """Yield what is wrong with ``skipped_operations``."""
+    """Yield the problems of ``skipped_operations``."""
     wrong = [op for op in skipped if op not in OPERATIONS]
     if isinstance(skipped, str) or wrong:
         found = f"it is {skipped!r}; expected operations among {', '.join(OPERATIONS)}"
@@ -74,7 +74,7 @@ def operation_problems(skipped: Sequence[str]) -> Iterator[Problem]:
 
 
 def table_problems(tables: object, keys: Mapping[str, Sequence[str]], schema: str) -> Iterator[Problem]:
-    """Yield what is wrong with the names of tables and of columns of keys.
+    """Yield the problems of the names of tables and of key columns.
 
     :param tables: the option ``tables``.
     :param keys: the option ``message_key_columns``.

@@ -45,7 +45,7 @@ class EventForm:
     :param schemas: True: keys and values carry their schema.
     :param tombstones: True: each delete is followed by a record without a value.
     :param skipped: the operations that are left out (``c``, ``u``, ``d``, ``t``).
-    :param transactions: True: events name their transaction, and its begin and end are records of a topic of their own.
+    :param transactions: True: events name their transaction, and its begin and its end are records of a separate topic.
     """
 
     prefix: str
@@ -102,7 +102,7 @@ class TableWriter(ABC):
 
     :param name: its schema and name.
     :param columns: its columns.
-    :param key: the columns of the key that the log names, by index.
+    :param key: the indexes of the key's columns, as the log names them.
     :param form: the form of events.
     :param source: the schema of the field ``source``.
     """
@@ -131,11 +131,11 @@ class TableWriter(ABC):
     def refuse_missing_keys(self) -> None:
         """Make sure that the table has the columns of its key.
 
-        :raises SourceRejected: it has not.
+        :raises SourceRejected: a column is missing.
         """
         if self.missing_keys:
             name = self.missing_keys[0]
-            found = f"the key of {self.name} has the column `{name}`, which the table had not when it was changed"
+            found = f"the key of {self.name} has the column `{name}`, which the table did not have when it was changed"
             raise SourceRejected(self.name, found, "Correct `message_key_columns`, or the primary key")
 
     @property
@@ -216,8 +216,8 @@ class _Transaction:
     """A transaction whose boundaries are published.
 
     :param id: its name.
-    :ivar count: how many events it has so far.
-    :ivar counts: the same per table.
+    :ivar count: the number of its events so far.
+    :ivar counts: the number of its events per table.
     :ivar is_begun: True once its begin is published.
     """
 
@@ -260,7 +260,7 @@ PositionT = TypeVar("PositionT")
 
 
 class ChangeWriter(ABC, Generic[TableT, PositionT]):
-    """Turns changes of rows into events.
+    """Converts changes of rows to events.
 
     :param form: their form.
     :param connector: the name of Debezium's connector, as it stands in ``source``.
@@ -280,11 +280,11 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         """
 
     def is_included(self, table: TableT, values: Row, old: Row | None = None) -> bool:
-        """Return True if a chunk of a snapshot includes the change of a row, or will; here False."""
+        """Return True if a chunk of a snapshot includes the change of a row, or will include it. Here: False."""
         return False
 
     def event(self, table: TableT, position: PositionT, op: str, key: str, before: str, after: str) -> Event:
-        """Return an event.
+        """Return an event for a change.
 
         :param key: the key as JSON; "" if there is none.
         :param before: the old row as JSON.
@@ -305,7 +305,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         self._transaction = _Transaction(id) if self.form.transactions else None
 
     def bounded(self, events: Iterator[Event]) -> Iterator[Event]:
-        """Yield events of the transaction, with its begin before the first one."""
+        """Yield events of the transaction, after its begin if they are its first ones."""
         if self._transaction is None:
             yield from events
             return
