@@ -31,7 +31,7 @@ SAMPLE_SECONDS = 10.0
 
 BEHIND_TRIES = 3
 BEHIND_SECONDS = 0.5
-"""Number of further reads of the ledger, and seconds between them, if it does not show a window that the group names already."""
+"""Number of further reads of the ledger, and seconds between them, if it does not show a window yet that the group names."""
 
 Begins = Literal["open window", "ledger", "sink", "group", "starting_offsets"]
 
@@ -66,7 +66,7 @@ class Preview:
     :param bytes: estimated, of keys and values before compression.
     :param age: seconds since the oldest record of it was written; None without records.
     :param held_back: offsets behind an open transaction, left to a later window.
-    :param warnings: in which way the run may differ, in sentences, because the record of a sink was not read.
+    :param warnings: how the run may differ because the record of a sink was not read, in sentences.
     """
 
     pipeline: str
@@ -125,7 +125,7 @@ def preview(
     ledger_topic: str = TOPIC,
     last_applied: LastApplied | None = None,
 ) -> Preview:
-    """Return what the next window of a pipeline would be.
+    """Return the window that the next run of a pipeline would plan.
 
     Guarantee: it begins where the run would begin it, because both call
     :func:`~airflow_kafka_spark.ledger.beginning.decide_beginning`. If the sink's record would decide and ``last_applied`` is not
@@ -146,7 +146,7 @@ def preview(
             raise
         memory = Memory(pipeline)
     if has_source(memory):
-        raise ChangeRefused(f"Pipeline `{pipeline}` reads rows from a source: only that knows what comes next")
+        raise ChangeRefused(f"Pipeline `{pipeline}` reads rows from a source, which decides its next window")
     if memory.intervals and not open_entries(memory):
         raise ChangeRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
     for entry in open_entries(memory):
@@ -210,7 +210,7 @@ def _beginning(
 
 
 def _warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
-    """Return in which way the record of a sink that was not read may change the window."""
+    """Return how the sink's record, which was not read, may change the window."""
     asks = f"`airflow kafka-spark plan {pipeline} --dag-file FILE` asks the sink of the task in that DAG file"
     if beginning.sink_may_change == "offsets":
         return (

@@ -77,8 +77,8 @@ class SplitReader(ABC):
     def token(self, split: int) -> Mapping[str, Any]:
         """Return what :meth:`RowSource.position_after` needs to know about a split that was read (JSON).
 
-        The token is part of the split's marker, so it is the token of the task whose rows are published. Called once :meth:`read` is
-        exhausted. Default: nothing.
+        The token is part of the split's marker, so it is the token of the task whose rows are published. Called once :meth:`read`
+        is exhausted. Default: nothing.
 
         :param split: the index of the split, as for :meth:`read`.
         """
