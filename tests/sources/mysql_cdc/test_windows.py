@@ -230,9 +230,9 @@ def test_rows_of_other_engines_of_created_tables_and_of_files_are_captured_once(
 
 
 def test_a_place_beyond_the_servers_positions_goes_on_in_the_next_file(orders: Binlog):
-    from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindows
+    from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindowPlanner
 
-    made, end = MySqlLogWindows(orders.source(), orders.server_log()), (5 << 30) + 40
+    made, end = MySqlLogWindowPlanner(orders.source(), orders.server_log()), (5 << 30) + 40
     files = [LogCoordinates("bin.000001", end), LogCoordinates("bin.000002", 500)]
     assert made._readable(files, LogCoordinates("bin.000001", 5 << 30)) == LogCoordinates("bin.000002", 4)
     assert made._readable(files, LogCoordinates("bin.000001", 7)) == LogCoordinates("bin.000001", 7)

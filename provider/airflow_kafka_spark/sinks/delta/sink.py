@@ -93,7 +93,7 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         return [*removal_problems(self), *super().replay_problems()]
 
     @contextmanager
-    def look(self, doing: str) -> Iterator[LoadedDelta | None]:
+    def load_table(self, doing: str) -> Iterator[LoadedDelta | None]:
         """Return the table as it is now."""
         from airflow_kafka_spark.sinks.delta.records import Records
 

@@ -82,7 +82,7 @@ class SnapshotState:
 
 
 @dataclass(kw_only=True)
-class Chunks(ABC):
+class ChunkPlanner(ABC):
     """Plans the next chunks.
 
     :param most: maximum number of chunks in a window.

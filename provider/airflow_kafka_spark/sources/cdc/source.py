@@ -23,7 +23,7 @@ WITH_SCHEMA = ("key", "value")
 SPARK_SCHEMA = f"topic string, key binary, value binary, timestamp bigint, {END} string"
 
 
-class Windows(Protocol):
+class LogWindowPlanner(Protocol):
     """Plans windows of a server's log. The methods have the contracts of the methods of :class:`RowSource` with these names."""
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow: ...
@@ -41,7 +41,7 @@ class LogSource(RowSource):
     """Base class of the sources that read a database's log."""
 
     @abstractmethod
-    def _windows(self) -> Windows:
+    def _windows(self) -> LogWindowPlanner:
         """Return the windows of the server that the connection leads to."""
 
     def columns(self) -> tuple[str, ...]:

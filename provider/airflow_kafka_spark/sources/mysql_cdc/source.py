@@ -17,7 +17,7 @@ from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sources.jdbc.mysql import MysqlServer
-    from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindows
+    from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindowPlanner
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,12 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
 
         return tuple(read_server(look_up(conn_id, "mysql")) for conn_id in self.replica_conn_ids)
 
-    def _windows(self) -> MySqlLogWindows:
+    def _windows(self) -> MySqlLogWindowPlanner:
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
-        from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindows
+        from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindowPlanner
 
         replicas = tuple(LogServer(server) for server in self.replicas()) if self.max_replica_lag is not None else ()
-        return MySqlLogWindows(self, LogServer(self.server()), replicas)
+        return MySqlLogWindowPlanner(self, LogServer(self.server()), replicas)
 
     def origin(self) -> Endpoint:
         """Return the server, and MySQL's ``server_uuid``; the tables and the prefix of topics."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import LogLost, SourceRejected
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.options import parse_table_name
-from airflow_kafka_spark.sources.cdc.snapshot import Chunks, SnapshotState, snapshot_after
+from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState, snapshot_after
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
@@ -67,7 +67,7 @@ def _estimated_rows(connection: Connection, name: TableName) -> int:
 
 
 @dataclass(kw_only=True)
-class MysqlChunks(Chunks):
+class MysqlChunkPlanner(ChunkPlanner):
     """Cuts the next chunks.
 
     :param server: the server.
@@ -98,7 +98,7 @@ class MysqlChunks(Chunks):
         return chunk_token(coordinates)
 
     def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
-        """Return the last keys of the next chunks. See :meth:`Chunks.ends`."""
+        """Return the last keys of the next chunks. See :meth:`ChunkPlanner.ends`."""
         shape = table_shape(self.server, self.connection, table.table, self.form)
         if shape is None:
             return None
@@ -157,7 +157,7 @@ class _Cut:
 
 
 @dataclass(frozen=True)
-class MySqlLogWindows:
+class MySqlLogWindowPlanner:
     """Freezes windows of the log of a server.
 
     :param options: the source's options.
@@ -181,7 +181,7 @@ class MySqlLogWindows:
             state = SnapshotState.from_json(position) if position else self._begin_snapshot(connection, form)
             known = LogCoordinates.parse(position["begun"]) if position and "begun" in position else start
             if known != start:
-                start, _ = self._look(known, start, form)
+                start, _ = self._find_end(known, start, form)
             now = max(now, start, key=_order)  # the log has grown while it was looked through
             at = _Cut(start, now, files, identity, str((position or {}).get("gtid", "")))
             state = state.after_log(start.order, _order_of_text)
@@ -193,7 +193,7 @@ class MySqlLogWindows:
             end = advance(files, start, self.options.max_binlog_bytes, now)
             is_exact, has_changes = end == now, distance(files, start, end) > 0
             if 0 < distance(files, start, end) <= LOOKED_THROUGH_BYTES:
-                end, has_changes = self._look(start, end, form)
+                end, has_changes = self._find_end(start, end, form)
                 is_exact = True
             after = state.after_log(end.order, _order_of_text)
             if not has_changes and is_exact and after.tables and after.is_caught_up:
@@ -262,7 +262,7 @@ class MySqlLogWindows:
         """Return a window of the next chunks of the snapshot. The log stays where it is."""
         created = self.server.created(at.start.file)
         bounds = {"start": str(at.start), "log": {**at.identity, "created": created}}
-        chunks = MysqlChunks(
+        chunks = MysqlChunkPlanner(
             most=self.options.snapshot_chunks_per_window,
             bounds=bounds,
             server=self.server,
@@ -304,7 +304,7 @@ class MySqlLogWindows:
             return LogCoordinates(behind.file, FIRST)
         raise SourceRejected(self.server.where, f"it sends no log from {start} on, which is beyond 4 GiB", NEW_PIPELINE)
 
-    def _look(self, start: LogCoordinates, end: LogCoordinates, form: MysqlEventForm) -> tuple[LogCoordinates, bool]:
+    def _find_end(self, start: LogCoordinates, end: LogCoordinates, form: MysqlEventForm) -> tuple[LogCoordinates, bool]:
         """Return the first coordinates from ``end`` on at which no transaction is open, and whether a captured table has changes
         before them.
 

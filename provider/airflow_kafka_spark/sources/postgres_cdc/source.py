@@ -17,7 +17,7 @@ from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.databases import PostgresServer
-    from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindows
+    from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindowPlanner
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
 
         return read_server(look_up(self.conn_id, "postgres"))
 
-    def _windows(self) -> PostgresLogWindows:
-        from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindows
+    def _windows(self) -> PostgresLogWindowPlanner:
+        from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindowPlanner
 
-        return PostgresLogWindows(self, self.server())
+        return PostgresLogWindowPlanner(self, self.server())
 
     def origin(self) -> Endpoint:
         """Return server, database and slot; the publication, the tables and the prefix of topics."""

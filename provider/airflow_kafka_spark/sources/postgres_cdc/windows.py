@@ -21,7 +21,7 @@ from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected
 from airflow_kafka_spark.hooks.databases import PostgresServer, quote
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.options import parse_table_name
-from airflow_kafka_spark.sources.cdc.snapshot import Chunks, SnapshotState, snapshot_after
+from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState, snapshot_after
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, decode
@@ -59,7 +59,7 @@ def _estimated_rows(connection: psycopg.Connection[Any], source: str) -> int:
 
 
 @dataclass(kw_only=True)
-class PostgresChunks(Chunks):
+class PostgresChunkPlanner(ChunkPlanner):
     """Cuts the next chunks.
 
     :param connection: a session.
@@ -79,7 +79,7 @@ class PostgresChunks(Chunks):
         return snapshot_token(self.connection)
 
     def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
-        """Return the last keys of the next chunks. See :meth:`Chunks.ends`."""
+        """Return the last keys of the next chunks. See :meth:`ChunkPlanner.ends`."""
         shape = table_shape(self.connection, self.options.publication, table.table)
         if shape is None:
             return None
@@ -104,7 +104,7 @@ CREATE_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class PostgresLogWindows:
+class PostgresLogWindowPlanner:
     """Freezes windows of the log of one slot.
 
     :param options: the source's options.
@@ -175,7 +175,7 @@ class PostgresLogWindows:
         """Return a window of the next chunks of the snapshot. The log stays where it is."""
         bounds = {"start": format_lsn(start), "log": dict(identity)}
         most = self.options.snapshot_chunks_per_window
-        chunks = PostgresChunks(most=most, bounds=bounds, connection=connection, options=self.options)
+        chunks = PostgresChunkPlanner(most=most, bounds=bounds, connection=connection, options=self.options)
         snapshot = chunks.cut(snapshot)
         return FrozenWindow(tuple(chunks.splits), self._position(start, flushed, identity, snapshot), remaining=True)
 
