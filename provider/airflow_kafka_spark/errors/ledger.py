@@ -232,7 +232,7 @@ class ChangeRefused(KafkaSparkError):
 
 
 class PipelineUnknown(ChangeRefused):
-    """Raised when the ledger does not know the pipeline.
+    """Raised when the ledger has no record of the pipeline.
 
     :param pipeline: name of the pipeline.
     :param ledger_topic: the ledger topic.
@@ -283,7 +283,7 @@ class AttemptAtWork(ChangeRefused):
             expected="a window on which no attempt is working",
             action="Wait until its task has ended, or end it"
             if is_known
-            else "Look in Airflow whether its task is running. If it is not, confirm it with `running=False` or `--not-running`",
+            else "Check in Airflow whether its task is running. If it is not, confirm it with `running=False` or `--not-running`",
         )
 
 

@@ -143,7 +143,7 @@ class CountMismatch(KafkaSparkError):
 
 
 class WindowConflict(KafkaSparkError):
-    """Raised when the last window that the sink remembers is not the one that this window follows.
+    """Raised when the last window in the sink's record is not the one that this window follows.
 
     :param window: name of the window.
     """
@@ -161,7 +161,7 @@ class WindowConflict(KafkaSparkError):
 class SinkRecordMissing(WindowConflict):
     """Raised when the sink has no record of a pipeline that has committed windows to this destination.
 
-    The sink was emptied or restored, or another place has its address: a mount that is missing, the disk of another worker. The
+    The sink was emptied or restored, or another store has its address: a mount that is missing, the disk of another worker. The
     window would be there without the windows before it. It was not committed.
 
     :param pipeline: name of the pipeline.
@@ -178,7 +178,7 @@ class SinkRecordMissing(WindowConflict):
             self,
             f"{place} has no record of pipeline `{pipeline}`, whose window {after} was committed there",
             expected=f"the record of window {after} or of a later one before window {number}",
-            action="See whether this is the same place: whether the directory is mounted on this worker, and the database is not "
+            action="Check the destination: whether the directory is mounted on this worker, and the database is not "
             f"another one or an older backup; then run the task again. If its record was removed on purpose: {rebind}, and run "
             "the task again. To move all records again, `reset --to earliest --discard-open` instead",
         )
@@ -271,7 +271,7 @@ class SparkJobFailed(KafkaSparkError):
         self.window, self.detail, self.by_split, self.retryable = window, detail, by_split, retryable
         self.cancelled = cancelled
         committed = "Splits that are committed stay" if by_split else "Nothing was committed"
-        retry = "The task may be retried" if retryable else "Mend the cause first: a retry alone fails again"
+        retry = "The task may be retried" if retryable else "Correct the cause first: a retry alone fails again"
         super().__init__(f"The Spark job of window {window} failed: {detail}", action=f"{committed}. {retry}")
 
 
@@ -292,6 +292,6 @@ class SinkDiffers(KafkaSparkError):
         super().__init__(
             f"The rows of {sink} differ from those of {source}: {summary}{listed}" + ("\n" if listed else ""),
             expected="equal rows",
-            action="Let the pipeline move what it has not moved yet, or compare rows that have come to rest (`where`); if rows "
+            action="Let the pipeline move the rest, or compare only rows that no longer change (`where`); if rows "
             "still differ, replay the windows that had them, or correct the table",
         )

@@ -51,8 +51,8 @@ class VerifyOperator(BaseOperator):
     dates, timestamps and bytes; ``uuid`` and text of one collation in PostgreSQL. Other keys are compared by *buckets* of their
     hashes: each table is read once, and once more to name the rows of the buckets that differ.
 
-    Rows that change while they are compared, or that the pipeline has not moved yet, differ. Compare those that have come to
-    rest (``where="updated_at < '{{ data_interval_start }}'"``), or give the pipeline time (``rechecks``).
+    Rows that change while they are compared, or that the pipeline has not moved yet, differ. Compare only rows that no longer
+    change (``where="updated_at < '{{ data_interval_start }}'"``), or give the pipeline time (``rechecks``).
 
     In Airflow 3.3 and later, a retry continues after the chunks that are compared (by ranges). After a success, after
     differences, and with other arguments, it starts from the beginning.
