@@ -175,9 +175,7 @@ class MysqlSession(DatabaseSession):
         self.connection.close()
 
     def rows(self, statement: str) -> list[tuple]:
-        with self.connection.cursor() as cursor:
-            cursor.execute(statement)
-            return list(cursor.fetchall())
+        return fetch_rows(self.connection, statement)
 
     def stream(self, statement: str) -> Iterator[tuple]:
         from pymysql.cursors import SSCursor
@@ -224,12 +222,12 @@ class MysqlSession(DatabaseSession):
         name = f"{self.dialect.quote(schema)}.{self.dialect.quote(table)}" if schema else self.dialect.quote(table)
         if not schema:
             return MissingRelation(name, "; the connection names no database (its `schema`)")
-        place = f"table_schema = {_text(schema)}"
+        place = f"table_schema = {literal(schema)}"
         tables = [row[0] for row in self.rows(f"SELECT table_name FROM information_schema.tables WHERE {place}")]
         if table not in tables:
             alike = [other for other in tables if other.casefold() == table.casefold()]
             return MissingRelation(name, f"; there is `{alike[0]}`, and names are compared exactly" if alike else "")
-        place += f" AND table_name = {_text(table)}"
+        place += f" AND table_name = {literal(table)}"
         columns = {
             row[0]: describe_column(
                 ColumnMetadata(
@@ -313,7 +311,15 @@ def _result_column(result: FieldDescriptorPacket) -> ColumnMetadata:
     return ColumnMetadata(result.name, kind, kind or f"number {result.type_code}", True, unsigned, precision, result.scale)
 
 
-def _text(value: str) -> str:
+def fetch_rows(connection: Connection, statement: str) -> list[tuple]:
+    """Run a query, and return its rows."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return list(cursor.fetchall())
+
+
+def literal(value: str) -> str:
+    """Return a text as a literal of SQL, independent of the session's character set."""
     return f"_utf8mb4 X'{value.encode().hex()}'"
 
 

@@ -24,6 +24,7 @@ from airflow_kafka_spark.hooks.databases import (
     SEES_LAG,
     PostgresServer,
     describe_driver_message,
+    fetch_rows,
     hint_at_similar_table,
     literal,
     quote,
@@ -152,7 +153,7 @@ class PostgresSession(DatabaseSession):
         self.connection.close()
 
     def rows(self, statement: str) -> list[tuple]:
-        return self.connection.execute(statement.encode()).fetchall()
+        return fetch_rows(self.connection, statement)
 
     def stream(self, statement: str) -> Iterator[tuple]:
         with self.connection.transaction(), self.connection.cursor("streamed") as cursor:

@@ -20,6 +20,7 @@ from airflow_kafka_spark.sources.cdc.options import parse_table_name
 from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState, snapshot_after
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
+from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, literal
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
@@ -31,9 +32,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     LogServer,
     advance,
     distance,
-    fetch_rows,
     is_mariadb,
-    sql_text,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import SESSION, chunk_token, literals, take_snapshot, typed
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
@@ -61,7 +60,7 @@ def begin_snapshot(
 
 
 def _estimated_rows(connection: Connection, name: TableName) -> int:
-    schema, table = map(sql_text, name)
+    schema, table = map(literal, name)
     query = f"SELECT table_rows FROM information_schema.tables WHERE table_schema = {schema} AND table_name = {table}"
     return int(fetch_rows(connection, query)[0][0] or 0)
 
@@ -255,7 +254,7 @@ class MySqlLogWindowPlanner:
         names = form.tables
         if names is None:
             query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
-            names = frozenset((form.database, str(row[0])) for row in fetch_rows(connection, query + sql_text(form.database)))
+            names = frozenset((form.database, str(row[0])) for row in fetch_rows(connection, query + literal(form.database)))
         return begin_snapshot(self.server, connection, form.values, names, self.options.snapshot_chunk_rows)
 
     def _chunks(self, connection: Connection, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:

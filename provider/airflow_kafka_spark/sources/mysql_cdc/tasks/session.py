@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, MysqlServer
+from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, MysqlServer, fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogUnreadable, Transactions, parse_event
 
@@ -267,18 +267,6 @@ class LogServer:
                 "another server",
                 f"Connect to the server of before. {NEW_PIPELINE}",
             )
-
-
-def fetch_rows(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement."""
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
-        return list(cursor.fetchall())
-
-
-def sql_text(value: str) -> str:
-    """Return a text as SQL."""
-    return f"_utf8mb4 X'{value.encode().hex()}'"
 
 
 def is_mariadb(connection: Connection) -> bool:
