@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from airflow_kafka_spark.verification.forms import Form, Row, Sums
+from airflow_kafka_spark.verification.forms import CanonicalRow, Form, Sums
 from airflow_kafka_spark.verification.report import Findings
 from airflow_kafka_spark.verification.work import ProgressLog, Work
 
@@ -77,7 +77,7 @@ class BucketSide(Protocol):
     def bucket_sums(self, piece: Any, buckets: Buckets) -> BucketSums:
         """Return the sums of the rows of a piece, by bucket."""
 
-    def bucket_rows(self, piece: Any, buckets: Buckets) -> list[Row]:
+    def bucket_rows(self, piece: Any, buckets: Buckets) -> list[CanonicalRow]:
         """Return the rows of a piece that are in these buckets."""
 
 
@@ -161,7 +161,7 @@ class BucketComparison:
                 progress.add(_rows(found.values()))
         return total
 
-    def _rows(self, side: BucketSide, buckets: Buckets) -> Iterator[Row]:
+    def _rows(self, side: BucketSide, buckets: Buckets) -> Iterator[CanonicalRow]:
         for _, rows in self.work.each(lambda piece: side.bucket_rows(piece, buckets), side.pieces()):
             yield from rows
 

@@ -15,7 +15,16 @@ from typing import Any
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceColumn, SourceDatabase, SplitKey
 from airflow_kafka_spark.sources.jdbc.windows import SplitOrder
 from airflow_kafka_spark.verification.buckets import Buckets, BucketSums, add_sums
-from airflow_kafka_spark.verification.forms import CHECKSUM_DIGITS, FREE_FORMS, Family, Form, Row, Sums, row_checksum, to_form
+from airflow_kafka_spark.verification.forms import (
+    CHECKSUM_DIGITS,
+    FREE_FORMS,
+    CanonicalRow,
+    Family,
+    Form,
+    Sums,
+    row_checksum,
+    to_form,
+)
 
 
 class CanonicalSql(ABC):
@@ -332,11 +341,11 @@ class DatabaseSide:
             rows, total = rows + 1, total + row_checksum(row, self.forms)
         return Sums(rows, total)
 
-    def rows(self, session: DatabaseSession, chunk: Chunk) -> Iterator[Row]:
+    def rows(self, session: DatabaseSession, chunk: Chunk) -> Iterator[CanonicalRow]:
         """Return the rows of a chunk, with each value in its form."""
         return self._read(session, self.rows_of(session, chunk))
 
-    def _read(self, session: DatabaseSession, rows: str) -> Iterator[Row]:
+    def _read(self, session: DatabaseSession, rows: str) -> Iterator[CanonicalRow]:
         raw = [(n, self.forms[n]) for n, (known, _) in enumerate(self._expressions(session)) if known is None]
         for found in session.stream(self._rows_statement(session, rows)):
             row = [value.decode() if isinstance(value, bytes) else value for value in found]
@@ -381,7 +390,7 @@ class DatabaseSide:
         found = session.rows(f"SELECT bucket, count(*), sum(checksum) FROM ({each}) AS rows_of_buckets GROUP BY bucket")
         return {int(number): Sums(int(rows), int(total)) for number, rows, total in found}
 
-    def bucket_rows(self, piece: Chunk, buckets: Buckets) -> list[Row]:
+    def bucket_rows(self, piece: Chunk, buckets: Buckets) -> list[CanonicalRow]:
         key = self.forms[: self.key]
         with self.session("reading rows of some buckets") as session:
             found = self._read(session, self._rows_in(session, piece, buckets))

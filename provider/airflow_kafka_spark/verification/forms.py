@@ -37,7 +37,7 @@ RANGE_FORMS: frozenset[Form] = frozenset({"integer", "decimal", "instant", "date
 CHECKSUM_DIGITS = 15
 """Number of hexadecimal digits of the MD5 that are added up: 60 bits, which fit into an integer of every database."""
 
-Row = tuple[str | None, ...]
+CanonicalRow = tuple[str | None, ...]
 """A row's values in their forms."""
 
 

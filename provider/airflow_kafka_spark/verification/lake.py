@@ -15,7 +15,7 @@ from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.sinks.delta.log import DeltaLog
 from airflow_kafka_spark.sinks.files.manifest import DATA, open_manifests
 from airflow_kafka_spark.verification.buckets import Buckets, BucketSums, add_sums
-from airflow_kafka_spark.verification.forms import Comparable, Family, Form, Row, Sums, row_checksum, to_form
+from airflow_kafka_spark.verification.forms import CanonicalRow, Comparable, Family, Form, Sums, row_checksum, to_form
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,7 +58,7 @@ def family_of(kind: pa.DataType) -> Family:
     return next((family for holds, family in tests if holds(kind)), "nested")
 
 
-def rows_of(batch: pa.RecordBatch, columns: Sequence[str], forms: Sequence[Form]) -> Iterator[Row]:
+def rows_of(batch: pa.RecordBatch, columns: Sequence[str], forms: Sequence[Form]) -> Iterator[CanonicalRow]:
     """Yield the rows of a batch, with each value in its form."""
     values = [_column(batch.column(name), form) for name, form in zip(columns, forms, strict=True)]
     return zip(*values, strict=True)
@@ -111,7 +111,7 @@ def _decimal(value: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-LakeSink = DeltaSink | IcebergSink | FilesSink
+ComparableSink = DeltaSink | IcebergSink | FilesSink
 Piece = Callable[[], "Iterator[pa.RecordBatch]"]
 """Reads a part of a table."""
 
@@ -124,11 +124,11 @@ class LakeTable:
     :param schema: its columns.
     """
 
-    sink: LakeSink
+    sink: ComparableSink
     schema: pa.Schema
 
     @classmethod
-    def load(cls, sink: LakeSink) -> LakeTable | None:
+    def load(cls, sink: ComparableSink) -> LakeTable | None:
         """Return the table; None if it does not exist.
 
         :raises SinkUnavailable: store or catalog did not answer.
@@ -174,7 +174,7 @@ class LakeSide:
     :param where: a condition: SQL for Delta, an expression of pyiceberg for Iceberg; empty for all rows, and for files.
     """
 
-    sink: LakeSink
+    sink: ComparableSink
     columns: tuple[str, ...]
     forms: tuple[Form, ...]
     key: int
@@ -209,10 +209,10 @@ class LakeSide:
             add_sums(total, number, Sums(1, row_checksum(row, self.forms)))
         return total
 
-    def bucket_rows(self, piece: Piece, buckets: Buckets) -> list[Row]:
+    def bucket_rows(self, piece: Piece, buckets: Buckets) -> list[CanonicalRow]:
         return [row for _, row in self._rows(piece, buckets)]
 
-    def _rows(self, piece: Piece, buckets: Buckets) -> Iterator[tuple[int, Row]]:
+    def _rows(self, piece: Piece, buckets: Buckets) -> Iterator[tuple[int, CanonicalRow]]:
         key = self.forms[: self.key]
         with _errors(self.sink, "reading its rows"):
             for batch in piece():
@@ -273,7 +273,7 @@ class _errors:  # noqa: N801 - used like `contextlib.suppress`
     :param doing: the operation, for the message.
     """
 
-    def __init__(self, sink: LakeSink, doing: str) -> None:
+    def __init__(self, sink: ComparableSink, doing: str) -> None:
         self.sink, self.doing = sink, doing
 
     def __enter__(self) -> None: ...

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from airflow_kafka_spark.verification.forms import Form, Row, to_report_value
+from airflow_kafka_spark.verification.forms import CanonicalRow, Form, to_report_value
 
 DifferenceKind = Literal["missing", "extra", "different", "doubled"]
 KINDS: tuple[DifferenceKind, ...] = ("missing", "extra", "different", "doubled")
@@ -53,7 +53,7 @@ class Findings:
     counts: Counter[DifferenceKind] = field(default_factory=Counter)
     kept: list[RowDifference] = field(default_factory=list)
 
-    def compare(self, source: Iterable[Row], sink: Iterable[Row]) -> None:
+    def compare(self, source: Iterable[CanonicalRow], sink: Iterable[CanonicalRow]) -> None:
         """Compare all rows that both sides have of some keys."""
         ours, theirs = self._by_key(source), self._by_key(sink)
         for key, rows in ours.items():
@@ -61,13 +61,13 @@ class Findings:
         for key, rows in theirs.items():
             self._add("extra", key, rows.total())
 
-    def _by_key(self, rows: Iterable[Row]) -> dict[Row, Counter[Row]]:
-        found: dict[Row, Counter[Row]] = {}
+    def _by_key(self, rows: Iterable[CanonicalRow]) -> dict[CanonicalRow, Counter[CanonicalRow]]:
+        found: dict[CanonicalRow, Counter[CanonicalRow]] = {}
         for row in rows:
             found.setdefault(row[: self.key], Counter())[row[self.key :]] += 1
         return found
 
-    def _compare_key(self, key: Row, source: Counter[Row], sink: Counter[Row]) -> None:
+    def _compare_key(self, key: CanonicalRow, source: Counter[CanonicalRow], sink: Counter[CanonicalRow]) -> None:
         ours, theirs = source - sink, sink - source
         pairs = min(ours.total(), theirs.total())
         if pairs:
@@ -75,7 +75,9 @@ class Findings:
         self._add("missing", key, ours.total() - pairs)
         self._add("doubled", key, theirs.total() - pairs)
 
-    def _add(self, kind: DifferenceKind, key: Row, count: int, ours: Row = (), theirs: Row = ()) -> None:
+    def _add(
+        self, kind: DifferenceKind, key: CanonicalRow, count: int, ours: CanonicalRow = (), theirs: CanonicalRow = ()
+    ) -> None:
         if not count:
             return
         self.counts[kind] += count

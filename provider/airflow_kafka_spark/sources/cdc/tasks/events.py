@@ -17,7 +17,7 @@ from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, enum_sche
 TableName = tuple[str, str]
 """Schema (or database) and name of a table."""
 
-Row = list[object]
+RowValues = list[object]
 """The values of a row, in the order of its table's columns, in a form that the source defines."""
 
 
@@ -166,19 +166,19 @@ class TableWriter(ABC):
         found = f"a value of column `{self.columns[at].name}` cannot be written: {error}"
         return SourceRejected(self.name, found, error.action or "Leave the table out")
 
-    def row(self, values: Row) -> str:
+    def row(self, values: RowValues) -> str:
         """Return a row as JSON."""
         value = self.value
         pieces = [piece + value(at, raw) for at, (piece, raw) in enumerate(zip(self._pieces, values, strict=True))]
         return "{" + ",".join(pieces) + "}"
 
-    def key_of(self, values: Row) -> str:
+    def key_of(self, values: RowValues) -> str:
         """Return a row's key as JSON; empty if the table has none."""
         if not self._key:
             return ""
         return "{" + ",".join(self._pieces[at] + self.value(at, values[at]) for at in self._key) + "}"
 
-    def same_key(self, old: Row, new: Row) -> bool:
+    def same_key(self, old: RowValues, new: RowValues) -> bool:
         """Return True if both rows have the same key."""
         return all(old[at] == new[at] for at in self._key)
 
@@ -279,7 +279,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         :param position: of the change in the log.
         """
 
-    def is_included(self, table: TableT, values: Row, old: Row | None = None) -> bool:
+    def is_included(self, table: TableT, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will include it. Here: False."""
         return False
 
@@ -337,7 +337,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
     # --- changes ---
 
     def change(
-        self, table: TableT, position: PositionT, old: Row | None, new: Row | None, *, is_insert: bool = False
+        self, table: TableT, position: PositionT, old: RowValues | None, new: RowValues | None, *, is_insert: bool = False
     ) -> Iterator[Event]:
         """Yield the events of a change of a row: two for a change of its key, and tombstones.
 
@@ -353,7 +353,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
             yield from self._delete(table, position, old)
             yield from self._write(table, position, "c", old, new)
 
-    def _write(self, table: TableT, position: PositionT, op: str, old: Row | None, new: Row) -> Iterator[Event]:
+    def _write(self, table: TableT, position: PositionT, op: str, old: RowValues | None, new: RowValues) -> Iterator[Event]:
         if self.is_included(table, new, old):
             return
         if op == "u" and old is not None and self.is_included(table, old):
@@ -362,7 +362,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
             before = table.row(old) if op == "u" and old is not None else "null"
             yield self.event(table, position, op, table.key_of(new), before, table.row(new))
 
-    def _delete(self, table: TableT, position: PositionT, old: Row) -> Iterator[Event]:
+    def _delete(self, table: TableT, position: PositionT, old: RowValues) -> Iterator[Event]:
         if "d" in self.form.skipped or self.is_included(table, old):
             return
         event = self.event(table, position, "d", table.key_of(old), table.row(old), "null")

@@ -13,7 +13,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     Event,
     EventColumn,
     EventForm,
-    Row,
+    RowValues,
     TableName,
     TableWriter,
     source_schema,
@@ -360,7 +360,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
             position = RowPosition(located.start.position, number)
             yield from self.change(parsed.table, position, old, new, is_insert=old is None)
 
-    def is_included(self, table: LogTableWriter, values: Row, old: Row | None = None) -> bool:
+    def is_included(self, table: LogTableWriter, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will."""
         assert isinstance(values, LogRow)
         return self._filter is not None and self._filter.is_included(table.table, lambda _: values.key)

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
-from typing import Any, Literal
+from typing import Any
 
 from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
 from airflow_kafka_spark.sources.cdc.tasks.values import (
@@ -23,16 +23,14 @@ from airflow_kafka_spark.sources.cdc.tasks.values import (
     point_json,
     unscaled_integer_json,
 )
+from airflow_kafka_spark.sources.mysql_cdc.options import UnsignedHandling, ZeroDateHandling
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogColumn
-
-UnsignedHandling = Literal["long", "precise"]
-ZeroDates = Literal["fail", "null"]
 
 Read = Callable[[bytes, int], "tuple[str, int]"]
 """Reads a value at an index of a row's bytes; returns it as JSON, and the index after it."""
 
-Shown = Callable[[bytes], str]
+ToText = Callable[[bytes], str]
 """Returns a value as text, from bytes of it."""
 
 BINARY = 63
@@ -57,7 +55,7 @@ class ValueForm:
     decimals: DecimalHandling = "precise"
     times: TimePrecision = "adaptive"
     unsigned: UnsignedHandling = "long"
-    zero_dates: ZeroDates = "fail"
+    zero_dates: ZeroDateHandling = "fail"
     charsets: Mapping[int, str] = field(default_factory=dict, repr=False)
 
 
@@ -79,8 +77,8 @@ class ReadColumn:
 
     read: Read
     schema: Mapping[str, Any]
-    of_query: Shown
-    key: Shown | None = None
+    of_query: ToText
+    key: ToText | None = None
     compared: str = ""
 
 
@@ -448,7 +446,7 @@ def _duration(fraction: int, unit: int) -> Callable[[bytes, int], int]:
     return micros
 
 
-def _day(year: int, month: int, day: int, zero_dates: ZeroDates) -> int | None:
+def _day(year: int, month: int, day: int, zero_dates: ZeroDateHandling) -> int | None:
     """Return the number of a day; None for an invalid date, such as 0000-00-00."""
     is_day = 1 <= month <= 12 and 1 <= day <= _MONTH_DAYS[month - 1]
     if is_day and month == 2 and day == 29:

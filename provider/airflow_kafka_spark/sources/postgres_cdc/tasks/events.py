@@ -12,7 +12,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     Event,
     EventColumn,
     EventForm,
-    Row,
+    RowValues,
     TableName,
     TableWriter,
     source_schema,
@@ -82,7 +82,7 @@ class _RelationWriter(TableWriter):
         assert isinstance(raw, bytes)
         return self._converts[at](raw)
 
-    def row(self, values: Row) -> str:
+    def row(self, values: RowValues) -> str:
         converts, special = self._converts, self.convert
         try:
             pieces = [
@@ -93,7 +93,7 @@ class _RelationWriter(TableWriter):
             return super().row(values)  # raises an error that names the column
         return f"{{{','.join(pieces)}}}"
 
-    def same_key(self, old: Row, new: Row) -> bool:
+    def same_key(self, old: RowValues, new: RowValues) -> bool:
         return all(new[at] is UNCHANGED or old[at] == new[at] for at in self._key)
 
 
@@ -199,7 +199,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
             new = [kept if value is UNCHANGED else value for kept, value in zip(old, new, strict=True)]
         yield from self.change(table, lsn, old, new, is_insert=change.op == "I")
 
-    def is_included(self, table: _RelationWriter, values: Row, old: Row | None = None) -> bool:
+    def is_included(self, table: _RelationWriter, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will."""
         return self._filter is not None and self._filter.includes(table.relation, values, old)
 
