@@ -254,7 +254,7 @@ def _hook_of(conn_id: str, connection: Connection) -> KafkaHook:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     class Connected(KafkaHook):
-        def get_connection(self, conn_id: str) -> Connection:
+        def get_connection(self, conn_id: str) -> Connection:  # type: ignore[override]
             return connection
 
     return Connected(conn_id)

@@ -528,7 +528,7 @@ def read_task_states(session: Session, wanted: Collection[TaskInstanceKey]) -> d
     return found
 
 
-def _with_stored(query: Select[Any], *keys: str) -> Select[Any]:
+def _with_stored(query: Select, *keys: str) -> Select:
     """Return a query with a further column for each key of the task state store. It is NULL if the task instance has stored
     nothing, and before Airflow 3.3, which introduced the store.
 

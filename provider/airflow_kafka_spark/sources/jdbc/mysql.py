@@ -222,12 +222,12 @@ class MysqlSession(DatabaseSession):
         name = f"{self.dialect.quote(schema)}.{self.dialect.quote(table)}" if schema else self.dialect.quote(table)
         if not schema:
             return MissingRelation(name, "; the connection names no database (its `schema`)")
-        place = f"table_schema = {literal(schema)}"
-        tables = [row[0] for row in self.rows(f"SELECT table_name FROM information_schema.tables WHERE {place}")]
+        condition = f"table_schema = {literal(schema)}"
+        tables = [row[0] for row in self.rows(f"SELECT table_name FROM information_schema.tables WHERE {condition}")]
         if table not in tables:
-            alike = [other for other in tables if other.casefold() == table.casefold()]
-            return MissingRelation(name, f"; there is `{alike[0]}`, and names are compared exactly" if alike else "")
-        place += f" AND table_name = {literal(table)}"
+            similar = [other for other in tables if other.casefold() == table.casefold()]
+            return MissingRelation(name, f"; there is `{similar[0]}`, and names are compared exactly" if similar else "")
+        condition += f" AND table_name = {literal(table)}"
         columns = {
             row[0]: describe_column(
                 ColumnMetadata(
@@ -236,10 +236,10 @@ class MysqlSession(DatabaseSession):
                     readable="select" in row[8].lower(),
                 )
             )
-            for row in self.rows(_COLUMNS.format(place=place))
+            for row in self.rows(_COLUMNS.format(condition=condition))
         }  # fmt: skip
         parts: dict[str, list[tuple]] = {}
-        for index, *facts in self.rows(_INDEXES.format(place=place)):
+        for index, *facts in self.rows(_INDEXES.format(condition=condition)):
             parts.setdefault(index, []).append(tuple(facts))
         # The primary key first, then the unique index of the fewest columns that takes no NULL.
         found = sorted(parts.items(), key=lambda item: (item[0] != "PRIMARY", len(item[1]), item[0]))
@@ -250,7 +250,7 @@ class MysqlSession(DatabaseSession):
         return Relation(name, name, columns, keys, indexes)
 
     def query(self, query: str, name: str) -> Relation:
-        # A line of its own: the query may end with a comment.
+        # On a separate line, because the query may end with a comment.
         sql = f"({query.strip().rstrip(';')}\n) AS __query"
         with self.connection.cursor() as cursor:
             cursor.execute(f"SELECT * FROM {sql} LIMIT 0")
@@ -276,13 +276,13 @@ class MysqlSession(DatabaseSession):
 _COLUMNS = """
 SELECT column_name, data_type, column_type, is_nullable, numeric_precision, numeric_scale, character_set_name, collation_name,
     privileges
-FROM information_schema.columns WHERE {place} ORDER BY ordinal_position
+FROM information_schema.columns WHERE {condition} ORDER BY ordinal_position
 """
 
 # A prefix of a column makes an index neither a key nor an order.
 _INDEXES = """
 SELECT index_name, column_name, non_unique = 0 AND sub_part IS NULL, nullable = 'YES', collation = 'A' AND sub_part IS NULL
-FROM information_schema.statistics WHERE {place} AND index_type = 'BTREE' AND column_name IS NOT NULL
+FROM information_schema.statistics WHERE {condition} AND index_type = 'BTREE' AND column_name IS NOT NULL
 ORDER BY index_name, seq_in_index
 """
 
@@ -296,7 +296,7 @@ _UNSIGNED, _ENUM, _SET, _BINARY = 32, 256, 2048, 63
 
 
 def _result_column(result: FieldDescriptorPacket) -> ColumnMetadata:
-    """Return what the protocol says of a query's column."""
+    """Return the description of a query's column from the protocol."""
     kind = _KINDS.get(result.type_code, "")
     if kind in ("text", "varchar", "char"):
         if result.charsetnr == _BINARY:

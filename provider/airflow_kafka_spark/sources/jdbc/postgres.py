@@ -209,7 +209,7 @@ class PostgresSession(DatabaseSession):
         return Relation(str(name), str(name), self._columns(attributes, usage), keys, indexes, writers)
 
     def query(self, query: str, name: str) -> Relation:
-        # A line of its own: the query may end with a comment.
+        # On a separate line, because the query may end with a comment.
         sql = f"({query.strip().rstrip(';')}\n) AS __query"
         attributes = [(*field, False, 0, True) for field in self._describe(f"SELECT * FROM {sql}")]
         names = [row[0] for row in attributes]
