@@ -209,7 +209,7 @@ def _instant(text: str) -> datetime | None:
         return None
 
 
-def _from_json(text: str) -> object:
+def _from_json(text: str) -> dict[Any, Any]:
     try:
         return json.loads(text)
     except ValueError as error:
