@@ -180,7 +180,8 @@ def _after_chunks(
 
     :param tokens: per chunk, its snapshot.
     """
-    tables, points = {table.table: table for table in state.tables}, [state.behind] if state.behind else []
+    tables: dict[tuple[str, str], TableSnapshot] = {found.table: found for found in state.tables}
+    points = [state.behind] if state.behind else []
     for split, token in zip(splits, tokens, strict=True):
         schema, name = split["table"]
         upto = split["upto"]
