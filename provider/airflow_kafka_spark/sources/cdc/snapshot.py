@@ -180,12 +180,12 @@ def _after_chunks(
 
     :param tokens: per chunk, its snapshot.
     """
-    tables: dict[tuple[str, str], TableSnapshot] = {found.table: found for found in state.tables}
+    tables = {found.table: found for found in state.tables}
     points = [state.behind] if state.behind else []
     for split, token in zip(splits, tokens, strict=True):
         schema, name = split["table"]
         upto = split["upto"]
-        table = tables[schema, name]
+        table: TableSnapshot = tables[schema, name]
         chunk = ReadChunk(None if upto is None else tuple(upto), token["seen"])
         tables[schema, name] = replace(table, read=(*table.read, chunk))
         points.append(token["behind"])
