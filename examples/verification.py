@@ -13,7 +13,7 @@ with DAG("orders_verified", schedule="@daily", catchup=False, default_args={"ret
         task_id="verify",
         source=JdbcSource("shop", "shop.orders"),
         sink=PostgresSink("warehouse", "orders"),
-        # Rows of the day before have come to rest in both tables.
+        # Rows of the day before no longer change in either table.
         where="placed_at < '{{ data_interval_start }}'",
         exclude_columns=["search_text"],
         rechecks=3,

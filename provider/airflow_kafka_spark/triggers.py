@@ -33,6 +33,8 @@ from airflow_kafka_spark.windows.memory import WindowCriteria, find_completed
 from airflow_kafka_spark.windows.times import now_ms, parse_iso
 
 if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -247,12 +249,12 @@ async def connect(conn_id: str) -> KafkaHook:
     return await in_thread(_hook_of, conn_id, connection)
 
 
-def _hook_of(conn_id: str, connection: object) -> KafkaHook:
+def _hook_of(conn_id: str, connection: Connection) -> KafkaHook:
     # Called in a thread, because importing the client takes some time.
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     class Connected(KafkaHook):
-        def get_connection(self, conn_id: str) -> Any:  # type: ignore[override]
+        def get_connection(self, conn_id: str) -> Connection:  # type: ignore[override]
             return connection
 
     return Connected(conn_id)

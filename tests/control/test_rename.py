@@ -10,7 +10,7 @@ import pytest
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.pipelines import read_pipeline, to_json
-from airflow_kafka_spark.control.preview import preview
+from airflow_kafka_spark.control.preview import PlanOptions, preview
 from airflow_kafka_spark.errors import ChangeRefused, Fenced, GroupOwned, PipelineRenamed, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
@@ -57,7 +57,7 @@ def test_a_second_pipeline_does_not_begin_where_the_group_of_the_first_one_stand
     with pytest.raises(GroupOwned):
         named(other, starting_offsets="earliest")
     with pytest.raises(GroupOwned):
-        preview(moved.hook, other, topics=[moved.topic], group_id=moved.name, **moved.place)
+        preview(moved.hook, other, PlanOptions([moved.topic], moved.name), **moved.place)
     assert [(r.start, r.end) for r in named(other, group_id=unique("own")).ranges] == [(2, 20), (0, 20)]
     assert [r.start for r in named(moved.name).ranges] == [10, 10]
 
@@ -160,10 +160,10 @@ def test_what_cannot_be_renamed_is_refused_and_nothing_changes(moved, unique):
     with Ledger(moved.hook, taken, "run", group_id=unique("own"), topic=moved.ledger_topic) as ledger:
         ledger.plan(moved.window(ledger, 5, 5).__class__(taken, 1, (), "run", ""))
     before = moved.everything()
-    with pytest.raises(ChangeRefused, match="knows a pipeline"):
+    with pytest.raises(ChangeRefused, match="already has a pipeline"):
         ask(moved, taken)
     for wrong in ("", moved.name):
-        with pytest.raises(ChangeRefused, match="no new name"):
+        with pytest.raises(ChangeRefused, match="not a valid new name"):
             ask(moved, wrong)
     with pytest.raises(ChangeRefused, match="no reason"):
         ask(moved, "x", why="")

@@ -16,7 +16,7 @@ from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import utc_now
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.operators import PipelineOffsetsOperator
-from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, dead_letters, to_bytes
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, make_dead_letters, to_bytes
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import BadRecord, OffsetRange, SourcePlan, SplitResult, Window
 from tests.support.control import pause, resend, resume
@@ -44,7 +44,7 @@ def send(moved, ledger, dead, bad, with_context=True):
         "value": pa.array([None if offset % 2 else b"\xff%d" % offset for offset in bad], pa.binary()),
         "headers": pa.array([HEADERS] * len(bad), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
     }
-    letters = to_bytes(pa.Table.from_batches([dead_letters(places, record)]))
+    letters = to_bytes(pa.Table.from_batches([make_dead_letters(places, record)]))
     topic = DeadLetterTopic(moved.hook, dead, -1, Envelope(moved.name, {}, with_context))
     assert topic.send([SplitResult(0, letters=letters, rejected=len(bad))], ledger) is not None
 

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, Producer
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.control.pipelines import list_windows, read_pipeline, show, to_json
-from airflow_kafka_spark.control.preview import preview
+from airflow_kafka_spark.control.preview import PlanOptions, preview
 from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, Fenced, GroupHasMembers, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
@@ -306,7 +306,7 @@ class TestLooking:
         assert (found.number, found.begins, found.offsets, found.bytes, found.run) == (2, "ledger", 20, 2000, None)
         assert found.age > 0
         assert moved.everything() == before
-        capped = preview(moved.hook, moved.name, ending_offsets="2025-06-15T15:06:55Z", max_records=4, **moved.place)
+        capped = preview(moved.hook, moved.name, PlanOptions(ending_offsets="2025-06-15T15:06:55Z", max_records=4), **moved.place)
         assert [(r.start, r.end) for r in capped.ranges] == [(10, 12)] * 2
 
     def test_plan_of_a_window_that_is_open_is_that_window(self, moved):
@@ -316,8 +316,9 @@ class TestLooking:
         assert [(r.start, r.end) for r in found.ranges] == [(10, 15), (10, 10)]
 
     def test_plan_of_a_new_pipeline_says_where_it_would_begin(self, moved, unique):
-        options = {"topics": [moved.topic], "group_id": unique("new"), **moved.place}
-        found = preview(moved.hook, unique("new"), starting_offsets="2025-06-15T15:06:58Z", **options)
+        options = PlanOptions([moved.topic], unique("new"), "2025-06-15T15:06:58Z")
+        found = preview(moved.hook, unique("new"), options, **moved.place)
         assert ([(r.start, r.end) for r in found.ranges], found.begins) == ([(18, 20)] * 2, "starting_offsets")
-        of_group = preview(moved.hook, moved.name, **{**options, "group_id": moved.name, "ledger_topic": unique("lost")})
+        options = PlanOptions([moved.topic], moved.name)
+        of_group = preview(moved.hook, moved.name, options, **{**moved.place, "ledger_topic": unique("lost")})
         assert ([r.start for r in of_group.ranges], of_group.begins, of_group.number) == ([10, 10], "group", 2)

@@ -48,7 +48,7 @@ def test_without_an_open_window_what_waits_is_skipped_and_then_nothing_waits(mov
     done = ask()
     assert (done.given_up, done.skipped_offsets, moved.stands(), moved.committed()) == ((), 20, [20, 20], [20, 20])
     before = moved.everything()
-    with pytest.raises(ChangeRefused, match="nothing waits"):
+    with pytest.raises(ChangeRefused, match="no records are waiting"):
         ask()
     assert moved.everything() == before
 

@@ -417,12 +417,12 @@ _OF_SNAPSHOTS = (
     Mutant(
         name="snapshot-place-is-asked-for-behind-it",
         path="sources/mysql_cdc/tasks/snapshot.py",
-        old="""    return Place(str(found["binlog_snapshot_file"]), int(found["binlog_snapshot_position"]))
+        old="""    return LogCoordinates(str(found["binlog_snapshot_file"]), int(found["binlog_snapshot_position"]))
 """,
         new="""    (end,) = fetch_rows(connection, "SHOW MASTER STATUS")
-    return Place(str(end[0]), int(end[1]))
+    return LogCoordinates(str(end[0]), int(end[1]))
 """,
-        breaks="The place of a chunk is that of its snapshot, also while others write.",
+        breaks="The coordinates of a chunk are those of its snapshot, also while others write.",
         tests=(_OF_ROWS_AND_LOG,),
     ),
     Mutant(
@@ -436,7 +436,7 @@ _OF_SNAPSHOTS = (
     Mutant(
         name="snapshot-of-other-rows-than-those-of-the-place",
         path="sources/mysql_cdc/tasks/snapshot.py",
-        old=" and not _is_changed(server, connection, place, name):",
+        old=" and not _is_changed(server, connection, seen, name):",
         new=":",
         breaks="A table that was swapped before its snapshot was used is read in another one.",
         tests=(f"{_SNAPSHOTS}::test_a_table_that_is_truncated_before_its_snapshot_is_used_is_read_in_another_one",),
@@ -444,7 +444,7 @@ _OF_SNAPSHOTS = (
     Mutant(
         name="snapshot-older-than-what-was-left-to-it",
         path="sources/mysql_cdc/tasks/snapshot.py",
-        old="if _includes(server, place, start) and ",
+        old="if _includes(server, seen, start) and ",
         new="if ",
         breaks="A chunk includes all that windows of the log have left out for it.",
         tests=(f"{_SNAPSHOTS}::test_rows_that_a_new_snapshot_would_not_have_are_waited_for",),

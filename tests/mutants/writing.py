@@ -102,10 +102,10 @@ _OF_FILES = (
     Mutant(
         name="files-record-published-first",
         path="sinks/files/sink.py",
-        old="            os.rename(self.attempt / PUBLISH, place)\n",
-        new="""            os.mkdir(place)
+        old="            os.rename(self.attempt / PUBLISH, target)\n",
+        new="""            os.mkdir(target)
             for name in (RECORD, *sorted(set(os.listdir(self.attempt / PUBLISH)) - {RECORD})):
-                os.rename(self.attempt / PUBLISH / name, place / name)
+                os.rename(self.attempt / PUBLISH / name, target / name)
 """,
         breaks="A window's directory becomes visible whole, by one rename.",
         tests=(f"{_FILES}::test_files_are_durable_before_they_are_published_and_names_after",),
@@ -113,8 +113,8 @@ _OF_FILES = (
     Mutant(
         name="files-window-replaced-unchecked",
         path="sinks/files/sink.py",
-        old="if self.window.replay and place.exists():",
-        new="if place.exists():",
+        old="if self.window.replay and target.exists():",
+        new="if target.exists():",
         breaks="Publishing a window fails where another attempt has published it meanwhile.",
         tests=(f"{_FILES}::test_a_window_that_is_published_just_before_the_rename_stays_as_it_is",),
     ),

@@ -238,7 +238,7 @@ def test_sinks_that_would_not_do_are_refused_all_at_once_and_before_anything_is_
     }
     for number, texts in says.items():
         assert all(text in found[f"transforms[{number}] Filter.to"] for text in texts)
-    assert "no topic to tell it in" in found["transforms[5] Filter.reason"]
+    assert "no topic whose records could contain it" in found["transforms[5] Filter.reason"]
     # The other table is asked about the columns behind the transforms before the filter, and no others.
     second_table(table, "id bigint, n int")
     chain = [Sql(columns={"id": "id", "n": "upper(customer)"}), Filter(to=sinks[1]), Sql(columns={"id": "id"})]

@@ -13,9 +13,9 @@ from airflow_kafka_spark.windows.binding import (
     Writer,
     binding_from_json,
     binding_to_json,
-    other_endpoint,
-    other_place,
-    other_writer,
+    compare_endpoints,
+    compare_locations,
+    compare_writers,
     with_details,
 )
 from airflow_kafka_spark.windows.changes import Change
@@ -42,11 +42,11 @@ TABLE = Endpoint(
     ],
 )
 def test_a_writer_is_another_one_by_what_is_known_of_it_and_a_map_index_within_its_run(found, what):
-    assert [d.what for d in other_writer(TASK, replace(TASK, **found))] == what
+    assert [d.what for d in compare_writers(TASK, replace(TASK, **found))] == what
 
 
 def test_a_deployment_that_was_not_known_is_no_other_one():
-    assert not other_writer(replace(TASK, deployment=""), TASK)
+    assert not compare_writers(replace(TASK, deployment=""), TASK)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def test_a_place_is_compared_with_every_window_and_the_details_of_one_that_is_op
         return {name: value for name, value in {**facts, **by}.items() if value is not None}
 
     found = Endpoint(changed(TABLE.place, place), changed(TABLE.details, details))
-    assert [d.what for d in other_place(TABLE, found)] == next_one
-    assert [d.what for d in other_endpoint(TABLE, found)] == open_one
+    assert [d.what for d in compare_locations(TABLE, found)] == next_one
+    assert [d.what for d in compare_endpoints(TABLE, found)] == open_one
     both, other = (Endpoint({"path": "p"}) | end.under("filter 1") for end in (TABLE, found))
-    assert [d.what for d in other_endpoint(both, other)] == [f"filter 1 {what}" for what in open_one]
+    assert [d.what for d in compare_endpoints(both, other)] == [f"filter 1 {what}" for what in open_one]
 
 
 def test_it_is_written_with_the_window_and_read_again_and_a_missing_one_is_not_known():

@@ -153,7 +153,7 @@ class SideOutputs:
         """Return the records that were not sent before, by topic."""
         import pyarrow.compute as pc
 
-        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import drop_sent, routed_records
+        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import drop_sent, make_routed_records
 
         outputs = []
         if self.dead is not None:
@@ -161,7 +161,7 @@ class SideOutputs:
             outputs.append(_SideOutput(self.dead.name, left, self.dead.envelope.records))
         for topic in routes["to"].unique().to_pylist():
             left = drop_sent(routes.filter(pc.equal(routes["to"], topic)), known.routed(topic=topic) if known else {})
-            outputs.append(_SideOutput(topic, left, lambda found: routed_records(found, self.pipeline), routed=True))
+            outputs.append(_SideOutput(topic, left, lambda found: make_routed_records(found, self.pipeline), routed=True))
         return [output for output in outputs if output.letters.num_rows]
 
     def _send_once(
@@ -328,8 +328,8 @@ def add_refused(
 
 
 def _split_of(bad: BadRecord, splits: Sequence[Split]) -> Split:
-    place = (bad.topic, bad.partition)
-    return next(s for s in splits if s.range.topic_partition == place and s.range.start <= bad.offset < s.range.end)
+    partition = (bad.topic, bad.partition)
+    return next(s for s in splits if s.range.topic_partition == partition and s.range.start <= bad.offset < s.range.end)
 
 
 def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> bytes:
@@ -337,7 +337,7 @@ def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> byt
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import DeadLetterBuffer, dead_letters
+    from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import DeadLetterBuffer, make_dead_letters
     from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 
     first, letters = next(iter(found.values())), DeadLetterBuffer()
@@ -346,5 +346,5 @@ def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> byt
     for records in KafkaSplitReader(hook.consumer_config(), wanted, with_headers=True, epoch=epoch):
         at = pc.indices_nonzero(pc.is_in(records.offsets, offsets)).to_pylist()
         if at:
-            letters.add(dead_letters([found[records.offsets[index].as_py()] for index in at], records.originals(at)))
+            letters.add(make_dead_letters([found[records.offsets[index].as_py()] for index in at], records.originals(at)))
     return letters.to_bytes()

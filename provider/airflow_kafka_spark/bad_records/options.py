@@ -95,7 +95,7 @@ class ErrorOptions:
             found = "bad records are sent to a topic, so that none is left out"
             return [Problem("errors_skip", found, f"Give one of it and `{where}`")]
         if not self.topic and not self.skip:
-            action = "Name a topic, or set `errors_skip=True` to leave bad records out for good, and only count them"
+            action = "Name a topic, or set `errors_skip=True` to drop bad records, and only count them"
             return [Problem(where, "bad records would be lost silently", action)]
         found_wrong = _name_problems(where, self.topic) if self.topic else []
         factor = self.replication_factor

@@ -379,23 +379,16 @@ def _windows(hook: KafkaHook, args: argparse.Namespace) -> tuple[WindowState, ..
 
 
 def _plan(hook: KafkaHook, args: argparse.Namespace) -> Preview:
-    from airflow_kafka_spark.control.preview import preview
+    from airflow_kafka_spark.control.preview import PlanOptions, preview
 
     if args.dag_file:
         task = _task_of(args.dag_file, args.pipeline)
         with task.kafka:
             return task.preview()
-    return preview(
-        hook,
-        args.pipeline,
-        ledger_topic=args.ledger_topic,
-        topics=args.topics,
-        group_id=args.group_id,
-        starting_offsets=args.starting_offsets,
-        ending_offsets=args.ending_offsets,
-        max_records=args.max_records,
-        data_loss=args.data_loss,
+    options = PlanOptions(
+        args.topics, args.group_id, args.starting_offsets, args.ending_offsets, args.max_records, args.data_loss
     )
+    return preview(hook, args.pipeline, options, ledger_topic=args.ledger_topic)
 
 
 def _task_of(file: str, pipeline: str) -> FromKafkaOperator:

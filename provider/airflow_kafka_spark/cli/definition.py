@@ -46,7 +46,7 @@ OF_WINDOW = (
     ),
 )
 NOT_RUNNING = Arg(
-    ("--not-running",), help="confirm that no task works on the open window; look at its task in Airflow", action="store_true"
+    ("--not-running",), help="confirm that no task works on the open window; check its task in Airflow", action="store_true"
 )
 
 

@@ -255,7 +255,7 @@ class AccompanyingRecords:
     :param doing: the action, for errors.
     :param topics: the topics that they go to, for errors.
     :param produce: produces and flushes them.
-    :param seconds: how long the transaction may take.
+    :param seconds: the timeout of the transaction.
     :param settings: further settings of the producer.
     """
 
@@ -307,7 +307,7 @@ class ControlLedger(Ledger):
                 return change
             except Exception as error:
                 # The outcome is known once the next producer has fenced this one and has read the ledger.
-                failure, sent = self.translate(error, f"writing what was asked for ({change.action})"), change
+                failure, sent = self.translate(error, f"writing the control request ({change.action})"), change
                 log.warning("Writing change %d of pipeline %s failed: %s", change.number, self.pipeline, failure)
         assert failure is not None
         raise failure

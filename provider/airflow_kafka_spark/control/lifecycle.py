@@ -96,7 +96,7 @@ def _pause_warnings(memory: Memory, action: str, changed: bool) -> tuple[str, ..
         names = ", ".join(o.name for o in going[:5])
         return (
             *([f"Open now: {names}. A running attempt continues to its end"] if going else []),
-            "Tasks that begin while it is paused end as skipped, and so does what depends on them",
+            "Tasks that begin while it is paused are skipped, with all tasks that depend on them",
             *(["The intervals of such tasks are not moved by later ones: clear them after resuming"] if intervals else []),
         )
     return (
@@ -119,7 +119,7 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
     :param request: the pipeline, the author and the reason.
     :param running: True if an attempt works on an open window, as Airflow says of its task; None if that is unknown.
     :raises PipelineUnknown: the ledger holds nothing of it.
-    :raises AttemptAtWork: a window is open, and an attempt is at work on it, or that is not known.
+    :raises AttemptAtWork: a window is open, and an attempt is working on it, or that is not known.
     :raises ChangeRefused: the name is that of a data interval.
     """
     memory = read_pipeline(hook, request.pipeline, request.ledger_topic).memory
@@ -154,15 +154,15 @@ def _rebind_warnings(memory: Memory, going: tuple[OpenWindow, ...], change: Chan
     names = ", ".join(o.name for o in going[:5])
     of_topics = any(entry.window.publishes for entry in open_entries(memory))
     moved = (
-        "What is published of it stays where it is; the rest goes to the new topic"
+        "Its published records stay in the old topic; the rest goes to the new one"
         if of_topics
-        else ("Records in its destination stay there, and are moved once more")
+        else ("Records in its destination stay there, and are moved again")
     )
     return (
-        *([] if change else ["It was allowed already, and no run has made use of it yet"]),
-        "The next run of the pipeline binds it to what it has; every other one is refused again",
+        *([] if change else ["The change was allowed already, and no run has used it yet"]),
+        "The next run of the pipeline binds it to its own task, destination and source; all others are refused again",
         *([f"Open now: {names}. {moved}"] if going else []),
-        *([] if memory.binding else ["It is not known what the pipeline is bound to: any run is accepted as it is"]),
+        *([] if memory.binding else ["The binding of the pipeline is unknown: any run is accepted"]),
     )
 
 
@@ -276,7 +276,7 @@ def _forget_change(memory: Memory, number: int, request: ChangeRequest) -> Chang
 def _check_forget(
     hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: str | None, delete_group: bool, discard_open: bool
 ) -> str | None:
-    """Return the group that is to be deleted, if any."""
+    """Return the group to delete; None without one."""
     # A former name is forgotten, too, and a group may exist without its pipeline.
     left = memory.renamed_to is not None or (delete_group and group_id)
     if memory.is_unknown and not left:
@@ -328,7 +328,9 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
     """
     pipeline = request.pipeline
     if not to.strip() or to == pipeline:
-        raise ChangeRefused(f"`{to}` is no new name for pipeline `{pipeline}`", expected="another name", action="Give one")
+        raise ChangeRefused(
+            f"`{to}` is not a valid new name for pipeline `{pipeline}`", expected="another name", action="Give one"
+        )
 
     def planned(memory: Memory, other: Memory) -> tuple[str, Change]:
         group = _check_rename(hook, memory, other, to, request.ledger_topic, group_id)
@@ -350,7 +352,7 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
             _write_rename(hook, ledger, found, other, to, change)
     warnings = (
         f'Give the operator `pipeline="{to}"`, or the DAG and task that make this name; under the old one it is refused',
-        "Its sink remembers earlier windows under the old name: they can no longer be replayed",
+        "Its sink has recorded earlier windows under the old name: they can no longer be replayed",
     )
     return replace(
         ChangeResult.of("rename", request, change),
@@ -377,7 +379,7 @@ def _check_rename(hook: KafkaHook, memory: Memory, other: Memory, to: str, ledge
         )
     if not other.is_blank or other.intervals:
         raise ChangeRefused(
-            f"The ledger knows a pipeline `{to}` already, which has moved windows of its own",
+            f"The ledger already has a pipeline `{to}` that has moved windows",
             expected="a name under which it knows none",
             action=f"{kept}; or `forget` the other one, if it was a mistake",
         )

@@ -183,7 +183,7 @@ def has_source(memory: Memory) -> bool:
     return memory.position.source is not None or any(entry.window.source for entry in memory.entries.values())
 
 
-def to_json(value: object) -> Any:
+def to_json(value: object) -> object:
     """Return results of commands as JSON values, for XCom and ``--json``."""
     if isinstance(value, Change):
         offsets = {name: {str(tp): offset for tp, offset in getattr(value, name).items()} for name in ("before", "after")}

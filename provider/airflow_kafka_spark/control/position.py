@@ -1,7 +1,7 @@
 """Move the position of a pipeline: reset it, or skip an open window that fails repeatedly, or records that wait.
 
 A change is planned from the state of the ledger and of Kafka. It is written in one Kafka transaction, with its author and its
-reason. Resets work as KIP-875 has it for connectors, and are refused while a window is open.
+reason. Resets work as in KIP-875 for connectors, and are refused while a window is open.
 """
 
 from __future__ import annotations
@@ -251,8 +251,8 @@ def find_published(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ..
 
 
 def advance_source(given_up: Sequence[WindowEntry], memory: Memory, position: Position) -> Position:
-    """Return the position behind windows that are given up, with what is noted of the splits of a source: those that are
-    published stay so.
+    """Return the position behind windows that are given up, with the tokens of a source's published splits, which
+    stay published.
 
     :param memory: the state of the pipeline, read when no task could publish any more.
     """
@@ -339,7 +339,7 @@ def reset(
         :func:`~airflow_kafka_spark.windows.offset_specs.parse_target`. Offsets per partition move only these partitions.
     :param only: topics (``orders``) or partitions of them (``orders:0,2``) to be moved; empty is all that the pipeline reads.
         Named together with ``group_id``, they also move a pipeline that the ledger knows nothing of, because Kafka was created
-        anew or a `forget` removed it, and whose sink still remembers windows: its next window begins there. A pipeline that
+        again or a `forget` removed it, and whose sink still remembers windows: its next window begins there. A pipeline that
         reads a source is moved only to "committed:" its own group, behind the window that the group names; ``only`` then names
         the topic that it publishes to.
     :param group_id: its consumer group. Default: that of its newest window.
@@ -396,9 +396,9 @@ def _behind_lost_window(
         refuse_open(memory)
     group = group_of_source(request)
     described = hook.describe_topics({*topics, request.ledger_topic}, missing="omit")
-    places = [tp for found in described.values() for tp in found.topic_partitions]
+    partitions = [tp for found in described.values() for tp in found.topic_partitions]
     ids = {name: found.topic_id for name, found in described.items() if name != request.ledger_topic}
-    named = source_window_of(request.pipeline, hook.committed(group, places), ids)
+    named = source_window_of(request.pipeline, hook.committed(group, partitions), ids)
     if named is None or named.number <= max((memory.last_used, *memory.entries)) or not named.knows_position:
         what = "names no window that the ledger does not know" if named is None or named.knows_position else "holds no position"
         raise ChangeRefused(
@@ -495,7 +495,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
                 raise ChangeRefused(
                     f"Pipeline `{request.pipeline}` has moved on meanwhile",
                     expected="the open window that was shown, or still no open window",
-                    action="Look again; if its task was running, it was fenced, and a retry finishes its window",
+                    action="Check its state again; if its task was running, it was fenced, and a retry finishes its window",
                 )
             move, group = planned(memory)
             fence_splits(ledger, move.given_up)
@@ -518,13 +518,13 @@ def _check_skip(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: st
         raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` moves data intervals, which do not wait for each other",
             expected="a pipeline whose windows follow each other",
-            action="Mark the interval's task as you like. Its records are not moved, and the group stays before them",
+            action="Set the state of the interval's task in Airflow. Its records are not moved, and the group stays before them",
         )
     if not has_source(memory):
         return resolve_group(hook, memory, ledger_topic, group_id)
     if not open_entries(memory):
         raise ChangeRefused(
-            f"Pipeline `{memory.pipeline}` reads rows from a source and has no open window: only its source knows what waits",
+            f"Pipeline `{memory.pipeline}` reads rows from a source and has no open window: only the source knows what is new",
             expected="an open window to give up",
         )
     return None
@@ -553,14 +553,14 @@ def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
     move = plan_move(hook, memory, parse_target("latest"), (), group)
     if back := [m for m in move.moves if m.before is not None and m.after < m.before]:
         raise ChangeRefused(
-            f"{back[0].topic}-{back[0].partition} ends at {back[0].after}, before {back[0].before}, where the pipeline stands",
+            f"{back[0].topic}-{back[0].partition} ends at {back[0].after}, before {back[0].before}, the position of the pipeline",
             expected="a log that goes on from there",
             action="Check the state of the topic; `reset` moves the pipeline back",
         )
     on = tuple(m for m in move.moves if m.after != m.before)
     if not on:
         raise ChangeRefused(
-            f"Pipeline `{memory.pipeline}` has no open window, and nothing waits for it",
+            f"Pipeline `{memory.pipeline}` has no open window, and no records are waiting",
             expected="an open window to give up, or records to skip",
         )
     return replace(move, moves=on)
@@ -583,13 +583,13 @@ def _skipped_gaps(move: PositionChange) -> tuple[Gap, ...]:
 
 def _skip_warnings(memory: Memory, entry: WindowEntry | None) -> tuple[str, ...]:
     if entry is None:
-        return ("What is skipped is not moved to the sink, unless the pipeline is reset to before it",)
+        return ("Skipped records are not moved to the sink, unless the pipeline is reset to offsets before them",)
     published = sorted({split for window, split in memory.markers if window == entry.window.number})
     replayed = entry.window.replay > 0
     sentences = [
         "This window was complete, and was being replayed: the sink holds its rows as they were before or as they are now"
         if replayed
-        else "What is skipped is not in the sink, unless an attempt had brought it there before it died: then it stays"
+        else "Skipped records are not in the sink, unless an attempt has committed them before it died: then they stay"
     ]
     if published:
         sentences.append(f"{len(published):,} of its splits were published already, and stay in the topic")
@@ -597,7 +597,7 @@ def _skip_warnings(memory: Memory, entry: WindowEntry | None) -> tuple[str, ...]
     if dead is not None and dead.batches:
         sentences.append("Its dead letters and routed records were sent already, and stay in their topics")
     if dead is not None and (captured := dead.captures(entry.window.replay)):
-        sentences.append(f"What is routed to {', '.join(found.sink for found in captured)} may be there already: then it stays")
+        sentences.append(f"Records routed to {', '.join(found.sink for found in captured)} may be there already: then they stay")
     return (
         *sentences,
         f"If attempt {entry.attempt.number}, which began at {entry.attempt.started_at}, is still running, it is fenced",

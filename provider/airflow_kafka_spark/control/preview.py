@@ -17,7 +17,7 @@ from airflow_kafka_spark.ledger.group import owner_of
 from airflow_kafka_spark.ledger.topic import TOPIC
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
-from airflow_kafka_spark.windows.offset_specs import Written, parse_start, parse_stop
+from airflow_kafka_spark.windows.offset_specs import Start, Stop, Written, parse_start, parse_stop
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, plan_ranges
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ SAMPLE_SECONDS = 10.0
 
 BEHIND_TRIES = 3
 BEHIND_SECONDS = 0.5
-"""Number of further reads of the ledger, and seconds between them, if it does not show a window that the group names already."""
+"""Number of further reads of the ledger, and seconds between them, if it does not show a window yet that the group names."""
 
 Begins = Literal["open window", "ledger", "sink", "group", "starting_offsets"]
 
@@ -66,7 +66,7 @@ class Preview:
     :param bytes: estimated, of keys and values before compression.
     :param age: seconds since the oldest record of it was written; None without records.
     :param held_back: offsets behind an open transaction, left to a later window.
-    :param warnings: in which way the run may differ, in sentences, because the record of a sink was not read.
+    :param warnings: how the run may differ because the record of a sink was not read, in sentences.
     """
 
     pipeline: str
@@ -82,70 +82,94 @@ class Preview:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class PlanOptions:
+    """The options of a pipeline's operator that decide its next window.
+
+    :param topics: the topics that it subscribes to; empty (default): those that the pipeline has read so far.
+    :param group_id: its consumer group; None (default) is that of the pipeline's newest window.
+    :param starting_offsets: as for the operator.
+    :param ending_offsets: as for the operator.
+    :param max_records: as for the operator.
+    :param data_loss: as for the operator.
+    :raises ValueError: ``starting_offsets`` or ``ending_offsets`` is not valid.
+    """
+
+    topics: Sequence[str] = ()
+    group_id: str | None = None
+    starting_offsets: Written = None
+    ending_offsets: Written = None
+    max_records: int | None = None
+    data_loss: DataLossPolicy = "fail"
+
+    def __post_init__(self) -> None:
+        parse_start(self.starting_offsets)
+        parse_stop(self.ending_offsets)
+
+    @property
+    def start(self) -> Start:
+        """The beginning of a pipeline without a position."""
+        return parse_start(self.starting_offsets)
+
+    @property
+    def stop(self) -> Stop:
+        """The end of a window."""
+        return parse_stop(self.ending_offsets)
+
+
 def preview(
     hook: KafkaHook,
     pipeline: str,
+    options: PlanOptions = PlanOptions(),  # noqa: B008 - a frozen value
     *,
     ledger_topic: str = TOPIC,
-    topics: Sequence[str] = (),
-    group_id: str | None = None,
-    starting_offsets: Written = None,
-    ending_offsets: Written = None,
-    max_records: int | None = None,
-    data_loss: DataLossPolicy = "fail",
     last_applied: LastApplied | None = None,
 ) -> Preview:
-    """Return what the next window of a pipeline would be.
+    """Return the window that the next run of a pipeline would plan.
 
     Guarantee: it begins where the run would begin it, because both call
     :func:`~airflow_kafka_spark.ledger.beginning.decide_beginning`. If the sink's record would decide and ``last_applied`` is not
     given, ``warnings`` has a sentence about it. Nothing is written or fenced.
 
     :param hook: the cluster.
-    :param pipeline: its name; one that has not run yet needs ``topics`` and ``group_id``.
+    :param pipeline: its name.
+    :param options: the options of its operator. A pipeline that has not run yet needs topics and a group.
     :param ledger_topic: the ledger that knows it.
-    :param topics: the topics that its operator subscribes to; empty: those that it has read so far.
-    :param group_id: its group; None is that of its newest window.
-    :param starting_offsets: as its operator says.
-    :param ending_offsets: as its operator says.
-    :param max_records: as its operator says.
-    :param data_loss: as its operator says.
     :param last_applied: returns the last window in the record of the pipeline's sink; None (default): no sink is asked.
     :raises PipelineUnknown: the ledger holds nothing of it, and ``topics`` or ``group_id`` is missing.
     :raises PlanError: one of its subclasses: planning would fail, too.
-    :raises ValueError: a bound is not valid.
     """
-    start, stop = parse_start(starting_offsets), parse_stop(ending_offsets)
     try:
         memory = read_pipeline(hook, pipeline, ledger_topic).memory
     except PipelineUnknown:
-        if not topics or not group_id:
+        if not options.topics or not options.group_id:
             raise
         memory = Memory(pipeline)
     if has_source(memory):
-        raise ChangeRefused(f"Pipeline `{pipeline}` reads rows from a source: only that knows what comes next")
+        raise ChangeRefused(f"Pipeline `{pipeline}` reads rows from a source, which decides its next window")
     if memory.intervals and not open_entries(memory):
         raise ChangeRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
     for entry in open_entries(memory):
         window = entry.window
         return _preview(hook, memory, "open window", window.ranges, window.gaps, window.held_back, window.number, window.run)
 
-    subscribed = sorted(set(topics)) or sorted({tp.topic for tp in memory.position.offsets})
-    group = group_id or group_of(memory)
-    log, beginning = _beginning(hook, memory, subscribed, group, ledger_topic, data_loss, last_applied)
+    subscribed = sorted(set(options.topics)) or sorted({tp.topic for tp in memory.position.offsets})
+    group = options.group_id or group_of(memory)
+    known = replace(options, topics=subscribed, group_id=group)
+    log, beginning = _beginning(hook, memory, known, ledger_topic, last_applied)
     position, starts = beginning.position, {}
     if not position.offsets:
         if not group:
             raise ChangeRefused(f"It is not known which group mirrors pipeline `{pipeline}`", action="Say its `group_id`")
-        starts = resolve_start(hook, start, log, group)
+        starts = resolve_start(hook, options.start, log, group)
     planned = plan_ranges(
         compare_epochs(hook, log, position.offsets, position.epochs, position.topic_ids),
         position,
         subscribed,
         starts=starts,
-        stops=resolve_stop(hook, stop, log, position.offsets),
-        data_loss=data_loss,
-        max_records=max_records,
+        stops=resolve_stop(hook, options.stop, log, position.offsets),
+        data_loss=options.data_loss,
+        max_records=options.max_records,
     )
     number = max(beginning.last_number, memory.last_used) + 1
     found = _preview(hook, memory, beginning.decided_by, planned.ranges, planned.gaps, planned.held_back, number)
@@ -153,32 +177,28 @@ def preview(
 
 
 def _beginning(
-    hook: KafkaHook,
-    memory: Memory,
-    topics: Sequence[str],
-    group: str | None,
-    ledger_topic: str,
-    data_loss: DataLossPolicy,
-    last_applied: LastApplied | None,
+    hook: KafkaHook, memory: Memory, options: PlanOptions, ledger_topic: str, last_applied: LastApplied | None
 ) -> tuple[Log, Beginning]:
     """Return the present log of the topics, and where the next window begins in it.
 
+    :param options: with the topics, and with the group if it is known.
     :raises GroupOwned: the group mirrors another pipeline.
     """
+    group = options.group_id or ""
     for left in reversed(range(BEHIND_TRIES)):
-        log = read_log(hook, topics)
+        log = read_log(hook, options.topics)
         committed = hook.committed(group, log.partitions, stable=False) if group else {}
         if owner := owner_of(memory.pipeline, committed):
-            raise GroupOwned(memory.pipeline, group or "", owner)
+            raise GroupOwned(memory.pipeline, group, owner)
         try:
             return log, decide_beginning(
                 memory,
                 log,
                 committed,
-                group_id=group or "",
+                group_id=group,
                 ledger_topic=ledger_topic,
                 last_applied=last_applied,
-                data_loss=data_loss,
+                data_loss=options.data_loss,
             )
         except LedgerBehind:
             # The ledger was read first, and without waiting: it may not show a window yet that was closed meanwhile.
@@ -190,7 +210,7 @@ def _beginning(
 
 
 def _warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
-    """Return in which way the record of a sink that was not read may change the window."""
+    """Return how the sink's record, which was not read, may change the window."""
     asks = f"`airflow kafka-spark plan {pipeline} --dag-file FILE` asks the sink of the task in that DAG file"
     if beginning.sink_may_change == "offsets":
         return (

@@ -94,14 +94,14 @@ def _of_progress(memory: Memory, number: int) -> Window:
         raise ReplayRefused(
             f"The ledger remembers no window {number} of pipeline `{memory.pipeline}`",
             expected=f"one that it remembers: {known_windows}",
-            action="To move older records once more, `reset` the pipeline: they then come twice to a sink that appends",
+            action="To move older records again, `reset` the pipeline: a sink that appends then has them twice",
         )
     refuse_open_window(entry.state, str(entry.window), entry.window.run, entry.window.planned_at)
     pieces = (entry.report or {}).get("guarantee") == IN_PIECES
     if has_source(memory) or entry.window.source or entry.window.target or pieces:
         raise ReplayRefused(
-            f"What pipeline `{memory.pipeline}` has written it cannot replace: a window of it is seen in pieces",
-            expected="a sink that takes a window whole, and that knows which rows are of which window",
+            f"Pipeline `{memory.pipeline}` cannot replace what it has written: readers see parts of its windows",
+            expected="a sink that commits windows as a whole, and that records which rows belong to which window",
         )
     return entry.window
 
@@ -131,10 +131,10 @@ def _parse_run(run: str) -> tuple[str | None, str | None, str | None, int]:
 
 def _replay_warnings(memory: Memory, change: Change | None, window: Window) -> tuple[str, ...]:
     return (
-        *([] if change else ["It was requested already, and waits until its task is cleared"]),
-        f"Clear the task of run {window.run}, also though it succeeded: then it is moved once more",
-        "A sink that cannot replace the window's rows makes that task fail, and leaves them as they are",
-        *(["The pipeline is paused: it is moved once it is resumed"] if memory.is_paused else []),
+        *([] if change else ["The replay was requested already, and begins when its task is cleared"]),
+        f"Clear the task of run {window.run}, even if it succeeded: it then moves the window again",
+        "If the sink cannot replace the window's rows, the task fails, and the rows stay unchanged",
+        *(["The pipeline is paused: the window is moved after it is resumed"] if memory.is_paused else []),
     )
 
 
@@ -150,7 +150,7 @@ ORIGIN = (f"{PREFIX}topic", f"{PREFIX}partition", f"{PREFIX}offset")
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """The record of a dead letter, as it was before it became one.
+    """The original record of a dead letter.
 
     :param origin: the partition from which the record was read.
     :param offset: its offset there.
@@ -171,7 +171,7 @@ class DeadLetter:
 
 
 def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None, name: str | None = None) -> ChangeResult:
-    """Send the dead letters of a complete window again, to the topics that they came from, where the pipeline reads them anew.
+    """Send the dead letters of a complete window again, to the topics that they came from, where the pipeline reads them again.
 
     Each record is sent as it was read (key, value, timestamp and headers), to the partition that it came from. The records of a
     partition keep their order.
@@ -247,7 +247,7 @@ def _resend_result(
 def _window(
     hook: KafkaHook, memory: Memory, ledger_topic: str, interval: str, number: int
 ) -> tuple[WindowEntry, tuple[Landed, ...]]:
-    """Return a complete window, and the place of its dead letters."""
+    """Return a complete window, and the offsets of its dead letters."""
     pipeline = memory.pipeline
     if interval:
         state = memory.intervals.recent.get(interval)
@@ -255,7 +255,7 @@ def _window(
             raise ResendRefused(
                 f"The ledger remembers no data interval `{interval}` of pipeline `{pipeline}`",
                 expected="a name like `20260101T000000Z-20260101T010000Z`, of an interval that is not archived",
-                action="See its intervals; read the dead letter topic with a pipeline of its own",
+                action="See its intervals; read the dead letter topic with a separate pipeline",
             )
         memory, number = read_pipeline(hook, state.interval.ledger_name(pipeline), ledger_topic).memory, 1
     entry = memory.entries.get(number)
@@ -264,7 +264,7 @@ def _window(
         raise ResendRefused(
             f"The ledger remembers no window {number} of pipeline `{pipeline}`",
             expected=f"one that it remembers: {f'windows {known[0]} to {known[-1]}' if known else 'none'}",
-            action="Read the dead letter topic with a pipeline of its own",
+            action="Read the dead letter topic with a separate pipeline",
         )
     refuse_open_window(entry.state, str(entry.window), entry.window.run, entry.window.planned_at)
     if entry.window.source:
@@ -330,7 +330,7 @@ def _too_many(found: str, expected: str) -> ResendRefused:
     return ResendRefused(
         f"The window has {found}, which are sent in one transaction",
         expected=expected,
-        action="Read the dead letter topic with a pipeline of its own",
+        action="Read the dead letter topic with a separate pipeline",
     )
 
 
@@ -368,7 +368,7 @@ def _check_partitions(hook: KafkaHook, parts: Sequence[SentAgain]) -> None:
             raise ResendRefused(
                 f"There is no {part.topic}-{part.partition} any more, where {part.records:,} of the dead letters came from",
                 expected="the topics that the pipeline has read",
-                action="Read the dead letter topic with a pipeline of its own",
+                action="Read the dead letter topic with a separate pipeline",
             )
 
 
@@ -390,7 +390,7 @@ def _produce(producer: Producer, letters: Sequence[DeadLetter]) -> None:
             acknowledged += 1
 
     for letter in letters:
-        # Without a timestamp of its own a record gets the time of sending.
+        # A record without a timestamp gets the time of sending.
         options: dict[str, Any] = {} if letter.timestamp is None else {"timestamp": letter.timestamp}
         options |= {"headers": list(letter.headers), "on_delivery": on_delivery}
         producer.produce(letter.origin.topic, letter.value, letter.key, letter.origin.partition, **options)
@@ -409,5 +409,5 @@ def _resend_warnings(left: Sequence[Landed], letters: Sequence[DeadLetter]) -> t
             else []
         ),
         "The next window of the pipeline reads them: correct the format or the transform first, or they are dead letters again",
-        "Other readers of these topics read the records once more, too",
+        "Other readers of these topics read the records again, too",
     )

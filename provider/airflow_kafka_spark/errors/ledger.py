@@ -117,7 +117,7 @@ class GroupOwned(PlanError):
             expected=f"a group of pipeline `{pipeline}` alone",
             action=f"Give this one a `group_id` of its own. If it is `{owner}` under another name, keep that: "
             f'`pipeline="{owner}"`; or move what the ledger knows: `{COMMAND} rename {owner} --to {pipeline} --why ...`. If '
-            f"`{owner}` is gone for good: `{COMMAND} forget {owner} --delete-group --group-id {group_id} --why ...`",
+            f"`{owner}` will not run again: `{COMMAND} forget {owner} --delete-group --group-id {group_id} --why ...`",
         )
 
 
@@ -138,7 +138,7 @@ class SourceOwned(PlanError):
             f"{source} serves pipeline `{owner}`",
             expected=f"a slot of pipeline `{pipeline}` alone",
             action=f"Give this one a slot of its own. If it is `{owner}` under another name, keep that name with `pipeline=`. If "
-            f"`{owner}` is gone for good: `{COMMAND} forget {owner} --ledger-topic {ledger_topic} --why ...`; this one then "
+            f"`{owner}` will not run again: `{COMMAND} forget {owner} --ledger-topic {ledger_topic} --why ...`; this one then "
             "goes on where the slot stands",
         )
 
@@ -178,7 +178,7 @@ class PipelineRenamed(PlanError):
         super().__init__(
             f"Pipeline `{pipeline}` is called `{to}` since {at}, by {who}",
             expected="no task that moves it under its old name",
-            action=f'Give the operator `pipeline="{to}"`, or remove this task. To begin anew under the old name, let the ledger '
+            action=f'Give the operator `pipeline="{to}"`, or remove this task. To start over under the old name, let the ledger '
             f"`forget` it: `{COMMAND} forget {pipeline} --why ...`",
         )
 
@@ -207,7 +207,7 @@ class _EndChanged(BindingChanged):
             f"this run has {now}",
             before,
             f"{finish or 'Put it back. '}Or let it change: `{COMMAND} rebind {pipeline}{asks} --why ...`{stays}"
-            + ("" if is_open else ". A new `pipeline=` with a `group_id` of its own begins anew"),
+            + ("" if is_open else ". A new `pipeline=` with its own `group_id` starts over"),
         )
 
 
@@ -232,7 +232,7 @@ class ChangeRefused(KafkaSparkError):
 
 
 class PipelineUnknown(ChangeRefused):
-    """Raised when the ledger does not know the pipeline.
+    """Raised when the ledger has no record of the pipeline.
 
     :param pipeline: name of the pipeline.
     :param ledger_topic: the ledger topic.
@@ -277,13 +277,13 @@ class AttemptAtWork(ChangeRefused):
 
     def __init__(self, window: str, run: str, attempt: int, began: str, is_known: bool) -> None:
         self.window, self.run, self.attempt, self.began, self.is_known = window, run, attempt, began, is_known
-        state = "is at work on it" if is_known else "may be at work on it"
+        state = "is working on it" if is_known else "may be working on it"
         super().__init__(
             f"Window {window} of run `{run}` is open, and attempt {attempt}, which began at {began}, {state}",
-            expected="a window on which no attempt is at work",
+            expected="a window on which no attempt is working",
             action="Wait until its task has ended, or end it"
             if is_known
-            else "Look in Airflow whether its task is running. If it is not, confirm it with `running=False` or `--not-running`",
+            else "Check in Airflow whether its task is running. If it is not, confirm it with `running=False` or `--not-running`",
         )
 
 

@@ -418,7 +418,7 @@ class FollowedMismatch(KafkaSparkError):
             f"Window {window} holds {read:,} records ({kind} of {abs(read - published):,})",
             expected=f"the {published:,} that pipeline `{pipeline}` published",
             action="Find the other producer of the topic, or what deletes from it. To go on regardless, set "
-            '`on_mismatch="warn"` for one run; or begin anew where the pipeline stands, with a window that is not compared: '
+            '`on_mismatch="warn"` for one run. Or start over at the present position, with a window that is not compared: '
             f"`airflow kafka-spark reset {window.rpartition('#')[0]} --shift-by 0 --discard-open --why ...`. "
             'A new pipeline that may miss what was deleted before its first run begins with `data_loss="skip"`',
         )

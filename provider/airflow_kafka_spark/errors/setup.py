@@ -62,7 +62,7 @@ class ValidationError(KafkaSparkError):
 class JavaMissing(KafkaSparkError):
     """Raised when no usable Java runtime was found.
 
-    :param detail: where it was looked for.
+    :param detail: where it was searched for.
     """
 
     def __init__(self, detail: str = "neither JAVA_HOME/bin/java nor java on the PATH could be run") -> None:
@@ -135,7 +135,7 @@ class SparkUnavailable(KafkaSparkError):
         self.conn_id, self.master, self.detail = conn_id, master, detail
         super().__init__(
             f"Spark at `{master}` (connection `{conn_id}`) cannot be used: {detail}",
-            action="See to the master and to the memory of its machines; a retry starts a new session, and goes on with the same "
+            action="Check the master and the memory of its machines; a retry starts a new session, and continues with the same "
             "window if one is open",
         )
 

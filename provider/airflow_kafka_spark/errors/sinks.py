@@ -146,7 +146,7 @@ class CountMismatch(KafkaSparkError):
 
 
 class WindowConflict(KafkaSparkError):
-    """Raised when the last window that the sink remembers is not the one that this window follows.
+    """Raised when the last window in the sink's record is not the one that this window follows.
 
     :param window: name of the window.
     """
@@ -164,7 +164,7 @@ class WindowConflict(KafkaSparkError):
 class SinkRecordMissing(WindowConflict):
     """Raised when the sink has no record of a pipeline that has committed windows to this destination.
 
-    The sink was emptied or restored, or another place has its address: a mount that is missing, the disk of another worker. The
+    The sink was emptied or restored, or another store has its address: a mount that is missing, the disk of another worker. The
     window would be there without the windows before it. It was not committed.
 
     :param pipeline: name of the pipeline.
@@ -181,7 +181,7 @@ class SinkRecordMissing(WindowConflict):
             self,
             f"{place} has no record of pipeline `{pipeline}`, whose window {after} was committed there",
             expected=f"the record of window {after} or of a later one before window {number}",
-            action="See whether this is the same place: whether the directory is mounted on this worker, and the database is not "
+            action="Check the destination: whether the directory is mounted on this worker, and the database is not "
             f"another one or an older backup; then run the task again. If its record was removed on purpose: {rebind}, and run "
             "the task again. To move all records again, `reset --to earliest --discard-open` instead",
         )
@@ -190,7 +190,7 @@ class SinkRecordMissing(WindowConflict):
 class ForeignOffsets(WindowConflict):
     """Raised when the sink's record of a pipeline has offsets of another cluster, or of a topic that was created again.
 
-    Such offsets do not tell which records the sink has. Nothing was changed.
+    Such offsets do not show which records the sink has. Nothing was changed.
 
     :param pipeline: name of the pipeline in the sink.
     :param number: number of the window in the sink's record.
@@ -213,8 +213,8 @@ class ForeignOffsets(WindowConflict):
         KafkaSparkError.__init__(
             self,
             f"The sink's record of window {self.window} holds offsets of {', '.join(known)}; {', '.join(found)}",
-            expected="offsets of the cluster and the topics that are read, since they tell which records the sink has",
-            action="Correct the connection if it leads to the wrong cluster. Where Kafka or the topic was created anew, records "
+            expected="offsets of the cluster and the topics that are read, since they show which records the sink has",
+            action="Correct the connection if it leads to the wrong cluster. Where Kafka or the topic was created again, records "
             "that were not read before are lost; to go on with the new one, say where: `airflow kafka-spark reset "
             f"{pipeline} --to earliest --only {named} --group-id <group> --why <why>`. `forget` does not help: the sink "
             "keeps its record. A pipeline of data intervals, or a second one on another cluster, needs a `pipeline=` name of "
@@ -274,7 +274,7 @@ class SparkJobFailed(KafkaSparkError):
         self.window, self.detail, self.by_split, self.retryable = window, detail, by_split, retryable
         self.cancelled = cancelled
         committed = "Splits that are committed stay" if by_split else "Nothing was committed"
-        retry = "The task may be retried" if retryable else "Mend the cause first: a retry alone fails again"
+        retry = "The task may be retried" if retryable else "Correct the cause first: a retry alone fails again"
         super().__init__(f"The Spark job of window {window} failed: {detail}", action=f"{committed}. {retry}")
 
 
@@ -295,6 +295,6 @@ class SinkDiffers(KafkaSparkError):
         super().__init__(
             f"The rows of {sink} differ from those of {source}: {summary}{listed}" + ("\n" if listed else ""),
             expected="equal rows",
-            action="Let the pipeline move what it has not moved yet, or compare rows that have come to rest (`where`); if rows "
+            action="Let the pipeline move the rest, or compare only rows that no longer change (`where`); if rows "
             "still differ, replay the windows that had them, or correct the table",
         )

@@ -18,8 +18,8 @@ from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
 
-    from airflow_kafka_spark.hooks.registry_client import RegisteredSchema, RegistryRequests
     from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
+    from airflow_kafka_spark.hooks.tasks.registry_client import RegisteredSchema, RegistryRequests
 
 _Self = TypeVar("_Self", bound="RegistryFormat")
 log = logging.getLogger(__name__)

@@ -163,7 +163,7 @@ def parse_ddl(text: str) -> tuple[Column, ...]:
         plain words in backticks.
     :return: the columns, in order.
     :raises SchemaInvalid: naming the position, what was found there and what was expected; also for names that occur twice, or
-        twice but for their case, since neither Spark nor most databases tell these apart.
+        twice but for their case, since neither Spark nor most databases distinguish these.
     """
     parser = _DdlParser(text)
     if parser.word() == "struct" and parser.tokens[1].text == "<":

@@ -218,15 +218,15 @@ def hint_at_similar_table(connection: psycopg.Connection, name: Name) -> str:
     )
     if not found:
         return ""
-    alike = Name(*found[0])
-    is_same_schema = alike.schema.lower() == name.schema.lower()
-    return f"; there is {alike}" + (", and names are compared exactly" if is_same_schema else "")
+    similar = Name(*found[0])
+    is_same_schema = similar.schema.lower() == name.schema.lower()
+    return f"; there is {similar}" + (", and names are compared exactly" if is_same_schema else "")
 
 
 # --- replicas -------------------------------------------------------------------------------------------------------------
 
 LAG_SECONDS = 1
-"""Seconds between two looks at the lag of replicas."""
+"""Seconds between two checks of the lag of replicas."""
 SEES_LAG = "SELECT pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') OR pg_catalog.pg_is_in_recovery()"
 """Asks if the role sees the lag of replicas: a primary shows it to this role only, a replica shows its own to all."""
 
@@ -234,7 +234,7 @@ SEES_LAG = "SELECT pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'US
 def wait_for_replicas(seconds: float) -> str:
     """Return the statement that waits while a replica is more than some seconds behind.
 
-    On a primary it looks at all replicas that stream from it, on a replica at that one.
+    On a primary, the lag of all replicas that stream from it is checked; on a replica, its own lag.
     """
     limit = f"interval '{seconds} seconds'"
     # Each statement of the block has a snapshot of its own: a session that waits holds no old rows back.

@@ -9,7 +9,7 @@ from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError
 from airflow_kafka_spark.hooks.connections import look_up
-from airflow_kafka_spark.hooks.registry_client import RegistryClient, RegistryRequests
+from airflow_kafka_spark.hooks.tasks.registry_client import RegistryClient, RegistryRequests
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection

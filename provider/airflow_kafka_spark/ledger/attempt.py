@@ -197,7 +197,7 @@ class Ledger:
         return self.memory
 
     @property
-    def place_is_lost(self) -> bool:
+    def is_destination_lost(self) -> bool:
         """True if the ledger no longer has the destination of the complete window, and the pipeline may have got another one."""
         return False
 

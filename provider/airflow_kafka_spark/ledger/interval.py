@@ -129,7 +129,7 @@ class IntervalLedger(Ledger):
         return self._parent.intervals.get(self.interval.name)
 
     @property
-    def place_is_lost(self) -> bool:
+    def is_destination_lost(self) -> bool:
         entry, known = self.memory.entries.get(NUMBER), self.known
         if known is None or (entry is not None and entry.window.binding is not None):
             return False
@@ -177,7 +177,7 @@ class IntervalLedger(Ledger):
             self._replace_binding(binding, replace(binding, owns=True))
 
     def _replace_binding(self, seen: Binding, new: Binding | None) -> None:
-        """Replace the binding of the pipeline, unless it was bound anew since this attempt has read the binding."""
+        """Replace the binding of the pipeline, unless it was changed after this attempt has read the binding."""
         self._write_binding(lambda whole: new if whole.binding == seen else whole.binding)
 
     def _write_binding(self, decide: Callable[[Memory], B]) -> B:

@@ -251,7 +251,9 @@ class LagMeter:
                 break
             except LogMoved:
                 if not left:
-                    raise KafkaUnavailable(hook.conn_id, "measuring lag", "records are deleted faster than looked at") from None
+                    raise KafkaUnavailable(
+                        hook.conn_id, "measuring lag", "records are deleted faster than they are read"
+                    ) from None
         verdicts = self._history.judge(lag, self._past)
         return lag, verdicts
 

@@ -48,9 +48,7 @@ class OpenTransaction:
         return tuple(transactional_id_of(topic, name, purpose) for name, purpose in self.purposes)
 
     def __str__(self) -> str:
-        whose = (
-            f"of pipeline `{self.pipeline}` ({self.what})" if self.pipeline else "of a producer that is none of this package's"
-        )
+        whose = f"of pipeline `{self.pipeline}` ({self.what})" if self.pipeline else "of a producer of another program"
         return f"a transaction {whose}, open since offset {self.offset}"
 
 

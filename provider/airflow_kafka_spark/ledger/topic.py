@@ -202,7 +202,7 @@ class LedgerTopic:
 
         :raises LedgerUnreadable: the topic exists and is not compacted, so that retention would delete the state of pipelines.
         """
-        # A topic that was just found missing is not looked for again, which would take a second.
+        # A topic that was just found missing is not searched for again, which would take a second.
         found = {} if self._was_missing else self.hook.describe_topics([self.name], missing="omit")
         is_new = not found and self.hook.create_topic(self.name, PARTITIONS, self.replication_factor, CONFIG)
         found = found or self.hook.describe_topics([self.name])
@@ -352,7 +352,7 @@ class LedgerTopic:
         return [*read.removed.values(), *read.records.values()]
 
     def forget_reads(self) -> None:
-        """Let the next read begin anew, not behind the records that were read before."""
+        """Drop the cache, so that the next read begins at the start of the partition."""
         self._read_before.clear()
         self._archives.clear()
 

@@ -337,7 +337,7 @@ class WindowOperator(VisibleOperator):
             raise
 
     def foresees_records(self, run: Run) -> Callable[[], bool] | None:
-        """Return a function that returns True if this run's window will have records; None if only the plan can tell. The
+        """Return a function that returns True if this run's window will have records; None if only the plan shows it. The
         function changes nothing. It is called in a thread, during the validation."""
         return None
 
@@ -354,7 +354,7 @@ class WindowOperator(VisibleOperator):
         :raises DestinationChanged: it was moved to another place than this run's.
         """
         if not self._destination_is_free:
-            bindings.refuse_other_place(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
+            bindings.refuse_other_destination(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
         self.log.info("Window %s of this run is complete already: nothing to do", done.window)
         if not is_paused:
             self.follow(ledger)
@@ -379,16 +379,16 @@ class WindowOperator(VisibleOperator):
         # The place comes first: another sink has no record of the window.
         bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
         again = replace(done.window, replay=done.window.replay + 1)
-        if problems := [*self._place_problems(ledger, again), *self.window_replay_problems(again)]:
+        if problems := [*self._destination_problems(ledger, again), *self.window_replay_problems(again)]:
             raise ValidationError(problems)
         if not again.is_empty:
             # A planned replay is finished first, because deleted records would block all later windows.
             self.check(again)
         return True
 
-    def _place_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
+    def _destination_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
         """Return that the rows of a complete window may be in another destination than this run's."""
-        return self.unknown_window_problems(replay) if ledger.place_is_lost else []
+        return self.unknown_window_problems(replay) if ledger.is_destination_lost else []
 
     def unknown_window_problems(self, replay: Window) -> list[Problem]:
         """Return a problem for each sink of this run that has no record of a window that is replayed."""
@@ -405,7 +405,7 @@ class WindowOperator(VisibleOperator):
         window = unfinished.window
         if not window.replay:
             return
-        problems = self.replay_problems() or [*self._place_problems(ledger, window), *self.window_replay_problems(window)]
+        problems = self.replay_problems() or [*self._destination_problems(ledger, window), *self.window_replay_problems(window)]
         if not problems:
             return
         found = f"a replay of window {window} is open"

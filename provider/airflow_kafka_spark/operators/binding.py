@@ -16,7 +16,7 @@ from airflow.providers.common.compat.sdk import conf
 
 from airflow_kafka_spark.errors import DestinationChanged, GroupOwned, PipelineRenamed, PipelineTaken, SourceChanged
 from airflow_kafka_spark.operators.visibility.links import SECTION
-from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, other_endpoint, other_place, other_writer
+from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, compare_endpoints, compare_locations, compare_writers
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import ELSEWHERE, State, TopicPartition, Tries
 
@@ -89,8 +89,8 @@ def refuse_other_writer(pipeline: str, whole: Memory, entry: WindowEntry, run: R
         _refuse_writer(pipeline, f"window {entry.window}", known.writer, writer_of(run))
 
 
-def refuse_other_place(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> None:
-    """Refuse to report a complete window of a run of this name that was moved to another place. It may belong to another
+def refuse_other_destination(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> None:
+    """Refuse to report a complete window of a run of this name that was moved to another destination. It may belong to another
     deployment without a name.
 
     :param pipeline: the pipeline's name.
@@ -102,7 +102,7 @@ def refuse_other_place(pipeline: str, whole: Memory, entry: WindowEntry, found: 
     known = entry.window.binding
     if known is None or whole.rebound_after(known) is not None:
         return
-    if other := other_place(known.destination, found.destination):
+    if other := compare_locations(known.destination, found.destination):
         raise DestinationChanged(pipeline, f"pipeline `{pipeline}`", "", other)
 
 
@@ -111,8 +111,8 @@ def log_unnamed_deployment(pipeline: str, whole: Memory, found: Binding) -> None
     if whole.binding is None and not found.writer.deployment:
         # A single deployment needs no name, so this is no warning.
         log.info(
-            "This Airflow deployment has no name, so pipeline %s cannot tell its runs from those of another deployment with the "
-            "same DAG: set `[kafka_spark] deployment` (or `[api] base_url`) where several of them share a Kafka cluster",
+            "This Airflow deployment has no name, so pipeline %s cannot distinguish its runs from those of another deployment "
+            "with the same DAG: set `[kafka_spark] deployment` (or `[api] base_url`) where several of them share a Kafka cluster",
             pipeline,
         )
 
@@ -134,9 +134,9 @@ def decide_binding(pipeline: str, whole: Memory, found: Binding, *, is_free: boo
     if known is None or whole.rebound_after(known) is not None:
         return kept
     _refuse_writer(pipeline, subject, known.writer, found.writer)
-    if not is_free and (other := other_place(known.destination, found.destination)):
+    if not is_free and (other := compare_locations(known.destination, found.destination)):
         raise DestinationChanged(pipeline, subject, "", other)
-    if other := other_place(known.origin, found.origin):
+    if other := compare_locations(known.origin, found.origin):
         raise SourceChanged(pipeline, subject, "", other)
     # A worker that does not know the name of its deployment belongs to the one that is known.
     return replace(kept, writer=replace(kept.writer, deployment=kept.writer.deployment or known.writer.deployment))
@@ -147,7 +147,7 @@ def is_same_flow(known: Binding | None, found: Binding | None) -> bool:
     if not known or not found:
         return False
     ends = ((known.destination, found.destination), (known.origin, found.origin))
-    return all(one.place and not other_place(one, other) and not other_place(other, one) for one, other in ends)
+    return all(one.place and not compare_locations(one, other) and not compare_locations(other, one) for one, other in ends)
 
 
 def committed_before(whole: Memory, found: Binding) -> int:
@@ -167,7 +167,7 @@ def committed_before(whole: Memory, found: Binding) -> int:
     if before is None:
         return 0
     known, now = before.destination, found.destination
-    if other_endpoint(known, now) or other_endpoint(now, known):
+    if compare_endpoints(known, now) or compare_endpoints(now, known):
         return ELSEWHERE
     return last.number if last is not None and before.decided == found.decided else 0
 
@@ -210,15 +210,15 @@ def refuse_replay_elsewhere(pipeline: str, whole: Memory, done: WindowEntry, fou
 
 
 def _refuse_writer(pipeline: str, subject: str, known: Writer, found: Writer) -> None:
-    if other := other_writer(known, found):
+    if other := compare_writers(known, found):
         raise PipelineTaken(pipeline, subject, str(known), str(found), other)
 
 
 def _refuse_ends(pipeline: str, entry: WindowEntry, known: Binding, found: Binding) -> None:
     window = entry.window
-    if other := other_endpoint(known.destination, found.destination):
+    if other := compare_endpoints(known.destination, found.destination):
         raise DestinationChanged(pipeline, f"window {window}", window.run, other)
-    if other := other_endpoint(known.origin, found.origin):
+    if other := compare_endpoints(known.origin, found.origin):
         raise SourceChanged(pipeline, f"window {window}", window.run, other)
 
 
@@ -244,5 +244,9 @@ def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPa
     for name, there in ledger.topic.in_other_ledgers(pipeline, ledgers_of(pipeline, committed)):
         known, mine = there.binding, ledger.bound
         # The same task with the same destination has got another ledger: it goes on at the group's offsets.
-        if known and mine and (other_writer(known.writer, mine.writer) or other_place(known.destination, mine.destination)):
+        if (
+            known
+            and mine
+            and (compare_writers(known.writer, mine.writer) or compare_locations(known.destination, mine.destination))
+        ):
             raise GroupOwned(pipeline, group_id, pipeline, name)

@@ -13,7 +13,7 @@ from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.errors.arguments import choice_problems, with_sound_arguments
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.visibility.links import Links, WindowLink, of_pipeline
-from airflow_kafka_spark.windows.offset_specs import ShiftBy, Written, parse_start, parse_stop, parse_target
+from airflow_kafka_spark.windows.offset_specs import MoveTarget, ShiftBy, Written, parse_start, parse_stop, parse_target
 from airflow_kafka_spark.windows.plan import DataLossPolicy
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class PipelineOffsetsOperator(BaseOperator):
         self.kafka_conn_id = kafka_conn_id
         self.ledger_topic = ledger_topic
 
-    def execute(self, context: Mapping[str, Any]) -> Any:
+    def execute(self, context: Mapping[str, Any]) -> object:
         """Run the command, and return its result as plain JSON values.
 
         :raises ValidationError: arguments are invalid; nothing was asked or changed.
@@ -186,19 +186,17 @@ class PipelineOffsetsOperator(BaseOperator):
         return list_windows(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, limit=self.limit)
 
     def _plan(self, run: Run) -> Preview:
-        from airflow_kafka_spark.control.preview import preview
+        from airflow_kafka_spark.control.preview import PlanOptions, preview
 
-        return preview(
-            self.kafka,
-            self.pipeline,
-            ledger_topic=self.ledger_topic,
-            topics=_several(self.topics),
-            group_id=self.group_id or None,
-            starting_offsets=self.starting_offsets,
-            ending_offsets=self.ending_offsets,
-            max_records=_whole(self.max_records),
-            data_loss=self.data_loss,
+        options = PlanOptions(
+            _several(self.topics),
+            self.group_id or None,
+            self.starting_offsets,
+            self.ending_offsets,
+            _whole(self.max_records),
+            self.data_loss,
         )
+        return preview(self.kafka, self.pipeline, options, ledger_topic=self.ledger_topic)
 
     def _reset(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.position import reset
@@ -267,7 +265,7 @@ class PipelineOffsetsOperator(BaseOperator):
 
         return ChangeRequest(self.pipeline, self.why, self.who or run.id, self.ledger_topic, self.preview_only)
 
-    def _target(self) -> Any:
+    def _target(self) -> MoveTarget:
         shift = _whole(self.shift_by)
         return parse_target(self.to) if shift is None else ShiftBy(shift)
 

@@ -451,23 +451,20 @@ class FromKafkaOperator(WindowOperator):
         :raises ChangeRefused: the task moves data intervals.
         :raises KafkaSparkError: planning would fail, too.
         """
-        from airflow_kafka_spark.control.preview import preview
+        from airflow_kafka_spark.control.preview import PlanOptions, preview
 
         pipeline = self.pipeline or f"{self.dag_id}.{self.task_id}"
         if self.window_options.by_interval:
             raise ChangeRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
-        found = preview(
-            self.kafka,
-            pipeline,
-            ledger_topic=self.ledger_topic,
-            topics=self.resolve(),
-            group_id=self.group_id,
-            starting_offsets=self.starting_offsets,
-            ending_offsets=self.ending_offsets,
-            max_records=self.read_options.record_limit,
-            data_loss=self.read_options.data_loss,
-            last_applied=self.record_of_sink,
+        options = PlanOptions(
+            self.resolve(),
+            self.group_id,
+            self.starting_offsets,
+            self.ending_offsets,
+            self.read_options.record_limit,
+            self.read_options.data_loss,
         )
+        found = preview(self.kafka, pipeline, options, ledger_topic=self.ledger_topic, last_applied=self.record_of_sink)
         if not self.follows or found.run:
             return found
         follows = f"The run ends with what pipeline `{self.follows}` has published until then"

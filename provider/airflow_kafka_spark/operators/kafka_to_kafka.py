@@ -149,7 +149,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     :param errors_deadletterqueue_context_headers_enable: True (default) adds Connect's headers (KIP-298) to dead letters:
         ``__connect.errors.topic``, ``.partition``, ``.offset``, ``.connector.name`` (the pipeline), ``.stage``,
         ``.exception.message`` and others.
-    :param errors_skip: with ``all`` and without a dead letter topic: True leaves bad records out for good, and only counts them;
+    :param errors_skip: with ``all`` and without a dead letter topic: True drops bad records, and only counts them;
         default False.
     :param max_errors: maximum number of bad records in a window, or their maximum share (a number below 1, as ``0.01``). If there
         are more, nothing of the window is published, and no dead letter is sent. With a maximum, the window is read twice. None

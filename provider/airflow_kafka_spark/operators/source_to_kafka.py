@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.transforms.chain import TransformLike
 
 
-PLACES = 3
+MAX_TARGETS = 3
 """Maximum number of topics at which the group names the last window, if a column names the topics."""
 RECORD_OPTIONS = frozenset(
     f"sink.{name}" for name in ("key", "value_columns", "headers", "topic_column", "partition", "timestamp")
@@ -124,7 +124,7 @@ class SourceToKafkaOperator(WindowOperator):
     :param errors_deadletterqueue_context_headers_enable: True (default) adds Connect's headers (KIP-298) to dead letters:
         ``__connect.errors.topic``, ``.partition``, ``.offset``, ``.connector.name`` (the pipeline), ``.stage``,
         ``.exception.message`` and others.
-    :param errors_skip: with ``all`` and without a dead letter topic: True leaves bad rows out for good, and only counts them;
+    :param errors_skip: with ``all`` and without a dead letter topic: True drops bad rows, and only counts them;
         default False.
     :param max_errors: maximum number of bad rows in a window, or their maximum share (a number below 1, as ``0.01``). If there
         are more, nothing of the window is published, and no dead letter is sent. With a maximum, the window is read twice. None
@@ -340,7 +340,7 @@ class SourceToKafkaOperator(WindowOperator):
             raise SourceRejected(self.source.uri, found, "Make splits larger, or windows smaller")
         self._check_kinds(frozen.splits[:1])
         self._check_records(frozen.splits[:1])
-        ledger.plan_offsets = self._places_in_targets(ledger.memory.published or ())
+        ledger.plan_offsets = self._offsets_in_targets(ledger.memory.published or ())
         if targets and not ledger.plan_offsets and ledger.memory.is_blank:
             self.log.warning(
                 "The user of connection `%s` may not read topic `%s`. If ledger topic `%s` is lost, this pipeline publishes all "
@@ -438,7 +438,7 @@ class SourceToKafkaOperator(WindowOperator):
                 continue
             other = LedgerTopic(self.kafka, name)
             try:
-                # A topic that is missing would be looked for again for a second.
+                # The client would search for a missing topic for a second.
                 if name in topics and other.find_existing():
                     there = other.read_without_waiting(pipeline).memory
                     is_same = not there.is_blank and is_same_flow(there.binding, mine)
@@ -450,7 +450,7 @@ class SourceToKafkaOperator(WindowOperator):
             if is_same:
                 raise PipelineInOtherLedger(pipeline, self.ledger_topic, name)
 
-    def _places_in_targets(self, published: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def _offsets_in_targets(self, published: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return partitions of target topics, with the offsets that the group commits there. The metadata of such an offset names
         the window that was planned and published last.
 
@@ -459,10 +459,10 @@ class SourceToKafkaOperator(WindowOperator):
 
         :param published: partitions that have records of the pipeline; a few of their topics are used if the sink has none.
         """
-        topics = [self.sink.topic] if self.sink.topic else sorted({tp.topic for tp in published})[:PLACES]
+        topics = [self.sink.topic] if self.sink.topic else sorted({tp.topic for tp in published})[:MAX_TARGETS]
         known = self.kafka.describe_topics(topics, missing="omit")
-        places = [TopicPartition(topic, 0) for topic in known if self.kafka.may_read(topic)]
-        return {place: found.lso for place, found in self.kafka.offsets(places).items()} if places else {}
+        targets = [TopicPartition(topic, 0) for topic in known if self.kafka.may_read(topic)]
+        return {target: found.lso for target, found in self.kafka.offsets(targets).items()} if targets else {}
 
     def _check_kinds(self, bounds: Sequence[Mapping[str, Any]]) -> None:
         """Make sure that the columns of topic, partition and timestamp are texts, numbers and times. Reads no rows.
@@ -604,7 +604,7 @@ class SourceToKafkaOperator(WindowOperator):
         report = replace(report, completed_at=utc_now(), source=self.source.uri)
         claim = ledger.ledger_claim
         landed = [*(ledger.memory.published or ()), *(part.topic_partition for part in report.published)]
-        offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._places_in_targets(landed)}
+        offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._offsets_in_targets(landed)}
         summary = report.to_dict()
         ledger.close(summary, offsets)
         if progress := summary.get("source_progress"):

@@ -38,7 +38,7 @@ class VerifyOperator(BaseOperator):
     differ to read them (only by buckets), the report has the number of chunks that are left. Nothing is written.
 
     Databases compute a count and a checksum per chunk of the key, and send nothing else. The checksum adds up a part of the
-    MD5 of each row, so that the order of rows does not count, and a row that is there twice does. A chunk that differs is cut
+    MD5 of each row: it does not depend on the order of rows, and a duplicate row changes it. A chunk that differs is divided
     into smaller ones, and at last its rows are read from both sides. So no Spark is started: the databases do the work, and the
     number of their sessions is the limit, not the number of executors. Tables in Delta or Iceberg and files are read by the task,
     a batch at a time.
@@ -51,14 +51,14 @@ class VerifyOperator(BaseOperator):
     dates, timestamps and bytes; ``uuid`` and text of one collation in PostgreSQL. Other keys are compared by *buckets* of their
     hashes: each table is read once, and once more to name the rows of the buckets that differ.
 
-    Rows that change while they are compared, or that the pipeline has not moved yet, differ. Compare those that have come to
-    rest (``where="updated_at < '{{ data_interval_start }}'"``), or give the pipeline time (``rechecks``).
+    Rows that change while they are compared, or that the pipeline has not moved yet, differ. Compare only rows that no longer
+    change (``where="updated_at < '{{ data_interval_start }}'"``), or give the pipeline time (``rechecks``).
 
-    In Airflow 3.3 and later a retry goes on behind the chunks that are compared (by ranges). After a success, after differences,
-    and with other arguments it begins anew.
+    In Airflow 3.3 and later, a retry continues after the chunks that are compared (by ranges). After a success, after
+    differences, and with other arguments, it starts from the beginning.
 
-    :param source: the table that is right: its connection, ``table`` or ``query``, ``key`` (default: its primary key) and
-        ``include_columns``; the other options mean nothing here.
+    :param source: the table with the expected rows: its connection, ``table`` or ``query``, ``key`` (default: its primary key)
+        and ``include_columns``; the other options mean nothing here.
     :param sink: the table that is compared with it: a ``PostgresSink``, ``DeltaSink``, ``IcebergSink`` or ``FilesSink`` (Parquet)
         as the pipeline has it, or a ``JdbcSource`` that reads it. Columns that only the sink has are not compared.
     :param columns: source column -> sink column, where the names differ; default none.

@@ -296,8 +296,8 @@ class TopicChain:
         return Sorting(encoder, reading.tolerance, self.chain.null_values, topics, self.pipeline)
 
     def records(self, frame: DataFrame, *, in_tasks: bool) -> tuple[DataFrame, Mapping[str, Format | None]]:
-        """Return the frame of the records that are published, with the columns that tell good records from bad ones, and the
-        parts that the transforms may have changed, with their formats if they have one.
+        """Return the frame of the records that are published, with the columns that distinguish good records from bad ones, and
+        the parts that the transforms may have changed, with their formats if they have one.
 
         :param in_tasks: True: a key or value that has changed stays a struct, which tasks encode.
         :raises ValidationError: a transform does not fit.

@@ -39,8 +39,8 @@ class Guarantee(str, Enum):
     """No record is lost or doubled. While a window is written, a reader may see some of its splits."""
 
     EXACTLY_ONCE_PER_FILE = "exactly-once, file by file"
-    """No record is lost or doubled. While a window is committed, a reader may see some of its files; the others follow, whatever
-    happens."""
+    """No record is lost or doubled. While a window is committed, a reader may see some of its files. The others follow in
+    any case."""
 
     AT_LEAST_ONCE = "at-least-once"
     """Records may be there twice after a failure."""
@@ -91,8 +91,8 @@ class Rows:
 class SplitWriter(ABC):
     """Writes one split inside a Spark task. The :class:`WindowWriter` makes it, Spark pickles it, the task opens it.
 
-    Several tasks may write the same split, even at the same time (retry, speculation, a zombie job). Each writes to a place of
-    its own, or the second one yields to the first.
+    Several tasks may write the same split, even at the same time (retry, speculation, a zombie job). Each writes to
+    its own files or stage, or the second one yields to the first.
     """
 
     @abstractmethod
@@ -180,7 +180,7 @@ LEAVE_ROWS = 'Leave the rows as they are: set `on_rerun="skip"`, or do not clear
 
 
 def unknown_window(replay: Window, uri: str) -> Problem:
-    """Return the problem of a replay of a window that the sink has no record of: its rows cannot be told from others."""
+    """Return the problem of a replay of a window that the sink has no record of: its rows cannot be distinguished from others."""
     found = f"{uri} has no record of window {replay}, so that a replay would not replace its rows, but add them again"
     return Problem("on_rerun", found, LEAVE_ROWS)
 

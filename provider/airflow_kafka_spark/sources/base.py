@@ -2,7 +2,7 @@
 
 The driver calls, in this order: :meth:`RowSource.validate`; :meth:`RowSource.freeze` once per window, whose result is written to
 the ledger before any work; :meth:`RowSource.frame` at every attempt, with exactly the splits in the ledger. Partition ``i`` of
-that DataFrame is split ``i``. Each split is published in one Kafka transaction, under a transactional id of its own, so that a
+that DataFrame is split ``i``. Each split is published in one Kafka transaction, under its own transactional id, so that a
 second attempt finds that it is published.
 """
 
@@ -75,10 +75,10 @@ class SplitReader(ABC):
         """
 
     def token(self, split: int) -> Mapping[str, Any]:
-        """Return what the source has to know of a split that is read (JSON), for :meth:`RowSource.position_after`.
+        """Return what :meth:`RowSource.position_after` needs to know about a split that was read (JSON).
 
-        It is part of the split's marker, so that it is that of the task whose rows are published. Called once :meth:`read` is
-        exhausted. Default: nothing.
+        The token is part of the split's marker, so it is the token of the task whose rows are published. Called once :meth:`read`
+        is exhausted. Default: nothing.
 
         :param split: the index of the split, as for :meth:`read`.
         """
@@ -97,12 +97,12 @@ class RowSource(ABC):
 
     @property
     def asset_uri(self) -> str:
-        """The URI of the source as an Airflow asset. Looks nothing up: it is needed at DAG parse."""
+        """The URI of the source as an Airflow asset. Read at DAG parse, so it must not look up the connection."""
         return self.uri
 
     def origin(self) -> Endpoint:
-        """Return the place from which rows are read, without credentials. An open window is read only from the place where it was
-        frozen.
+        """Return the location from which rows are read, without credentials. An open window is read only from the location where
+        it was frozen.
 
         May look up the connection, and ask the server.
 
@@ -113,7 +113,8 @@ class RowSource(ABC):
         return Endpoint({"source": self.uri})
 
     def exclusive(self, origin: Endpoint) -> str:
-        """Return the name of what a single pipeline may read, because reading it moves it on; empty (default) if any number may.
+        """Return the name of the object that only one pipeline may read, because reading advances it (a replication slot). Empty
+        (default): any number of pipelines may read the source.
 
         :param origin: the result of :meth:`origin`.
         """
@@ -168,23 +169,23 @@ class RowSource(ABC):
     def position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        """Return the source's position behind a window whose splits are published; default: the one that was frozen.
+        """Return the source's position after a window whose splits are published; default: the frozen position.
 
         Also called for a window that was given up (``skip``), before the next one is frozen.
 
         :param splits: of the window.
         :param position: of the window's :class:`FrozenWindow`.
-        :param tokens: per split, what its reader has noted (:meth:`SplitReader.token`). Of a split that was given up unpublished,
+        :param tokens: per split, its reader's token (:meth:`SplitReader.token`). For a split that was given up unpublished,
             ``if_given_up`` of its bounds; by default nothing.
         """
         return position
 
     def bytes_behind(self, position: Mapping[str, Any]) -> int | None:
-        """Return the bytes of the source's log behind a window, as they are now; None (default) if the source is no log.
+        """Return the present number of bytes of the source's log after a window; None (default) if the source is not a log.
 
         :param position: of the window.
         :raises SourceUnavailable: the source does not answer.
-        :raises SourceRejected: the source no longer has the log behind the window, or is another one.
+        :raises SourceRejected: the source no longer has the log after the window, or is another one.
         """
         return None
 
@@ -197,7 +198,7 @@ class RowSource(ABC):
         """
 
     def empty_frame(self, spark: SparkSession) -> DataFrame | None:
-        """Return a DataFrame without rows that has the columns of :meth:`frame`; None (default) if only splits tell them.
+        """Return a DataFrame without rows that has the columns of :meth:`frame`; None (default) if only splits show them.
 
         Called only if :meth:`validate` has found nothing.
 

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import PackageMissing, ServerFailed, ServerInvalid
@@ -299,7 +300,7 @@ def _binaries() -> Path:
     return found[max(found)]
 
 
-def _psycopg() -> Any:
+def _psycopg() -> ModuleType:
     try:
         import psycopg
     except ImportError as error:

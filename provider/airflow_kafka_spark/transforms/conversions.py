@@ -43,7 +43,7 @@ _SEPARATOR = "\x01"
 _WEEKDAYS = "mon(?:day)?|tue(?:sday)?|wed(?:nesday)?|thu(?:rsday)?|fri(?:day)?|sat(?:urday)?|sun(?:day)?"
 
 
-def pattern_parts(pattern: str) -> list[tuple[str, str]]:
+def split_pattern(pattern: str) -> list[tuple[str, str]]:
     """Return the parts of a pattern: a letter and its repetitions, or an empty letter and a text; both as Spark writes them."""
     found = []
     for match in _PATTERN_PART.finditer(pattern):
@@ -59,7 +59,7 @@ def format_timestamp(moment: Column, pattern: str) -> Column:
     from pyspark.sql import functions as F
 
     parts, of_spark = [], ""
-    for letter, text in pattern_parts(pattern):
+    for letter, text in split_pattern(pattern):
         if not letter or letter not in CALENDAR:
             of_spark += text
             continue
@@ -75,7 +75,7 @@ def format_timestamp(moment: Column, pattern: str) -> Column:
 def unreadable_letters(pattern: str) -> str:
     """Return the letters because of which a pattern cannot parse texts: a weekday anywhere but at the beginning, and some
     others."""
-    letters = [letter for letter, _ in pattern_parts(pattern)]
+    letters = [letter for letter, _ in split_pattern(pattern)]
     if not any(letter not in ("", "E") for letter in letters):
         return "E"
     return "".join(sorted({c for n, c in enumerate(letters) if c and (c in _WRITE_ONLY or (c == "E" and n))}))
@@ -88,7 +88,7 @@ def parse_timestamp(text: Column, pattern: str, now: datetime | None = None) -> 
     """
     from pyspark.sql import functions as F
 
-    found = pattern_parts(pattern)
+    found = split_pattern(pattern)
     if found[0][0] == "E":  # any weekday is accepted: the date decides
         text, found = F.regexp_extract(text, rf"(?is)\A(?:{_WEEKDAYS})(.*)\z", 1), found[1:]
     text, found = _separate_fraction(text, found)
@@ -150,7 +150,7 @@ def date_format_problems(where: str, pattern: object) -> list[Problem]:
         return [Problem(where, f"found {pattern!r}; expected a date pattern, for instance `yyyy-MM-dd HH:mm:ss`", "Give one")]
     if pattern.count("'") % 2:
         return [Problem(where, f"`{pattern}` has a quote that does not end", "Write '' for a quote")]
-    found = pattern_parts(pattern)
+    found = split_pattern(pattern)
     unknown = sorted({letter for letter, _ in found if letter} - _DATE_LETTERS)
     if unknown:
         what = f"`{pattern}` has the letters {', '.join(unknown)}, which no date pattern of Spark's knows"

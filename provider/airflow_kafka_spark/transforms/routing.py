@@ -72,7 +72,7 @@ class Filter(ColumnTransform):
         problems = super().validate(where)
         if self.reason and not isinstance(self.to, str):
             action = "Give `to` a topic" if self.to is None else "Leave it out: a sink gets the record's columns"
-            problems.append(Problem(f"{where}.reason", "found a reason, and no topic to tell it in", action))
+            problems.append(Problem(f"{where}.reason", "found a reason, but no topic whose records could contain it", action))
         if not self._is_valid_target:
             what = f"found {self.to!r}; expected a sink, or a topic's name: up to 249 letters, digits, `.`, `_` and `-`"
             problems.append(Problem(f"{where}.to", what, "Correct it"))

@@ -18,6 +18,7 @@ from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, parse_sta
 
 if TYPE_CHECKING:
     from airflow.timetables.base import DagRunInfo, Timetable
+    from sqlalchemy import Select
     from sqlalchemy.orm import Session
 
 
@@ -111,7 +112,7 @@ class DagSchedule:
                 last = info
         except Exception:
             # A timetable may be the user's own code, so any error is possible.
-            log.debug("Timetable %s does not tell its next run", type(self.timetable).__name__, exc_info=True)
+            log.debug("Timetable %s does not return its next run", type(self.timetable).__name__, exc_info=True)
         return None
 
 
@@ -527,7 +528,7 @@ def read_task_states(session: Session, wanted: Collection[TaskInstanceKey]) -> d
     return found
 
 
-def _with_stored(query: Any, *keys: str) -> Any:
+def _with_stored(query: Select, *keys: str) -> Select:
     """Return a query with a further column for each key of the task state store. It is NULL if the task instance has stored
     nothing, and before Airflow 3.3, which introduced the store.
 

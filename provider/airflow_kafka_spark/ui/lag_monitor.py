@@ -80,6 +80,20 @@ class LagMeasurement:
         return max(ages, default=None if self.lag.records() else 0.0)
 
 
+@dataclass(frozen=True)
+class _Round:
+    """The cluster's answers in one round.
+
+    :param described: the topics that exist and that the user may describe.
+    :param offsets: the offsets of their partitions.
+    :param due_ends: the first offset that is not due yet, by partition and ``due_until``.
+    """
+
+    described: Mapping[str, TopicDescription]
+    offsets: Mapping[TopicPartition, PartitionOffsets]
+    due_ends: Mapping[tuple[TopicPartition, int], int]
+
+
 @dataclass
 class LagMonitor:
     """Measures all pipelines of one cluster, one round after the other.
@@ -114,14 +128,14 @@ class LagMonitor:
         self._ask_groups(hook, {name: positions[name] for name in names}, set(first), described)
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         offsets = hook.offsets(partitions) if partitions else {}
-        due_ends = self._ask_due_ends(hook, positions.values(), described)
-        states = {name: self._states(positions[name], described, offsets, due_ends) for name in names}
+        answers = _Round(described, offsets, self._ask_due_ends(hook, positions.values(), described))
+        states = {name: self._states(positions[name], answers) for name in names}
         ids = {name: topic.topic_id for name, topic in described.items()}
         # Stable sort: lags with later ends come first, because their results hold for shorter ranges of a partition, too.
         lags = sorted((item for each in states.values() for item in each.items()), key=lambda item: -item[1].end)
         # Without records, because they cannot be read or were deleted meanwhile, ages are unknown. The lag in records is known.
         heads, now = self._next_records.find(hook, lags, ids, most=MAX_PEEKS, tolerate=True), time.time()
-        return {name: self._measured(name, positions[name], states[name], heads, offsets, now, described) for name in names}
+        return {name: self._measured(name, positions[name], states[name], answers, heads, now) for name in names}
 
     def _describe(self, hook: KafkaHook, topics: set[str]) -> Mapping[str, TopicDescription]:
         """Return the topics that exist and that the user may describe."""
@@ -189,20 +203,15 @@ class LagMonitor:
 
     # --- positions ---
 
-    def _states(
-        self,
-        position: ReadPosition,
-        described: Mapping[str, TopicDescription],
-        offsets: Mapping[TopicPartition, PartitionOffsets],
-        due_ends: Mapping[tuple[TopicPartition, int], int],
-    ) -> dict[TopicPartition, PartitionLag]:
+    def _states(self, position: ReadPosition, answers: _Round) -> dict[TopicPartition, PartitionLag]:
         reads = position.all_topics
         committed = self._committed.get(position.group or "", {}) if position.by_group else position.offsets
-        there = {topic: described[topic] for topic in sorted(reads & described.keys())}
-        states = lags_of(committed, position.topic_ids, there, offsets)
+        there = {topic: answers.described[topic] for topic in sorted(reads & answers.described.keys())}
+        states = lags_of(committed, position.topic_ids, there, answers.offsets)
         if position.due_until is None:
             return states
-        ends = {tp: min(state.end, due_ends.get((tp, position.due_until), state.end)) for tp, state in states.items()}
+        due = answers.due_ends
+        ends = {tp: min(state.end, due.get((tp, position.due_until), state.end)) for tp, state in states.items()}
         return {tp: replace(state, end=ends[tp]) for tp, state in states.items()}
 
     def _measured(
@@ -210,16 +219,15 @@ class LagMonitor:
         name: str,
         position: ReadPosition,
         states: Mapping[TopicPartition, PartitionLag],
+        answers: _Round,
         heads: Mapping[tuple[TopicPartition, int], BacklogHead | None],
-        offsets: Mapping[TopicPartition, PartitionOffsets],
         now: float,
-        described: Mapping[str, TopicDescription],
     ) -> LagMeasurement:
         committed = self._committed.get(position.group or "")
-        absent = position.all_topics - described.keys()
+        absent = position.all_topics - answers.described.keys()
         refused = [error for topic, (_, error) in sorted(self._refused_topics.items()) if topic in absent]
         gone = sorted(absent - self._refused_topics.keys())
-        bounds = {tp: offsets[tp] for tp in states}
+        bounds = {tp: answers.offsets[tp] for tp in states}
         if position.by_group and committed is None:
             reason = self._refused_groups.get(position.group or "", NOT_FETCHED)
             return LagMeasurement(None, bounds, now, committed, reason)

@@ -289,18 +289,18 @@ class RecordReader:
 
 
 DecodedColumns = Mapping[str, Any]
-Shown = tuple["DecodedColumns | None", "str | None"]
+DecodedPart = tuple["DecodedColumns | None", "str | None"]
 """The columns of a key or a value, and the reason why it cannot be decoded."""
 
 
 def decode_columns(
     described: Described | None, part: Literal["key", "value"], topic: str, values: Sequence[bytes | None]
-) -> tuple[list[Shown], str]:
+) -> tuple[list[DecodedPart], str]:
     """Return keys or values as columns, and the reason if none of them can be decoded.
 
     :param described: the format; None to decode nothing.
     """
-    nothing: list[Shown] = [(None, None)] * len(values)
+    nothing: list[DecodedPart] = [(None, None)] * len(values)
     if described is None or not values:
         return nothing, ""
     if described.get("class") == "Json" and not (described.get("arguments") or {}).get("schema"):
@@ -318,7 +318,7 @@ def decode_columns(
     ], ""
 
 
-def _object_of(value: bytes | None) -> Shown:
+def _object_of(value: bytes | None) -> DecodedPart:
     """Return the fields of a JSON object; None for another value, which is shown as text."""
     if value is None:
         return None, None
@@ -342,7 +342,7 @@ def _plain(value: object) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def _record(message: Message, key: Shown, value: Shown) -> dict[str, Any]:
+def _record(message: Message, key: DecodedPart, value: DecodedPart) -> dict[str, Any]:
     kind, timestamp = message.timestamp()
     headers: Any = message.headers() or []
     return {

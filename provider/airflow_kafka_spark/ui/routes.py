@@ -112,24 +112,20 @@ def records(
 @router.get("/next")
 def preview_next_window(view: UserViewDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> PlainJSONResponse:
     """Return the window that a run would plan now."""
-    from airflow_kafka_spark.control.preview import Preview, preview
+    from airflow_kafka_spark.control.preview import PlanOptions, Preview, preview
 
     item, watch = view.find(ledger, name)
     task = item.tasks[0] if item.tasks else None
     reported_group = item.summary.report("group_id") if item.summary else None
 
     def plan_next() -> Preview:
-        with make_hook(watch.name.connection) as hook:
-            return preview(
-                hook,
-                name,
-                ledger_topic=watch.name.topic,
-                topics=task.topics if task else (),
-                group_id=reported_group or (task.group if task else None),
-                starting_offsets=task.starting_offsets if task else None,
-                ending_offsets=task.ending_offsets if task else None,
-                max_records=task.max_records if task else None,
+        options = PlanOptions(group_id=reported_group)
+        if task:
+            options = PlanOptions(
+                task.topics, reported_group or task.group, task.starting_offsets, task.ending_offsets, task.max_records
             )
+        with make_hook(watch.name.connection) as hook:
+            return preview(hook, name, options, ledger_topic=watch.name.topic)
 
     view.release()
     return PlainJSONResponse(next_window(plan_next, task.unread if task else ()))

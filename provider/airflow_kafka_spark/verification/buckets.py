@@ -1,7 +1,7 @@
 """Comparison by buckets of the key's hash, for keys that two systems sort differently, and for tables without an index or a key.
 
-Each side reads its rows once, in pieces of its own, and adds up the checksums of each bucket. Buckets that differ are divided,
-until they are small; then their rows are read from both sides. Each of these steps reads both tables once more.
+Each side reads its rows once, in pieces, and adds up the checksums of each bucket. Buckets that differ are divided until they are
+small. Then their rows are read from both sides. Each of these steps reads both tables once more.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from airflow_kafka_spark.verification.forms import Form, Row, Sums
+from airflow_kafka_spark.verification.forms import CanonicalRow, Form, Sums
 from airflow_kafka_spark.verification.report import Findings
 from airflow_kafka_spark.verification.work import ProgressLog, Work
 
 log = logging.getLogger(__name__)
 
 FEWEST, MOST = 16, 4_096
-"""Buckets of the first step."""
+"""Number of buckets in the first step."""
 DIVISION = 64
 """Number of parts into which a bucket is divided."""
 DIVIDED_BUCKETS = 1_000
-"""More buckets that differ are not divided: their rows are read as they are."""
+"""Maximum number of differing buckets that are divided. The rows of more buckets are read without a division."""
 READ_ROWS = 10_000
-"""Buckets of at most so many rows are read."""
+"""Maximum number of rows of a bucket that is read without a further division."""
 ROUND_ROWS = 200_000
-"""Rows of each side that are read at a time, unless a single bucket has more."""
+"""Maximum number of rows of each side that are read at a time, unless a single bucket has more."""
 ROUNDS = 20
-"""Number of times that both tables are read for the rows that differ."""
+"""Maximum number of times that both tables are read to find the rows that differ."""
 
 BucketSums = dict[int, Sums]
 """The sums of buckets by their numbers; a bucket without rows may be missing."""
@@ -38,9 +38,9 @@ BucketSums = dict[int, Sums]
 class Buckets:
     """Some of the buckets into which a table's rows are divided by the hash of their keys.
 
-    :param count: the number of all buckets: a row's is the checksum of its key, modulo this number.
-    :param parents: how many buckets there were when ``chosen`` were chosen; a divisor of ``count``.
-    :param chosen: those of ``parents`` buckets whose rows count; None for all.
+    :param count: the number of all buckets. The bucket of a row is the checksum of its key, modulo this number.
+    :param parents: the number of buckets from which ``chosen`` were selected; a divisor of ``count``.
+    :param chosen: the buckets of that division whose rows are compared; None for all.
     """
 
     count: int
@@ -48,13 +48,13 @@ class Buckets:
     chosen: frozenset[int] | None = None
 
     def of(self, key_checksum: int) -> int | None:
-        """Return the bucket of a row; None if it does not count."""
+        """Return the bucket of a row; None if the row is not compared."""
         if self.chosen is not None and key_checksum % self.parents not in self.chosen:
             return None
         return key_checksum % self.count
 
     def only(self, chosen: Iterable[int]) -> Buckets:
-        """Return these buckets of the same division."""
+        """Return the given buckets of this division."""
         return Buckets(self.count, self.count, frozenset(chosen))
 
     def divided(self, chosen: Iterable[int]) -> Buckets:
@@ -69,7 +69,7 @@ class BucketSide(Protocol):
     def forms(self) -> tuple[Form, ...]: ...
 
     def expected_rows(self) -> int:
-        """Return how many rows there are, roughly; 0 if that is not known."""
+        """Return the approximate number of rows; 0 if it is unknown."""
 
     def pieces(self) -> Iterator[Any]:
         """Yield the pieces of the table, each row in exactly one."""
@@ -77,7 +77,7 @@ class BucketSide(Protocol):
     def bucket_sums(self, piece: Any, buckets: Buckets) -> BucketSums:
         """Return the sums of the rows of a piece, by bucket."""
 
-    def bucket_rows(self, piece: Any, buckets: Buckets) -> list[Row]:
+    def bucket_rows(self, piece: Any, buckets: Buckets) -> list[CanonicalRow]:
         """Return the rows of a piece that are in these buckets."""
 
 
@@ -113,14 +113,14 @@ class BucketComparison:
     def scan(self) -> BucketResult:
         """Compare all buckets."""
         sides = (self.source, self.sink)
-        expected = [self.work.patiently(side.expected_rows) for side in sides]
+        expected = [self.work.run_with_retries(side.expected_rows) for side in sides]
         buckets = Buckets(min(MOST, max(FEWEST, max(expected) // READ_ROWS)))
         progress = ProgressLog(sum(expected))
         source, sink = (self._sums(side, buckets, progress) for side in sides)
         return BucketResult(_rows(source.values()), _rows(sink.values()), buckets, _differing(source, sink))
 
     def differing(self, buckets: Buckets, chosen: Set[int]) -> frozenset[int]:
-        """Return those of the chosen buckets that differ now."""
+        """Return the chosen buckets that still differ."""
         some = buckets.only(chosen)
         return _differing(self._sums(self.source, some), self._sums(self.sink, some))
 
@@ -134,7 +134,7 @@ class BucketComparison:
             source, sink = self._sums(self.source, some), self._sums(self.sink, some)
             buckets, chosen = some, _differing(source, sink)
             sizes = {number: max(_size(source, number), _size(sink, number)) for number in chosen}
-            # Buckets cannot be divided for ever: rows of one key have one hash.
+            # Rows with equal keys have equal hashes, so no division separates them.
             small = max(sizes.values(), default=0) <= READ_ROWS
             if small or len(chosen) > DIVIDED_BUCKETS or buckets.count > max(sizes.values()) * DIVISION**2:
                 return self._read(buckets, sizes, findings)
@@ -161,7 +161,7 @@ class BucketComparison:
                 progress.add(_rows(found.values()))
         return total
 
-    def _rows(self, side: BucketSide, buckets: Buckets) -> Iterator[Row]:
+    def _rows(self, side: BucketSide, buckets: Buckets) -> Iterator[CanonicalRow]:
         for _, rows in self.work.each(lambda piece: side.bucket_rows(piece, buckets), side.pieces()):
             yield from rows
 

@@ -1,7 +1,6 @@
-"""One side of a comparison that is a table of a database: its chunks, their checksums and rows, and the SQL that computes
-them.
+"""A database table as one side of a comparison: chunks, checksums and rows, and the SQL that computes them.
 
-The SQL brings values into the forms in which they are compared, and adds up checksums, in the dialect of each database.
+The SQL converts values to the forms in which they are compared, and adds up checksums, in the dialect of each database.
 """
 
 from __future__ import annotations
@@ -16,19 +15,28 @@ from typing import Any
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceColumn, SourceDatabase, SplitKey
 from airflow_kafka_spark.sources.jdbc.windows import SplitOrder
 from airflow_kafka_spark.verification.buckets import Buckets, BucketSums, add_sums
-from airflow_kafka_spark.verification.forms import CHECKSUM_DIGITS, FREE_FORMS, Family, Form, Row, Sums, row_checksum, to_form
+from airflow_kafka_spark.verification.forms import (
+    CHECKSUM_DIGITS,
+    FREE_FORMS,
+    CanonicalRow,
+    Family,
+    Form,
+    Sums,
+    row_checksum,
+    to_form,
+)
 
 
 class CanonicalSql(ABC):
-    """Writes a database's expressions. ``c`` always is an expression of a column."""
+    """Builds SQL expressions in the dialect of a database. ``c`` is always the expression of a column."""
 
     @abstractmethod
     def family(self, column: SourceColumn) -> Family:
-        """Return what the values of a column are."""
+        """Return the family of a column's type."""
 
     @abstractmethod
     def form(self, family: Family, form: Form, c: str) -> str | None:
-        """Return the expression for a value in its form, a text; None if the database cannot compute it."""
+        """Return the expression of a value's form, which is a text; None if the database cannot compute it."""
 
     @abstractmethod
     def plain(self, form: Form, c: str) -> str:
@@ -43,15 +51,15 @@ class CanonicalSql(ABC):
 
     @abstractmethod
     def key_to_neutral(self, family: Family, text: str) -> str:
-        """Return a value of a key, which the dialect has written, as both databases understand it."""
+        """Return a key value of this dialect in the notation that both databases understand."""
 
     def key_column(self, column: SourceColumn) -> SourceColumn:
-        """Return a column of the key, whose literals may be values of the other side."""
+        """Return a column of the key. Its literals may be values of the other side."""
         return column
 
     @abstractmethod
     def key_from_neutral(self, family: Family, text: str) -> str:
-        """Return a value of a key for the dialect's literals."""
+        """Return a key value as a literal of this dialect."""
 
 
 _LARGEST = 2**63 - 1
@@ -110,7 +118,7 @@ class PostgresCanonicalSql(CanonicalSql):
         if form == "time":
             return _without_zeros(f"CAST({c} AS text)")
         if form == "single" and family != "single":
-            # Beyond a single's range the cast would fail.
+            # The cast would fail for values beyond the range of a float4.
             d = f"CAST({c} AS double precision)"
             within = f"abs({d}) BETWEEN 1.2e-38 AND 3.4e38 OR {d} IN (0, 'Infinity', '-Infinity', 'NaN')"
             return f"CASE WHEN {within} THEN {_SINGLE.format(c=c)} ELSE {_DOUBLE.format(c=c)} END"
@@ -139,7 +147,7 @@ class PostgresCanonicalSql(CanonicalSql):
 
     def checksum(self, values: Sequence[tuple[Form, str]]) -> str:
         parts = [f"octet_length({text}) || ':' || {text}" if form in FREE_FORMS else text for form, text in values]
-        # concat() leaves NULL out, and takes 100 arguments.
+        # concat() ignores NULL, and accepts at most 100 arguments.
         groups = [", '|', ".join(parts[first : first + 40]) for first in range(0, len(parts), 40)]
         row = ", '|', ".join(f"concat({group})" for group in groups)
         row = row if len(groups) == 1 else f"concat({row})"
@@ -152,7 +160,7 @@ class PostgresCanonicalSql(CanonicalSql):
 
     def key_from_neutral(self, family: Family, text: str) -> str:
         if family == "integer":
-            # Beyond the largest integer there is no row.
+            # No row has a key beyond the largest integer.
             return str(min(int(text), _LARGEST))
         return f"\\x{text}" if family == "binary" else text
 
@@ -162,7 +170,7 @@ class PostgresCanonicalSql(CanonicalSql):
 
 
 def _without_zeros(text: str) -> str:
-    """Return a number or a time of day without zeros at the end of its fraction."""
+    """Return a number or a time of day without trailing zeros in its fraction."""
     return f"CASE WHEN strpos({text}, '.') > 0 THEN rtrim(rtrim({text}, '0'), '.') ELSE {text} END"
 
 
@@ -244,11 +252,11 @@ def _mysql_without_zeros(text: str) -> str:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A range of the key: the rows behind ``after``, up to ``upto``.
+    """A range of the key: the rows after ``after``, up to and including ``upto``.
 
-    :param after: the last key before it; None: it has no lower end.
-    :param upto: its last key; None: it has no upper end.
-    :param nulls: True: the rows in whose key something is NULL.
+    :param after: the last key before the range; None if it has no lower bound.
+    :param upto: the last key of the range; None if it has no upper bound.
+    :param nulls: True for the rows whose key contains a NULL.
     """
 
     after: SplitKey | None = None
@@ -256,28 +264,28 @@ class Chunk:
     nulls: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the value for the state of a task."""
+        """Return the chunk as JSON, for the saved state of a task."""
         return {"after": self.after and list(self.after), "upto": self.upto and list(self.upto), "nulls": self.nulls}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Chunk:
-        """Return what :meth:`to_json` has written."""
+        """Return the chunk from the result of :meth:`to_json`."""
         after, upto = value["after"], value["upto"]
         return cls(None if after is None else tuple(after), None if upto is None else tuple(upto), value["nulls"])
 
 
 @dataclass(frozen=True)
 class DatabaseSide:
-    """A table, and how its rows are compared.
+    """A database table, with the columns and the forms in which its rows are compared.
 
     :param database: the server.
     :param relation: the table or query.
-    :param columns: the columns that are compared, those of the key first.
-    :param forms: the form of each.
+    :param columns: the columns that are compared, the key's columns first.
+    :param forms: the form of each column.
     :param key: the number of columns of the key.
     :param where: a condition for the rows that are compared; empty for all.
     :param sql: the database's expressions.
-    :param piece_rows: rows of the pieces in which it is read by buckets.
+    :param piece_rows: number of rows of the pieces in which the table is read for a comparison by buckets.
     """
 
     database: SourceDatabase
@@ -298,12 +306,12 @@ class DatabaseSide:
         return self.database.session(doing)
 
     def estimated_rows(self, session: DatabaseSession) -> int:
-        """Return how many rows the server expects."""
+        """Return the number of rows that the server estimates."""
         return session.estimated_rows(self.rows_of(session, Chunk()))
 
     @property
     def is_indexed(self) -> bool:
-        """True if an index has the rows in the order of the key."""
+        """True if an index returns the rows in the order of the key."""
         names = tuple(column.name for column in self.columns[: self.key])
         return any(index[: self.key] == names for index in self.relation.indexes)
 
@@ -312,7 +320,7 @@ class DatabaseSide:
         return any(column.nullable for column in self.columns[: self.key])
 
     def end_of(self, session: DatabaseSession, chunk: Chunk, size: int) -> SplitKey | None:
-        """Return the key of a chunk's row number ``size``; None if it has fewer rows."""
+        """Return the key of row number ``size`` of a chunk; None if the chunk has fewer rows."""
         order = self._order(session)
         if self.is_indexed:
             session.prefer_indexes()
@@ -324,7 +332,7 @@ class DatabaseSide:
         return tuple(self.sql.key_to_neutral(family, text) for family, text in zip(families, found[0], strict=True))
 
     def sums(self, session: DatabaseSession, chunk: Chunk) -> Sums:
-        """Return how many rows a chunk has, and the sum of their checksums: by the database, if it knows all forms."""
+        """Return the number of rows of a chunk and the sum of their checksums. The database adds up if it supports all forms."""
         if self._knows_forms(session):
             ((rows, total),) = session.rows(self._sums_statement(session, chunk))
             return Sums(int(rows), int(total))
@@ -333,11 +341,11 @@ class DatabaseSide:
             rows, total = rows + 1, total + row_checksum(row, self.forms)
         return Sums(rows, total)
 
-    def rows(self, session: DatabaseSession, chunk: Chunk) -> Iterator[Row]:
-        """Return the rows of a chunk, each with its values in their forms."""
+    def rows(self, session: DatabaseSession, chunk: Chunk) -> Iterator[CanonicalRow]:
+        """Return the rows of a chunk, with each value in its form."""
         return self._read(session, self.rows_of(session, chunk))
 
-    def _read(self, session: DatabaseSession, rows: str) -> Iterator[Row]:
+    def _read(self, session: DatabaseSession, rows: str) -> Iterator[CanonicalRow]:
         raw = [(n, self.forms[n]) for n, (known, _) in enumerate(self._expressions(session)) if known is None]
         for found in session.stream(self._rows_statement(session, rows)):
             row = [value.decode() if isinstance(value, bytes) else value for value in found]
@@ -382,14 +390,14 @@ class DatabaseSide:
         found = session.rows(f"SELECT bucket, count(*), sum(checksum) FROM ({each}) AS rows_of_buckets GROUP BY bucket")
         return {int(number): Sums(int(rows), int(total)) for number, rows, total in found}
 
-    def bucket_rows(self, piece: Chunk, buckets: Buckets) -> list[Row]:
+    def bucket_rows(self, piece: Chunk, buckets: Buckets) -> list[CanonicalRow]:
         key = self.forms[: self.key]
         with self.session("reading rows of some buckets") as session:
             found = self._read(session, self._rows_in(session, piece, buckets))
             return [row for row in found if buckets.of(row_checksum(row[: self.key], key)) is not None]
 
     def _rows_in(self, session: DatabaseSession, piece: Chunk, buckets: Buckets) -> str:
-        """Return what stands behind FROM for the rows of some buckets; for more, if the database does not know the key's form."""
+        """Return the FROM clause for the rows of some buckets, or for more rows if the database lacks the key's form."""
         known = all(known is not None for known, _ in self._expressions(session)[: self.key])
         if buckets.chosen is None or not known:
             return self.rows_of(session, piece)
@@ -411,7 +419,7 @@ class DatabaseSide:
         return f"SELECT count(*), coalesce(sum({checksum}), 0) FROM {self.rows_of(session, chunk)}"
 
     def _checksum(self, session: DatabaseSession, columns: int) -> str:
-        """Return the expression for the checksum of the first columns, whose forms the database knows."""
+        """Return the expression for the checksum of the first columns. The database supports their forms."""
         known = [(form, str(value)) for form, (value, _) in zip(self.forms, self._expressions(session), strict=True)]
         return self.sql.checksum(known[:columns])
 
@@ -422,7 +430,7 @@ class DatabaseSide:
         return all(known is not None for known, _ in self._expressions(session))
 
     def _expressions(self, session: DatabaseSession) -> list[tuple[str | None, str]]:
-        """Return per column the expression for its form, if the database has one, and the one that reads it for Python."""
+        """Return for each column the expression of its form, None if the database has none, and that of its plain value."""
         found = []
         for column, form in zip(self.columns, self.forms, strict=True):
             name = session.dialect.quote(column.name)
@@ -434,7 +442,7 @@ class DatabaseSide:
         return SplitOrder(session, columns, tuple(session.dialect.quote(column.name) for column in columns))
 
     def rows_of(self, session: DatabaseSession, chunk: Chunk, *further: str) -> str:
-        """Return what stands behind FROM for the rows of a chunk.
+        """Return the FROM clause for the rows of a chunk.
 
         :param further: further conditions.
         """

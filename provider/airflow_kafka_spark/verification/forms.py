@@ -1,8 +1,8 @@
-"""The form in which two columns are compared: a text that is equal exactly if the values are, whatever database writes it.
+"""The canonical text in which two columns are compared: two texts are equal exactly if the values are equal, in any database.
 
-Numbers are compared by value, timestamps by microsecond, floating-point numbers by bit. A row's text joins those of its columns;
-its checksum is the beginning of its MD5, and that of many rows the sum of theirs, so that their order does not count and a row
-that is there twice does.
+Numbers are compared by value, timestamps by microsecond, floating-point numbers by bit. The text of a row joins the forms of its
+columns. The checksum of a row is the beginning of the MD5 of this text. The checksum of many rows is the sum of their checksums:
+it does not depend on their order, and a duplicate row changes it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ Family = Literal[
     "integer", "boolean", "decimal", "single", "double", "text", "padded", "uuid", "binary", "zoned", "local", "date", "time",
     "json", "array", "nested", "other",
 ]  # fmt: skip
-"""Kinds of the values of a column. ``padded`` is ``char(n)``; ``other`` has a text of the database's own; ``nested`` are Arrow's
-lists, structs and maps."""
+"""Kinds of the values of a column. ``padded`` is ``char(n)``; ``other`` has a text in the notation of its database; ``nested``
+are Arrow's lists, structs and maps."""
 
 Form = Literal[
     "integer", "decimal", "single", "double", "text", "trimmed", "uuid", "binary", "instant", "date", "time", "json", "jsonb"
 ]
-"""``jsonb`` is PostgreSQL's own form of JSON, ``json`` that of Python."""
+"""``jsonb`` is PostgreSQL's canonical JSON, ``json`` Python's."""
 
 FREE_FORMS: frozenset[Form] = frozenset({"text", "trimmed", "uuid", "time", "json", "jsonb"})
-"""Forms that may contain the separator: they are written behind their length in bytes."""
+"""Forms that may contain the separator. Their length in bytes is written before them."""
 
 RANGE_FORMS: frozenset[Form] = frozenset({"integer", "decimal", "instant", "date", "binary"})
 """Forms whose values every database sorts the same way."""
 
 CHECKSUM_DIGITS = 15
-"""Hexadecimal digits of the MD5 that are summed: 60 bits, which are an integer in every database."""
+"""Number of hexadecimal digits of the MD5 that are added up: 60 bits, which fit into an integer of every database."""
 
-Row = tuple[str | None, ...]
+CanonicalRow = tuple[str | None, ...]
 """A row's values in their forms."""
 
 
@@ -46,7 +46,7 @@ class Comparable:
     """A column of one side.
 
     :param name: its name.
-    :param family: what its values are.
+    :param family: the kind of its values.
     :param type: the database's name of its type.
     """
 
@@ -78,14 +78,14 @@ def form_of(source: Comparable, sink: Comparable, *, in_postgres: bool) -> Form 
     if found <= _EXACT:
         return "integer" if found <= _WHOLE else "decimal"
     if found <= _FLOATS | {"integer", "decimal"}:
-        # A single that went through a double has its digits still.
+        # A float4 that was converted to a double still has the digits of a float4.
         return "single" if "single" in found else "double"
     if found <= _TIMES:
         return "date" if found == {"date"} else "instant"
     if found == {"binary"}:
         return "binary"
     if "text" in found and found <= {"text", "integer", "decimal"}:
-        # A number of more digits than Spark's decimals have is published as text.
+        # Numbers with more digits than Spark's decimal type are published as text.
         return "decimal" if found != {"text"} else "text"
     if found == {"array"}:
         return "text" if in_postgres and source.type == sink.type else None
@@ -115,7 +115,7 @@ def row_checksum(row: Sequence[str | None], forms: Sequence[Form]) -> int:
 
 
 def row_bytes(row: Sequence[str | None], forms: Sequence[Form]) -> bytes:
-    """Return the text of a row, in UTF-8: its values behind each other, separated by bars; nothing stands for NULL."""
+    """Return the text of a row in UTF-8: its values, separated by bars. NULL is empty."""
     parts = []
     for value, form in zip(row, forms, strict=True):
         encoded = b"" if value is None else value.encode()
@@ -124,7 +124,7 @@ def row_bytes(row: Sequence[str | None], forms: Sequence[Form]) -> bytes:
 
 
 def to_form(form: Form, value: str | float | None) -> str | None:
-    """Return the form of a value that a database cannot bring into it.
+    """Return the form of a value whose form the database cannot compute.
 
     :param value: a number for ``single`` and ``double``, a text for ``json``; None for NULL.
     """
@@ -167,7 +167,7 @@ def _number(text: str) -> dict[str, Any]:
 _EPOCH = datetime(2000, 1, 1)
 
 
-def to_report_value(form: Form, value: str | None) -> Any:
+def to_report_value(form: Form, value: str | None) -> str | int | None:
     """Return a value for a report: a timestamp or a date as people write it, an integer as a number, others in their form."""
     if value is None or form not in ("instant", "date", "integer"):
         return value

@@ -1,4 +1,4 @@
-"""One side of a comparison by buckets: a Delta or an Iceberg table, or files, read as Arrow, a batch at a time."""
+"""A lake table or files as one side of a comparison by buckets: a Delta or Iceberg table, or files, read in Arrow batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.sinks.delta.log import DeltaLog
 from airflow_kafka_spark.sinks.files.manifest import DATA, open_manifests
 from airflow_kafka_spark.verification.buckets import Buckets, BucketSums, add_sums
-from airflow_kafka_spark.verification.forms import Comparable, Family, Form, Row, Sums, row_checksum, to_form
+from airflow_kafka_spark.verification.forms import CanonicalRow, Comparable, Family, Form, Sums, row_checksum, to_form
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +32,7 @@ _FRACTION_ZEROS = (r"(\.[0-9]*[1-9])0+$|\.0*$", r"\1")
 
 
 def family_of(kind: pa.DataType) -> Family:
-    """Return what the values of a column are."""
+    """Return the family of a column's type."""
     import pyarrow as pa
 
     is_a = pa.types
@@ -61,8 +61,8 @@ def family_of(kind: pa.DataType) -> Family:
     return next((family for holds, family in tests if holds(kind)), "nested")
 
 
-def rows_of(batch: pa.RecordBatch, columns: Sequence[str], forms: Sequence[Form]) -> Iterator[Row]:
-    """Yield the rows of a batch, each with its values in their forms."""
+def rows_of(batch: pa.RecordBatch, columns: Sequence[str], forms: Sequence[Form]) -> Iterator[CanonicalRow]:
+    """Yield the rows of a batch, with each value in its form."""
     values = [_column(batch.column(name), form) for name, form in zip(columns, forms, strict=True)]
     return zip(*values, strict=True)
 
@@ -98,7 +98,7 @@ def _column(column: pa.Array, form: Form) -> list[str | None]:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Return a column without dictionary encoding, and without extension types: a UUID as text."""
+    """Return a column without dictionary encoding and extension types. A UUID becomes text."""
     import pyarrow as pa
 
     if isinstance(column.type, pa.BaseExtensionType):
@@ -114,24 +114,24 @@ def _decimal(value: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-LakeSink = DeltaSink | IcebergSink | FilesSink
+ComparableSink = DeltaSink | IcebergSink | FilesSink
 Piece = Callable[[], "Iterator[pa.RecordBatch]"]
 """Reads a part of a table."""
 
 
 @dataclass(frozen=True)
 class LakeTable:
-    """A table of a lake, as its newest version has it.
+    """The newest version of a lake table.
 
-    :param sink: where it is.
+    :param sink: the sink that names its location.
     :param schema: its columns.
     """
 
-    sink: LakeSink
+    sink: ComparableSink
     schema: pa.Schema
 
     @classmethod
-    def load(cls, sink: LakeSink) -> LakeTable | None:
+    def load(cls, sink: ComparableSink) -> LakeTable | None:
         """Return the table; None if it does not exist.
 
         :raises SinkUnavailable: store or catalog did not answer.
@@ -168,16 +168,16 @@ class LakeTable:
 
 @dataclass(frozen=True)
 class LakeSide:
-    """A table of a lake, and how its rows are compared. Each pass reads the newest version.
+    """A lake table, with the columns and the forms in which its rows are compared. Each pass reads the newest version.
 
-    :param sink: where it is.
-    :param columns: the columns that are compared, those of the key first.
-    :param forms: the form of each.
+    :param sink: the sink that names its location.
+    :param columns: the columns that are compared, the key's columns first.
+    :param forms: the form of each column.
     :param key: the number of columns of the key.
     :param where: a condition: SQL for Delta, an expression of pyiceberg for Iceberg; empty for all rows, and for files.
     """
 
-    sink: LakeSink
+    sink: ComparableSink
     columns: tuple[str, ...]
     forms: tuple[Form, ...]
     key: int
@@ -187,7 +187,7 @@ class LakeSide:
         return 0
 
     def explain(self) -> None:
-        """Begin to read.
+        """Start reading, so that an invalid condition is reported before the comparison.
 
         :raises SinkUnavailable: the condition is wrong, or the store did not answer.
         """
@@ -212,10 +212,10 @@ class LakeSide:
             add_sums(total, number, Sums(1, row_checksum(row, self.forms)))
         return total
 
-    def bucket_rows(self, piece: Piece, buckets: Buckets) -> list[Row]:
+    def bucket_rows(self, piece: Piece, buckets: Buckets) -> list[CanonicalRow]:
         return [row for _, row in self._rows(piece, buckets)]
 
-    def _rows(self, piece: Piece, buckets: Buckets) -> Iterator[tuple[int, Row]]:
+    def _rows(self, piece: Piece, buckets: Buckets) -> Iterator[tuple[int, CanonicalRow]]:
         key = self.forms[: self.key]
         with _errors(self.sink, "reading its rows"):
             for batch in piece():
@@ -237,7 +237,7 @@ class LakeSide:
             ).to_batches()
 
     def _delta(self, sink: DeltaSink, doing: str) -> Iterator[Piece]:
-        """Yield the whole table: its query engine reads files in parallel."""
+        """Yield the whole table. deltalake's query engine reads its files in parallel."""
         from deltalake import QueryBuilder
 
         table = _load_delta(sink, doing)
@@ -255,7 +255,7 @@ class LakeSide:
         yield read
 
     def _iceberg(self, sink: IcebergSink, doing: str) -> Iterator[Piece]:
-        """Yield each data file, with its deletes."""
+        """Yield each data file, with its delete files."""
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import ArrowScan
 
@@ -271,19 +271,19 @@ class LakeSide:
 
 
 class _errors:  # noqa: N801 - used like `contextlib.suppress`
-    """Raises the errors of a store as those of this package.
+    """Converts the errors of a store to the errors of this package.
 
     :param sink: the table.
-    :param doing: what is done.
+    :param doing: the operation, for the message.
     """
 
-    def __init__(self, sink: LakeSink, doing: str) -> None:
+    def __init__(self, sink: ComparableSink, doing: str) -> None:
         self.sink, self.doing = sink, doing
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        # Each store and each catalog has errors of its own.
+        # Stores and catalogs have no common base class of errors.
         if not isinstance(error, Exception) or isinstance(error, KafkaSparkError):
             return
         if isinstance(self.sink, IcebergSink):
@@ -310,7 +310,7 @@ def _load_files(sink: FilesSink) -> tuple[pa.Schema, Sequence[Callable[[], ds.Fr
         table = open_manifests(sink)
         base = table.store.full(DATA)
         paths = [file["path"] for record in table.visible_records() for file in record.files]
-        if not table.store.place.is_local:
+        if not table.store.location.is_local:
             opened = [partial(_open_object, table.store, hive, path) for path in paths]
             schemas = [one().physical_schema for one in (opened if sink.auto_evolve else opened[:1])]
             return (pa.unify_schemas([*schemas, partitions], promote_options="permissive"), opened) if opened else None

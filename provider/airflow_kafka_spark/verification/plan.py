@@ -1,4 +1,4 @@
-"""The options of a verification, the columns that it compares and in which forms, and the problems that prevent a comparison."""
+"""The plan of a verification: options, compared columns with their forms, and the problems that prevent a comparison."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class VerificationOptions:
     on_difference: Literal["fail", "warn"] = "fail"
 
     def problems(self) -> list[Problem]:
-        """Return what is wrong with these options by themselves."""
+        """Return the problems of these options that need no server."""
         least = {"chunk_rows": 1, "parallel": 1, "rechecks": 0, "max_keys": 1}
         found = [
             Problem(where, f"`{getattr(self, where)}` is not a whole number of at least {number}")
@@ -52,11 +52,11 @@ class VerificationOptions:
 
 @dataclass(frozen=True)
 class VerificationPlan:
-    """The two tables that are compared, and how.
+    """The two tables that are compared, and the method.
 
     :param source: the source's table.
     :param sink: the sink's table.
-    :param ranges: True if both tables can be cut by ranges of the key; then the sink is in a database, too.
+    :param ranges: True if both tables can be divided into ranges of the key. Then the sink is a database table, too.
     """
 
     source: DatabaseSide
@@ -65,7 +65,7 @@ class VerificationPlan:
 
 
 def make_plan(options: VerificationOptions) -> tuple[VerificationPlan | None, list[Problem]]:
-    """Return what is compared; or None, and all problems."""
+    """Return the plan; or None, and all problems."""
     problems, source, sink = [], options.source, options.sink
     if not isinstance(source, JdbcSource):
         problems.append(Problem("source", f"it is of type {type(source).__name__}; expected a JdbcSource"))
@@ -100,7 +100,7 @@ def _files_problems(sink: FilesSink, condition: str) -> Iterator[Problem]:
 
 
 def _sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, list[Problem]]:
-    """Return the sink's table; or None, and why it cannot be compared."""
+    """Return the sink's table; or None, and the reason why it cannot be compared."""
     if isinstance(sink, (DeltaSink, IcebergSink, FilesSink)):
         try:
             if (problems := sink.target_problems()) or (found := LakeTable.load(sink)) is not None:
@@ -110,7 +110,7 @@ def _sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, list[Pr
         return None, [Problem("sink", f"there is no table {sink.uri}", "Correct its name")]
     table = JdbcSource(sink.conn_id, sink.table) if isinstance(sink, PostgresSink) else sink
     assert isinstance(table, JdbcSource)
-    # A sink needs no key of its own, and it may have columns that are not compared.
+    # The sink needs no key, and it may have columns that are not compared.
     problems = [problem for problem in table.validate() if problem.where != "source.key"]
     problems = [_of_sink(problem) for problem in problems if not problem.where.startswith("source column ")]
     if problems:
@@ -121,7 +121,7 @@ def _sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, list[Pr
 
 
 def _of_sink(problem: Problem) -> Problem:
-    """Return a problem of a table that is read as a source, as one of the sink."""
+    """Return a problem of the sink's table under the sink's argument. The table is read by a source."""
     if isinstance(problem, Unchecked):
         return Unchecked(problem.where.replace("source", "sink", 1), problem.what.replace("source", "sink", 1))
     return replace(problem, where=problem.where.replace("source", "sink", 1))
@@ -155,7 +155,7 @@ class DatabaseTable:
 
     @property
     def is_postgres(self) -> bool:
-        """True if it is in PostgreSQL."""
+        """True if the server is PostgreSQL."""
         return self.database.scheme == "postgres"
 
     def comparable(self, name: str) -> Comparable | None:
@@ -214,7 +214,7 @@ class _Planning:
         return (None if problems else VerificationPlan(source, sink, ranges)), problems
 
     def _names(self, key: Sequence[str]) -> tuple[str, ...]:
-        """Return the source's columns that are compared, those of the key first."""
+        """Return the source's columns that are compared, the key's columns first."""
         names = self.options.source.include_columns
         names = self.ours.columns if names is None else names
         return (*key, *(name for name in names if name not in key and name not in self.options.exclude_columns))
@@ -228,7 +228,7 @@ class _Planning:
             yield Problem("exclude_columns", f"{quote_names(left_out)} is part of the key, by which rows are compared")
 
     def _pairs(self, names: Sequence[str]) -> tuple[list[tuple[str, str, Form]], list[Problem]]:
-        """Return per column its name, the sink's name, and the form in which both are compared."""
+        """Return for each column its name in the source, its name in the sink, and the form in which both are compared."""
         problems: list[Problem] = []
         pairs: list[tuple[str, str, Form]] = []
         in_postgres = self.ours.is_postgres and isinstance(self.theirs, DatabaseTable) and self.theirs.is_postgres
@@ -251,7 +251,7 @@ class _Planning:
         return pairs, problems
 
     def _by_ranges(self, source: DatabaseSide, sink: DatabaseSide) -> bool:
-        """Return True if both databases have the rows in one order of the key, by an index."""
+        """Return True if indexes of both databases return the rows in the same order of the key."""
         return source.is_indexed and sink.is_indexed and all(self._in_one_order(source, sink))
 
     def _in_one_order(self, source: DatabaseSide, sink: DatabaseSide) -> Iterator[bool]:
@@ -260,7 +260,7 @@ class _Planning:
             families = source.sql.family(pair[0]), sink.sql.family(pair[1])
             is_same_server = source.database.scheme == sink.database.scheme
             if form in RANGE_FORMS:
-                # Each side has to understand the other's values as literals. PostgreSQL takes no fraction for an integer.
+                # Each side has to accept the other side's values as literals. PostgreSQL accepts no fraction as an integer.
                 mixed = [
                     side.database.scheme for side, family in zip((source, sink), families, strict=True) if family == "integer"
                 ]

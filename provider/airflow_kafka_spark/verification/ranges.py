@@ -1,7 +1,7 @@
 """Comparison by ranges of the key, where both databases sort its values the same way and have an index for it.
 
-The source's key is cut along its index, one step per chunk, while earlier chunks are compared. A chunk whose sums differ is cut
-into smaller ones, until it is small enough to be read from both sides.
+The key range of the source is divided into chunks along its index, while earlier chunks are compared. A chunk whose sums differ
+is divided further, until it is small enough to be read from both sides.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from airflow_kafka_spark.verification.work import ProgressLog, Work
 log = logging.getLogger(__name__)
 
 FAN_OUT = 16
-"""Number of pieces into which a chunk that differs is cut."""
+"""Number of parts into which a differing chunk is divided."""
 READ_ROWS = 10_000
-"""Chunks of at most so many rows are read."""
+"""Maximum number of rows of a chunk that is read without a further division."""
 
 
 @dataclass
 class ScanState:
     """The progress of a comparison along the key.
 
-    :param after: the last key of the last chunk that is compared, with all before it.
-    :param source_rows: rows of the source in these chunks.
-    :param sink_rows: rows of the sink in these chunks.
-    :param chunks: the number of these chunks.
-    :param differing: those of them that differ.
+    :param after: the last key of the last chunk up to which all chunks are compared.
+    :param source_rows: number of the source's rows in these chunks.
+    :param sink_rows: number of the sink's rows in these chunks.
+    :param chunks: number of these chunks.
+    :param differing: the chunks that differ.
     """
 
     after: tuple[str, ...] | None = None
@@ -51,7 +51,7 @@ class ScanState:
             self.differing.append(chunk)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the value for the state of a task."""
+        """Return the progress as JSON, for the saved state of a task."""
         return {
             "after": self.after and list(self.after),
             "source_rows": self.source_rows,
@@ -62,7 +62,7 @@ class ScanState:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ScanState:
-        """Return what :meth:`to_json` has written."""
+        """Return the progress from the result of :meth:`to_json`."""
         differing = [Chunk.from_json(chunk) for chunk in value["differing"]]
         after = value["after"]
         return cls(None if after is None else tuple(after), value["source_rows"], value["sink_rows"], value["chunks"], differing)
@@ -72,10 +72,10 @@ class ScanState:
 class RangeComparison:
     """Compares two tables by ranges of the key.
 
-    :param source: the table that is right.
+    :param source: the table with the expected rows.
     :param sink: the table that is compared with it.
-    :param work: does it.
-    :param chunk_rows: rows of a chunk.
+    :param work: runs the comparisons.
+    :param chunk_rows: number of rows of a chunk.
     """
 
     source: DatabaseSide
@@ -104,11 +104,11 @@ class RangeComparison:
         yield from self._cut(Chunk(state.after), self.source, self.chunk_rows)
 
     def _cut(self, chunk: Chunk, side: DatabaseSide, size: int) -> Iterator[Chunk]:
-        """Yield chunks of so many rows, as ``side`` has them; the last one reaches to the end."""
+        """Yield chunks of that many rows of ``side``. The last chunk has no upper bound."""
         after = chunk.after
         while True:
             rest = Chunk(after, chunk.upto)
-            end = self.work.patiently(lambda rest=rest: self._end(side, rest, size))  # type: ignore[misc]
+            end = self.work.run_with_retries(lambda rest=rest: self._end(side, rest, size))  # type: ignore[misc]
             if end is None or end == chunk.upto:
                 yield rest
                 return
@@ -128,7 +128,7 @@ class RangeComparison:
             return source, self.sink.sums(session, chunk)
 
     def differing(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Return those of the chunks that differ now."""
+        """Return the chunks that still differ."""
         return [chunk for chunk, (source, sink) in self.work.each(self.both, chunks) if source != sink]
 
     def name_differences(self, chunks: list[Chunk], findings: Findings) -> None:
@@ -137,17 +137,17 @@ class RangeComparison:
             self._name(chunk, findings)
 
     def _name(self, chunk: Chunk, findings: Findings) -> None:
-        source, sink = self.work.patiently(lambda: self.both(chunk))
+        source, sink = self.work.run_with_retries(lambda: self.both(chunk))
         if source == sink:
             return
         larger, rows = (self.source, source.rows) if source.rows >= sink.rows else (self.sink, sink.rows)
         if rows > READ_ROWS and not chunk.nulls:
             pieces = list(self._cut(chunk, larger, max(READ_ROWS // 2, -(-rows // FAN_OUT))))
-            # Rows of one key cannot be cut.
+            # Rows with equal keys cannot be divided.
             if len(pieces) > 1:
                 self.name_differences(self.differing(pieces), findings)
                 return
-        self.work.patiently(lambda: self._read(chunk, findings))
+        self.work.run_with_retries(lambda: self._read(chunk, findings))
 
     def _read(self, chunk: Chunk, findings: Findings) -> None:
         with self.source.session("reading a chunk of the source") as session:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from airflow_kafka_spark.verification.forms import Form, Row, to_report_value
+from airflow_kafka_spark.verification.forms import CanonicalRow, Form, to_report_value
 
 DifferenceKind = Literal["missing", "extra", "different", "doubled"]
 KINDS: tuple[DifferenceKind, ...] = ("missing", "extra", "different", "doubled")
@@ -18,7 +18,7 @@ class RowDifference:
     """A row that differs.
 
     :param kind: ``missing``: the sink lacks it; ``extra``: the source has no row of its key; ``different``: a value differs;
-        ``doubled``: the sink has a row of its key more often than the source.
+        ``doubled``: the sink has more rows of its key than the source.
     :param key: its key, by the source's names.
     :param columns: the source's columns whose values differ.
     """
@@ -38,12 +38,12 @@ class RowDifference:
 
 @dataclass
 class Findings:
-    """Collects differences: the number of all, and the keys of the first.
+    """Counts differences, and keeps the keys of the first ones.
 
-    :param names: the source's columns, those of the key first.
-    :param forms: their forms.
+    :param names: the source's columns, the key's columns first.
+    :param forms: the form of each column.
     :param key: the number of columns of the key.
-    :param most: how many keys are kept.
+    :param most: maximum number of keys that are kept.
     """
 
     names: tuple[str, ...]
@@ -53,21 +53,21 @@ class Findings:
     counts: Counter[DifferenceKind] = field(default_factory=Counter)
     kept: list[RowDifference] = field(default_factory=list)
 
-    def compare(self, source: Iterable[Row], sink: Iterable[Row]) -> None:
-        """Compare all rows of both sides that have some keys."""
+    def compare(self, source: Iterable[CanonicalRow], sink: Iterable[CanonicalRow]) -> None:
+        """Compare all rows that both sides have of some keys."""
         ours, theirs = self._by_key(source), self._by_key(sink)
         for key, rows in ours.items():
             self._compare_key(key, rows, theirs.pop(key, Counter()))
         for key, rows in theirs.items():
             self._add("extra", key, rows.total())
 
-    def _by_key(self, rows: Iterable[Row]) -> dict[Row, Counter[Row]]:
-        found: dict[Row, Counter[Row]] = {}
+    def _by_key(self, rows: Iterable[CanonicalRow]) -> dict[CanonicalRow, Counter[CanonicalRow]]:
+        found: dict[CanonicalRow, Counter[CanonicalRow]] = {}
         for row in rows:
             found.setdefault(row[: self.key], Counter())[row[self.key :]] += 1
         return found
 
-    def _compare_key(self, key: Row, source: Counter[Row], sink: Counter[Row]) -> None:
+    def _compare_key(self, key: CanonicalRow, source: Counter[CanonicalRow], sink: Counter[CanonicalRow]) -> None:
         ours, theirs = source - sink, sink - source
         pairs = min(ours.total(), theirs.total())
         if pairs:
@@ -75,7 +75,9 @@ class Findings:
         self._add("missing", key, ours.total() - pairs)
         self._add("doubled", key, theirs.total() - pairs)
 
-    def _add(self, kind: DifferenceKind, key: Row, count: int, ours: Row = (), theirs: Row = ()) -> None:
+    def _add(
+        self, kind: DifferenceKind, key: CanonicalRow, count: int, ours: CanonicalRow = (), theirs: CanonicalRow = ()
+    ) -> None:
         if not count:
             return
         self.counts[kind] += count
@@ -96,12 +98,12 @@ class VerificationReport:
     :param source_rows: the number of rows that the source had.
     :param sink_rows: the number of rows that the sink had.
     :param chunks: the number of chunks that were compared.
-    :param differing_chunks: those of them that differed at first.
-    :param settled_chunks: those of them that were equal when they were compared again.
+    :param differing_chunks: the number of chunks that differed at first.
+    :param settled_chunks: the number of chunks that differed at first and were equal when they were compared again.
     :param counts: the number of rows by kind of difference.
-    :param differences: the first of them.
-    :param uncounted_chunks: those that differ and whose rows were not read, because there are too many: their rows are not in
-        ``counts``.
+    :param differences: the first rows that differ.
+    :param uncounted_chunks: the number of differing chunks whose rows were not read, because there are too many. Their rows are
+        not in ``counts``.
     :param seconds: the duration.
     """
 

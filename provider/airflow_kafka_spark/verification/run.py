@@ -1,4 +1,4 @@
-"""A verification from its plan to its report, and the state with which a retry goes on."""
+"""Runs a verification from its plan to its report, and saves the state from which a retry continues."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 C = TypeVar("C", bound=Sized)
 
 STATE_KEY = "kafka_spark.verification"
-"""The key of the state in Airflow's store."""
+"""Key of the state in Airflow's task state store."""
 SAVE_SECONDS = 10.0
 
 
 class StateStore(Protocol):
-    """Airflow's store of the state of a task instance."""
+    """Airflow's task state store."""
 
     def get(self, key: str) -> Any: ...
 
@@ -40,10 +40,10 @@ class StateStore(Protocol):
 class SavedState:
     """The state of a scan in Airflow's store, for a retry of the task.
 
-    Guarantee: a store that fails never fails the task, which then begins anew.
+    Guarantee: an error of the store never fails the task. A retry then starts from the beginning.
 
-    :param store: None without one (before Airflow 3.3).
-    :param fingerprint: of what is compared: the state of another comparison is not used.
+    :param store: Airflow's task state store; None before Airflow 3.3, which introduced it.
+    :param fingerprint: the hash of tables and columns. The state of another comparison is not used.
     """
 
     store: StateStore | None
@@ -53,7 +53,7 @@ class SavedState:
         self._saved = time.monotonic()
 
     def load(self) -> ScanState:
-        """Return the state that an earlier attempt has saved, else that of a new scan."""
+        """Return the state that an earlier attempt has saved; without one, the state of a new scan."""
         try:
             found = self.store.get(STATE_KEY) if self.store is not None else None
             if found and found["fingerprint"] == self.fingerprint:
@@ -72,10 +72,10 @@ class SavedState:
         try:
             self.store.set(STATE_KEY, {"fingerprint": self.fingerprint, **state.to_json()})
         except Exception as error:
-            log.warning("The state was not saved; a retry would begin anew: %s", error)
+            log.warning("The state was not saved; a retry would start from the beginning: %s", error)
 
     def forget(self) -> None:
-        """Remove the state: the next attempt begins anew."""
+        """Remove the state, so that the next attempt starts from the beginning."""
         try:
             if self.store is not None:
                 self.store.delete(STATE_KEY)
@@ -84,10 +84,10 @@ class SavedState:
 
 
 def verify(plan: VerificationPlan, options: VerificationOptions, work: Work, store: StateStore | None) -> VerificationReport:
-    """Compare both tables, and return what was found.
+    """Compare both tables, and return the report.
 
-    :param work: does it.
-    :param store: Airflow's store; None without one.
+    :param work: runs the comparisons.
+    :param store: Airflow's task state store; None before Airflow 3.3.
     :raises SourceUnavailable: a server does not answer.
     :raises SourceRejected: a server refuses a statement.
     """
@@ -114,7 +114,7 @@ def verify(plan: VerificationPlan, options: VerificationOptions, work: Work, sto
 
 @dataclass(frozen=True)
 class ChunkCounts:
-    """The counts of a report that do not depend on the method."""
+    """Counts of chunks, which both methods report."""
 
     source_rows: int
     sink_rows: int
@@ -149,7 +149,7 @@ def _by_buckets(plan: VerificationPlan, options: VerificationOptions, work: Work
 
 
 def _rechecked(options: VerificationOptions, work: Work, chunks: C, differing: Callable[[C], C]) -> C:
-    """Return those of the chunks that differ each time that they are compared again."""
+    """Return the chunks that differ each time they are compared again."""
     for number in range(options.rechecks):
         if not chunks:
             break

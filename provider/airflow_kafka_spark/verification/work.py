@@ -1,4 +1,4 @@
-"""The work of a verification: statements side by side, repeated where a server does not answer; and its progress."""
+"""Runs the statements of a verification concurrently, retries them if a server does not answer, and logs the progress."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ log = logging.getLogger(__name__)
 A = TypeVar("A")
 B = TypeVar("B")
 
-PATIENCE = (1.0, 5.0, 30.0)
-"""Seconds to wait before a statement is repeated whose server did not answer."""
+RETRY_SECONDS = (1.0, 5.0, 30.0)
+"""Seconds to wait before the retries of a statement whose server did not answer."""
 LOG_SECONDS = 30.0
 AHEAD = 4
-"""Pieces of work that wait, per piece that is worked at."""
+"""Number of queued pieces of work per running piece."""
 
 
 class Cancelled(KafkaSparkError):
-    """Raised within a verification that its task has stopped."""
+    """Raised within a verification when its task is stopped."""
 
 
 @dataclass
 class Work:
-    """Does pieces of work side by side.
+    """Runs pieces of work concurrently.
 
-    :param parallel: how many at a time.
+    :param parallel: maximum number of concurrent pieces.
     :param stopped: set when the task is stopped.
     """
 
@@ -41,9 +41,9 @@ class Work:
     stopped: Event = field(default_factory=Event)
 
     def each(self, do: Callable[[A], B], pieces: Iterable[A]) -> Iterator[tuple[A, B]]:
-        """Yield the pieces with their results, in their order. Only a few pieces are taken ahead.
+        """Yield each piece with its result, in the given order. Only a few pieces are taken in advance.
 
-        :raises KafkaSparkError: the error of the first piece that has failed, once those at work have ended.
+        :raises KafkaSparkError: the error of the first piece that has failed, after the running ones have ended.
         """
         waiting: deque[tuple[A, Future[B]]] = deque()
         failed = Event()
@@ -51,7 +51,7 @@ class Work:
         def attempt(piece: A) -> B:
             if failed.is_set():
                 raise Cancelled("A piece of work before this one has failed")
-            return self.patiently(lambda: do(piece))
+            return self.run_with_retries(lambda: do(piece))
 
         with ThreadPoolExecutor(self.parallel, "verify") as pool:
             try:
@@ -66,12 +66,12 @@ class Work:
             finally:
                 failed.set()
 
-    def patiently(self, do: Callable[[], B]) -> B:
-        """Return a result; a server that does not answer is asked again, a few times.
+    def run_with_retries(self, do: Callable[[], B]) -> B:
+        """Return the result of ``do``, which is retried a few times if a server does not answer.
 
-        :raises SourceUnavailable: it did not answer; as ``SinkUnavailable``.
+        :raises SourceUnavailable, SinkUnavailable: the server did not answer.
         """
-        for seconds in PATIENCE:
+        for seconds in RETRY_SECONDS:
             self._check()
             try:
                 return do()
@@ -92,10 +92,10 @@ class Work:
 
 @dataclass
 class ProgressLog:
-    """Logs the share of rows that is compared, and how long the others will take, twice a minute.
+    """Logs the share of compared rows and the remaining time, twice a minute.
 
-    :param total: how many rows there are, as the server estimates it; 0 if it does not.
-    :param done: how many were compared by earlier attempts.
+    :param total: the number of rows that the server estimates; 0 if it is unknown.
+    :param done: the number of rows that earlier attempts have compared.
     """
 
     total: int
@@ -106,7 +106,7 @@ class ProgressLog:
         self._next = self._began + LOG_SECONDS
 
     def add(self, rows: int) -> None:
-        """Count rows that are compared."""
+        """Count compared rows."""
         self.done += rows
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LOG_SECONDS
@@ -114,7 +114,7 @@ class ProgressLog:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """The time that the other rows will take at the present rate; None if their number is not known."""
+        """The remaining time at the present rate; None if the number of rows is unknown."""
         rows, seconds = self.done - self._at_begin, time.monotonic() - self._began
         return (self.total - self.done) * seconds / rows if rows and self.total > self.done else None
 

@@ -1,6 +1,6 @@
 """The task that moves a pipeline, the destination of its windows, and their origin. The ledger keeps them with each plan.
 
-The destination of an open window may hold its rows already, and no other place knows that. If the window were finished elsewhere,
+The destination of an open window may hold its rows already, and nothing else knows that. If the window were finished elsewhere,
 its records would be there twice. So an attempt compares its own binding with that of the window, and refuses the window if they
 differ, until a person decides (``rebind``).
 """
@@ -21,7 +21,7 @@ class Writer:
     """The task that moves a pipeline's windows.
 
     :param deployment: the Airflow deployment that the task runs in; empty if unknown.
-    :param run_id: the DAG run that planned the window. All runs of a task are one writer; see :func:`other_writer` for mapped
+    :param run_id: the DAG run that planned the window. All runs of a task are one writer; see :func:`compare_writers` for mapped
         tasks.
     :param map_index: index of a mapped task, -1 without mapping.
     """
@@ -42,7 +42,7 @@ class Endpoint:
     """A destination or an origin of a pipeline, without credentials. The offsets of Kafka's log are not part of it.
 
     :param place: the location: server, database and table; a directory; a topic. All windows of a pipeline share it.
-    :param details: further places that must not change within one window, such as ``windows_table`` and ``dead_letters``. They
+    :param details: further locations that must not change within one window, such as ``windows_table`` and ``dead_letters``. They
         may change between two windows. An empty value is not compared.
     """
 
@@ -71,8 +71,8 @@ class Binding:
     """The writer, the destination and the origin of a window, as they were when it was planned.
 
     :param writer: the task that planned the window.
-    :param destination: the place that the rows go to.
-    :param origin: the place that the rows come from, beside the offsets of the window.
+    :param destination: where the rows go.
+    :param origin: where the rows come from, beside the offsets of the window.
     :param decided: number of the newest decision (:func:`~airflow_kafka_spark.control.lifecycle.rebind`) that the ledger held
         when the window was planned; 0 without one. A later decision allows another binding.
     :param owns: True once the ledger has a record that the pipeline uses the group or the replication slot of ``origin``; False
@@ -107,8 +107,8 @@ class Difference(NamedTuple):
     found: str
 
 
-def other_writer(known: Writer, found: Writer) -> tuple[Difference, ...]:
-    """Return the differences between the recorded writer and the present one; empty if they are equal.
+def compare_writers(known: Writer, found: Writer) -> tuple[Difference, ...]:
+    """Return the differences between the recorded writer and the present one; none if they are equal.
 
     Deployments are compared only if both are known. Map indexes are compared only within one DAG run, because the list that a
     task is mapped over may change from run to run.
@@ -124,14 +124,14 @@ def other_writer(known: Writer, found: Writer) -> tuple[Difference, ...]:
     return tuple(differences)
 
 
-def other_place(known: Endpoint, found: Endpoint) -> tuple[Difference, ...]:
-    """Return the differences between two places, for the next window of a pipeline. Facts that only one of them has are not
+def compare_locations(known: Endpoint, found: Endpoint) -> tuple[Difference, ...]:
+    """Return the differences between two locations, for the next window of a pipeline. Facts that only one of them has are not
     compared.
     """
     return _differences(known.place, {k: v for k, v in found.place.items() if k in known.place}, all_of=False)
 
 
-def other_endpoint(known: Endpoint, found: Endpoint) -> tuple[Difference, ...]:
+def compare_endpoints(known: Endpoint, found: Endpoint) -> tuple[Difference, ...]:
     """Return the differences between the endpoint of an open window and that of its next attempt.
 
     Empty values are not compared.

@@ -187,8 +187,8 @@ def marker_to_json(marker: Marker) -> dict[str, Any]:
     Tasks write the marker with the producer of their records, which compresses nothing by default, and whose records may have
     1 MB: the offsets of many partitions are packed.
     """
-    places = {"landed": marker.landed, "dead_letters": marker.dead_letters, "routed": marker.routed}
-    landed = {name: landed_to_json(parts) for name, parts in places.items()}
+    fields = {"landed": marker.landed, "dead_letters": marker.dead_letters, "routed": marker.routed}
+    landed = {name: landed_to_json(parts) for name, parts in fields.items()}
     more = {
         **({"result": result_to_json(marker.result)} if marker.result else {}),
         **{
@@ -201,12 +201,12 @@ def marker_to_json(marker: Marker) -> dict[str, Any]:
 
 
 def marker_from_json(value: Mapping[str, Any]) -> Marker:
-    places = {}
+    fields = {}
     for name in ("landed", "dead_letters", "routed"):
         parts = value.get(name, ())
-        places[name] = landed_from_json(unpack_values(parts) if isinstance(parts, str) else parts)
+        fields[name] = landed_from_json(unpack_values(parts) if isinstance(parts, str) else parts)
     result = result_from_json(value["result"]) if value.get("result") else None
-    return Marker(value["window"], value["split"], bytes=value.get("bytes", 0), result=result, **places)
+    return Marker(value["window"], value["split"], bytes=value.get("bytes", 0), result=result, **fields)
 
 
 _STREAMS = ("letters", "routes")

@@ -468,7 +468,7 @@ class History:
     def judge(self, lag: Lag, past: Mapping[TopicPartition, Sequence[Observation]]) -> dict[TopicPartition, Verdict]:
         """Add a lag that was just measured, and return the status of every partition.
 
-        :param past: earlier observations from another place, as a ledger.
+        :param past: earlier observations from another source, such as a ledger.
         """
         verdicts = {}
         for tp, state in lag.partitions.items():

@@ -158,11 +158,11 @@ def parse_stop(value: object) -> Stop:
         return Latest()
     found = _parse(value, {"latest": Latest()}, _STOP)
     if isinstance(found, (Earliest, ShiftBy)):
-        raise ValueError(f"`{found}` is no place to stop at. Expected {_STOP}")
+        raise ValueError(f"`{found}` is not an end. Expected {_STOP}")
     if isinstance(found, CommittedOffsets) and found.group_id is None:
         raise ValueError("a window stops at the committed offsets of another group. Name it: `committed:<group>`")
     if isinstance(found, SpecificOffsets) and EARLIEST in found.offsets.values():
-        raise ValueError("-2 (earliest) is no place to stop at. Expected offsets, or -1 for the last stable one")
+        raise ValueError("-2 (earliest) is not an end. Expected offsets, or -1 for the last stable one")
     return found
 
 
@@ -209,7 +209,7 @@ def _instant(text: str) -> datetime | None:
         return None
 
 
-def _from_json(text: str) -> Any:
+def _from_json(text: str) -> dict[Any, Any]:
     try:
         return json.loads(text)
     except ValueError as error:

@@ -251,10 +251,10 @@ def widest_report(window: Window, group_id: str = "") -> Report:
     topics = dict(window.source.partitions) if window.source else {}
     if window.target:
         topics[window.target.topic] = window.target.partitions
-    places = [(topic, partition) for topic, count in topics.items() for partition in range(count)]
+    partitions = [(topic, partition) for topic, count in topics.items() for partition in range(count)]
     # Numbers that do not compress, as offsets of real reports.
-    numbers = [n * 2_654_435_761 % 10**10 for n in range(1, len(places) + 1)]
-    landed = tuple(Landed(*place, at, at, at % 10**6) for place, at in zip(places, numbers, strict=True))
+    numbers = [n * 2_654_435_761 % 10**10 for n in range(1, len(partitions) + 1)]
+    landed = tuple(Landed(*partition, at, at, at % 10**6) for partition, at in zip(partitions, numbers, strict=True))
     return Report(window, records=records, committed=committed, group_id=group_id, gaps=window.gaps, published=landed)
 
 
@@ -306,8 +306,8 @@ def sum_up(
     """
     records: dict[str, int] = {}
     for result in results:
-        place = str(splits[result.index].topic_partition)
-        records[place] = records.get(place, 0) + result.records
+        partition = str(splits[result.index].topic_partition)
+        records[partition] = records.get(partition, 0) + result.records
     oldest = min((r.min_timestamp for r in results if r.min_timestamp is not None), default=None)
     newest = max((r.max_timestamp for r in results if r.max_timestamp is not None), default=None)
     times = sum_histograms(r.times for r in results)

@@ -20,7 +20,7 @@ from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkUnavailable
 from airflow_kafka_spark.hooks import storage
 from airflow_kafka_spark.hooks.storage import s3_access
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
-from airflow_kafka_spark.windows.binding import other_endpoint, other_place
+from airflow_kafka_spark.windows.binding import compare_endpoints, compare_locations
 from tests.sinks.attempt import Victim, apply, travelled, write_all, write_split
 from tests.sinks.feed import SCHEMA, Feed
 from tests.sinks.oracle import same_multiset
@@ -261,7 +261,7 @@ def test_problems_are_reported_without_the_secret(lake, feed):
     there = lake.sink.destination()
     assert there.place["server"].startswith("127.0.0.1:")
     amazon = replace(lake.sink, conn_id=None).destination()
-    assert [d.what for d in other_endpoint(amazon, there)] == [d.what for d in other_place(there, amazon)] == ["server"]
+    assert [d.what for d in compare_endpoints(amazon, there)] == [d.what for d in compare_locations(there, amazon)] == ["server"]
     secret = s3_access("lake").secret_key
     with lake.sink.begin(job.window, job.splits, job.shape) as writer:
         assert secret not in repr(lake.sink) + repr(lake.sink.store) + repr(writer.split_writer().target)

@@ -24,7 +24,7 @@ from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import METADATA, PipelineVersion, app_id
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.sinks.delta.tasks.data_files import LONGEST_TEXT
-from airflow_kafka_spark.sinks.storage.store import TablePlace
+from airflow_kafka_spark.sinks.storage.store import TableLocation
 from airflow_kafka_spark.windows.codec import ranges_to_json
 from tests.sinks.attempt import Victim, apply
 from tests.sinks.delta.cases import DeltaCase
@@ -237,8 +237,8 @@ def test_paths_that_are_no_table_are_refused(tmp_path, feed):
         assert problem.where == "sink.path", path
     (problem,) = DeltaSink(str(tmp_path / "none"), auto_create=False).validate(feed.shape)
     assert "no Delta table" in problem.what
-    assert TablePlace.parse("s3a://bucket/a/b/").uri == "s3://bucket/a/b"
-    assert TablePlace.parse("file:///tmp/a%20b").path == "/tmp/a b"
+    assert TableLocation.parse("s3a://bucket/a/b/").uri == "s3://bucket/a/b"
+    assert TableLocation.parse("file:///tmp/a%20b").path == "/tmp/a b"
 
 
 # --- statistics -----------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Lake:
         partitioning = pa.dataset.partitioning(pa.schema([("window", pa.string()), ("day_of_week", pa.string())]), flavor="hive")
         found = pa.dataset.dataset(
             files, format="parquet", filesystem=s3_access("lake").filesystem(), partitioning=partitioning,
-            partition_base_dir=f"{self.sink.place.path}/_data",
+            partition_base_dir=f"{self.sink.location.path}/_data",
         )  # fmt: skip
         columns = list(only or WIDE.names)
         return found.to_table(columns=columns).cast(pa.schema([WIDE.field(name) for name in columns])).to_pylist()
@@ -132,7 +132,7 @@ def listed_rows(lake: Lake, *only: str) -> list[dict[str, Any]]:
     """Return the rows of a reader that lists the table, and passes over hidden names as Spark and Arrow do."""
     partitioning = pa.dataset.partitioning(pa.schema([("window", pa.string()), ("flag", pa.string())]), flavor="hive")
     found = pa.dataset.dataset(
-        lake.sink.place.path, format="parquet", filesystem=s3_access("lake").filesystem(), partitioning=partitioning
+        lake.sink.location.path, format="parquet", filesystem=s3_access("lake").filesystem(), partitioning=partitioning
     )
     columns = list(only or [name for name in WIDE.names if name != "flag"])
     return found.to_table(columns=columns).to_pylist() if found.files else []

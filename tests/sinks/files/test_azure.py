@@ -71,7 +71,7 @@ def feed() -> Feed:
 
 
 def ids(sink: FilesSink) -> Counter[int]:
-    container = azure_access(sink.place.account, "azure").object_store(sink.place.bucket)
+    container = azure_access(sink.location.account, "azure").object_store(sink.location.bucket)
     found = Counter[int]()
     for uri in window_files(sink.path, "azure"):
         content = bytes(obstore.get(container, uri.partition(".windows.net/")[2]).bytes())

@@ -53,7 +53,7 @@ from airflow_kafka_spark.sinks.iceberg.snapshots import PIPELINE, WINDOW, tag_na
 from airflow_kafka_spark.sinks.iceberg.table import PartitionField, file_columns
 from airflow_kafka_spark.sinks.iceberg.tasks.data_files import file_statistics, transformed
 from airflow_kafka_spark.sinks.iceberg.tasks.table_files import column_metrics
-from airflow_kafka_spark.windows.binding import other_endpoint, other_place
+from airflow_kafka_spark.windows.binding import compare_endpoints, compare_locations
 from airflow_kafka_spark.windows.codec import ranges_to_json
 from tests.sinks.attempt import Victim, apply, write_all
 from tests.sinks.feed import INSTANTS, SCHEMA, TEXTS, Feed, replayed, row
@@ -485,8 +485,8 @@ def test_windows_on_a_branch_are_seen_once_it_is_published(lake, feed):
     apply(lake.sink, first)
     audit = replace(lake.sink, branch="audit")
     assert audit.validate(feed.shape) == []
-    assert [d.what for d in other_endpoint(lake.sink.destination(), audit.destination())] == ["branch"]
-    assert [d.what for d in other_place(audit.destination(), lake.sink.destination())] == ["branch"]
+    assert [d.what for d in compare_endpoints(lake.sink.destination(), audit.destination())] == ["branch"]
+    assert [d.what for d in compare_locations(audit.destination(), lake.sink.destination())] == ["branch"]
     apply(audit, second)
     lake.of_others(-1)
     assert Counter(lake.ids()) == Counter([*first.ids, -1])

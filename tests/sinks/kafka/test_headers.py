@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import EXCEPTION, PREFIX, SCHEMA, Envelope, routed_records
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import EXCEPTION, PREFIX, SCHEMA, Envelope, make_routed_records
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extend_headers, pairs_of
 from airflow_kafka_spark.sources.kafka.tasks.read import header_column
 
@@ -65,6 +65,6 @@ def test_letters_of_several_stages_carry_each_its_own_reason():
             "exception.class.name": EXCEPTION, "exception.message": row["reason"],
             "exception.stacktrace": f"{EXCEPTION}: {row['reason']}",
         }  # fmt: skip
-    routed = routed_records(table, "pipe")
+    routed = make_routed_records(table, "pipe")
     counts = [len(headers) for headers in pairs_of(routed.column("headers"))]
     assert counts == [len(row["headers"] or ()) + 5 for row in rows]

@@ -252,4 +252,4 @@ def test_a_split_whose_account_does_not_arrive_is_not_published(kafka, publisher
 def test_a_split_of_which_nothing_arrives_is_not_published(kafka, publisher, topic):
     """A filter lets the account pass, so no rows at all are no empty split."""
     with pytest.raises(RowsCutOff):
-        publisher.publish(0, SortedRecords(iter([]), index=0, place=TopicPartition("orders", 0), sorting=Sorting()))
+        publisher.publish(0, SortedRecords(iter([]), index=0, topic_partition=TopicPartition("orders", 0), sorting=Sorting()))

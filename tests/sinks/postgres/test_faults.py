@@ -390,7 +390,7 @@ def test_a_split_written_under_another_cut_or_another_promise_is_refused(place: 
     with pytest.raises(SinkRejected, match="atomic"):
         whole.begin(job.window, job.splits, job.shape)
     cut = tuple(replace(s, range=OffsetRange(s.range.topic, s.range.partition, s.range.start, 5)) for s in job.splits)
-    with pytest.raises(SinkRejected, match="none of this attempt's splits"):
+    with pytest.raises(SinkRejected, match="not a split of this attempt"):
         split.begin(job.window, cut, job.shape)
     assert apply(split, job).written == 20
     check(place, lines(0, 20))

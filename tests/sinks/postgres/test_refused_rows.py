@@ -15,7 +15,7 @@ import pytest
 from airflow_kafka_spark.errors import SinkRejected
 from airflow_kafka_spark.sinks.base import WindowWriter
 from airflow_kafka_spark.sinks.postgres.sink import PostgresSink
-from airflow_kafka_spark.sinks.postgres.tasks.write import unstorable
+from airflow_kafka_spark.sinks.postgres.tasks.write import find_unstorable_rows
 from airflow_kafka_spark.windows.model import Applied, BadRecord, SplitResult
 from tests.sinks.attempt import apply, travelled, write_all, write_split
 from tests.sinks.feed import Job
@@ -237,7 +237,7 @@ def test_what_no_stage_can_hold_is_found_before_it_is_sent():
     days = pa.array([-2_440_589 if i == 4 else -2_440_588 for i in range(9)], pa.int32()).cast(pa.date32())
     stamps = pa.array([-210_866_803_200_000_001 if i == 5 else None for i in range(9)], pa.int64()).cast(schema.field("at").type)
     batch = batch.set_column(3, "day", days).set_column(4, "at", stamps)
-    found = unstorable(batch, ["id"])
+    found = find_unstorable_rows(batch, ["id"])
     assert set(found) == {1, 2, 3, 4, 5}
     assert "NUL" in found[1] and "`tags`" in found[2] and "part of the key" in found[3] and "4714 BC" in found[4]
 
@@ -250,7 +250,7 @@ def test_the_first_day_and_microsecond_that_are_let_through_are_those_of_postgre
     (rows,) = job.rows[0]
     batch = rows.batch.set_column(1, "day", pa.array([-2_440_588], pa.int32()).cast(pa.date32()))
     batch = batch.set_column(2, "at", pa.array([-210_866_803_200_000_000]).cast(pa.timestamp("us")))
-    assert unstorable(batch, ()) == {}
+    assert find_unstorable_rows(batch, ()) == {}
     job.rows[0][0] = replace(rows, batch=batch)  # type: ignore[index]
     apply(place.sink(), job)
     assert place.rows("SELECT day::text, at::text FROM t") == [("4714-11-24 BC", "4714-11-24 00:00:00 BC")]

@@ -233,7 +233,7 @@ def test_a_day_that_is_none_is_refused(shop: Shop, spark: JdbcSpark) -> None:
         shop.execute(f"CREATE TABLE t (id int PRIMARY KEY, `born \\'{{x}}` {kind})")
         shop.execute("INSERT INTO t VALUES (1, %s)", value)
         source = JdbcSource(CONN, "t")
-        told = "column `born \\'{x}` holds a day that is none"
+        told = "column `born \\'{x}` holds an invalid date"
         assert told in spark.read(source, source.freeze(None).splits).error, value
 
 

@@ -161,7 +161,7 @@ def test_a_cursor_whose_sequence_does_not_only_grow(place: Place) -> None:
 
 def test_columns_that_only_differ_in_case(place: Place) -> None:
     place.execute('CREATE TABLE c (id int PRIMARY KEY, "Id" int)')
-    assert "upper from lower case" in told(source_of(place, "c"))["source column `Id`"]
+    assert "upper and lower case" in told(source_of(place, "c"))["source column `Id`"]
     assert source_of(place, "c", include_columns=["Id"]).validate() == []
 
 

@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def place(mariadb: EmbeddedMariaDB) -> str:
-    """The place of the log behind which the changes are."""
+    """The coordinates in the log after which the changes are."""
     with mariadb.connect() as connection, connection.cursor() as cursor:
         make_mariadb(connection)
         cursor.execute("SHOW MASTER STATUS")

@@ -42,8 +42,8 @@ def test_a_chunk_waits_while_the_replica_is_too_far_behind_or_has_stopped(orders
     reader = source.reader(source.freeze(None).splits, None)
     assert isinstance(reader, SplitReader)
     seen: list[float] = []
-    look = session.behind_master
-    monkeypatch.setattr(session, "behind_master", lambda *given: seen.append(look(*given)) or seen[-1])
+    look = session.read_replica_lag
+    monkeypatch.setattr(session, "read_replica_lag", lambda *given: seen.append(look(*given)) or seen[-1])
 
     def read() -> int:
         return sum(batch.num_rows for batch in reader.read(0))

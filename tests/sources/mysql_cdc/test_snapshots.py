@@ -12,7 +12,7 @@ import pymysql
 import pytest
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import Place
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogCoordinates
 from tests.sources.mysql_cdc.kit import Binlog
 from tests.sources.postgres_cdc.kit import Copy, Windows, changes
 
@@ -194,8 +194,8 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
         windows.close(window)
         position = windows.position or {}
         if kinds[-1] == "chunks":
-            assert Place.parse(position["place"]).order >= behind, "the log was not read up to the chunks before"
-            behind = Place.parse(position["snapshot"]["behind"]).order
+            assert LogCoordinates.parse(position["place"]).order >= behind, "the log was not read up to the chunks before"
+            behind = LogCoordinates.parse(position["snapshot"]["behind"]).order
         if not position.get("snapshot") and kinds.count("log") > 20:
             break
     traffic.close()
@@ -277,7 +277,7 @@ def test_a_table_that_is_truncated_before_its_snapshot_is_used_is_read_in_anothe
     windows = shop.windows(snapshot="initial", tables=["orders"])
     window = windows.freeze()
 
-    def take(connection: Any) -> Place:
+    def take(connection: Any) -> LogCoordinates:
         place = original(connection)
         shop.execute(*statements[:2])
         del statements[:2]
@@ -293,15 +293,15 @@ def test_rows_that_a_new_snapshot_would_not_have_are_waited_for(shop: Binlog, mo
     """A chunk includes all that windows of the log have left to it."""
     from airflow_kafka_spark.sources.mysql_cdc.tasks import snapshot
 
-    early = Place.parse(filled(shop, 2).end())
+    early = LogCoordinates.parse(filled(shop, 2).end())
     shop.execute("UPDATE orders SET note = 'second'", "FLUSH BINARY LOGS")
-    late = Place.parse(shop.end())
+    late = LogCoordinates.parse(shop.end())
     shop.execute("FLUSH BINARY LOGS")
     windows = shop.windows(snapshot="initial")
     window = windows.freeze()
-    original, taken = snapshot.take_snapshot, list[Place]()
+    original, taken = snapshot.take_snapshot, list[LogCoordinates]()
 
-    def take(connection: Any) -> Place:
+    def take(connection: Any) -> LogCoordinates:
         taken.append(original(connection))
         return [early, early, late][len(taken) - 1]
 
@@ -343,4 +343,4 @@ def test_what_cannot_be_read_in_a_snapshot_is_named_before_it_begins(shop: Binlo
     assert shop.windows(snapshot="initial", tables=["empty"]).drain() == []
     monkeypatch.setattr("airflow_kafka_spark.sources.mysql_cdc.validation.is_mariadb", lambda connection: False)
     [problem] = shop.source(snapshot="initial", tables=["empty"]).validate()
-    assert "does not tell the place" in problem.what, "as MySQL"
+    assert "does not report at which coordinates" in problem.what, "as MySQL"

@@ -11,7 +11,7 @@ from pyspark.sql import Row
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.mysql_cdc.tasks import session
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer, Place, advanced, distance
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogCoordinates, LogServer, advance, distance
 from tests.sources.contract import RowSourceCase, WindowsContract
 from tests.sources.mysql_cdc.kit import Binlog
 from tests.sources.postgres_cdc.kit import Windows, changes
@@ -107,10 +107,10 @@ def test_every_byte_of_the_log_is_a_clean_cut_across_files(orders: Binlog):
     assert len(whole) == 8
     (bounds,) = window.splits
     files = orders.server_log().files(orders.connection)
-    start, end = Place.parse(bounds["start"]), Place.parse(bounds["end"])
+    start, end = LogCoordinates.parse(bounds["start"]), LogCoordinates.parse(bounds["end"])
     size, seen = distance(files, start, end), set()
     for part in range(1, 40):
-        cut = advanced(files, start, size * part // 40, end)
+        cut = advance(files, start, size * part // 40, end)
         before = replace(window, splits=({**bounds, "end": str(cut)},))
         first = keys(windows.read(before))
         behind = replace(window, splits=({**bounds, "start": windows.tokens[0]["end"]},))
@@ -232,14 +232,14 @@ def test_rows_of_other_engines_of_created_tables_and_of_files_are_captured_once(
 
 
 def test_a_place_beyond_the_servers_positions_goes_on_in_the_next_file(orders: Binlog):
-    from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindows
+    from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindowPlanner
 
-    made, end = MySqlLogWindows(orders.source(), orders.server_log()), (5 << 30) + 40
-    files = [Place("bin.000001", end), Place("bin.000002", 500)]
-    assert made._readable(files, Place("bin.000001", 5 << 30)) == Place("bin.000002", 4)
-    assert made._readable(files, Place("bin.000001", 7)) == Place("bin.000001", 7)
+    made, end = MySqlLogWindowPlanner(orders.source(), orders.server_log()), (5 << 30) + 40
+    files = [LogCoordinates("bin.000001", end), LogCoordinates("bin.000002", 500)]
+    assert made._readable(files, LogCoordinates("bin.000001", 5 << 30)) == LogCoordinates("bin.000002", 4)
+    assert made._readable(files, LogCoordinates("bin.000001", 7)) == LogCoordinates("bin.000001", 7)
     with pytest.raises(SourceRejected, match="beyond 4 GiB"):
-        made._readable(files, Place("bin.000001", (5 << 30) - 9000))
+        made._readable(files, LogCoordinates("bin.000001", (5 << 30) - 9000))
 
 
 # --- what cannot be captured ---------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_another_server_and_a_log_that_was_purged_reset_or_lost_its_end_are_refu
     windows = orders.windows()
     windows.close(windows.freeze())
     position = dict(windows.position or {})
-    place = Place.parse(position["place"])
+    place = LogCoordinates.parse(position["place"])
     for changed, error, found in (
         ({"log": {**position["log"], "server_id": 8}}, SourceRejected, "its server_id is `7`"),
         ({"log": {**position["log"], "created": 1}}, LogLost, "was begun at another time"),
@@ -307,7 +307,7 @@ def test_another_server_and_a_log_that_was_purged_reset_or_lost_its_end_are_refu
     orders.execute("INSERT INTO orders VALUES (1, 'one')")
     window = windows.freeze()
     orders.execute("FLUSH BINARY LOGS")
-    last = Place.parse(orders.end()).file
+    last = LogCoordinates.parse(orders.end()).file
 
     def is_purged() -> bool:
         """A file is kept until the server knows that its reader is gone, and that no crash needs it."""
@@ -325,8 +325,8 @@ def test_a_window_is_read_to_its_end_also_if_the_server_sends_it_a_moment_later(
     """As in the moment between the write of a transaction and its sync; and not for ever."""
     windows = orders.windows()
     orders.execute("INSERT INTO orders VALUES (1, 'one')")
-    end = Place.parse(orders.end())
-    bounds = {**windows.freeze().splits[0], "end": str(Place(end.file, end.position + 1))}
+    end = LogCoordinates.parse(orders.end())
+    bounds = {**windows.freeze().splits[0], "end": str(LogCoordinates(end.file, end.position + 1))}
     reader = windows.source.reader([bounds], None)
     assert not isinstance(reader, str)
     monkeypatch.setattr(session, "SENT_SECONDS", 0.2)
@@ -335,7 +335,7 @@ def test_a_window_is_read_to_its_end_also_if_the_server_sends_it_a_moment_later(
     monkeypatch.setattr(session, "SENT_SECONDS", 30)
     original = LogServer.events
 
-    def events(server: Any, connection: Any, start: Place) -> Any:
+    def events(server: Any, connection: Any, start: LogCoordinates) -> Any:
         yield from original(server, connection, start)
         if start != end:
             orders.execute("INSERT INTO orders VALUES (2, 'two')")

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
-    from airflow_kafka_spark.hooks.registry_client import RegisteredSchema
+    from airflow_kafka_spark.hooks.tasks.registry_client import RegisteredSchema
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Avro(RegistryFormat):
         from airflow_kafka_spark.formats.avro.tasks.row_decode import bad_defaults
 
         return [
-            Problem(f"{where}.reader_schema", f"the default of field `{name}` is none of its type", "Correct the default")
+            Problem(f"{where}.reader_schema", f"the default of field `{name}` does not have its type", "Correct the default")
             for name in bad_defaults(self._reader)
         ]
 
@@ -277,9 +277,9 @@ class Avro(RegistryFormat):
 
     def _explain(self, reasons: list[str], subject: str, document: SchemaDocument) -> list[str]:
         """Return the registry's reasons; if it gives none, the differences from the latest version."""
-        from airflow_kafka_spark.hooks.registry_client import NOT_TOLD
+        from airflow_kafka_spark.hooks.tasks.registry_client import UNEXPLAINED
 
-        if reasons != [NOT_TOLD]:
+        if reasons != [UNEXPLAINED]:
             return reasons
         try:
             latest = self._hook.version(subject)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.formats.protobuf.schema import FieldLayout
     from airflow_kafka_spark.formats.tasks.base import RowEncoder
-    from airflow_kafka_spark.hooks.registry_client import RegisteredSchema
+    from airflow_kafka_spark.hooks.tasks.registry_client import RegisteredSchema
 
 _IS_PROTO = re.compile(r"\{|^\s*(?:syntax|edition)\s*=").search
 """Distinguishes the text of a ``.proto`` file from columns in DDL."""

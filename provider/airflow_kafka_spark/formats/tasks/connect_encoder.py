@@ -22,7 +22,7 @@ from airflow_kafka_spark.formats.text_values import BadValue
 from airflow_kafka_spark.formats.types import Column
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.hooks.registry_client import RegistryClient
+    from airflow_kafka_spark.hooks.tasks.registry_client import RegistryClient
 
 _SCHEMAS = 1_000
 """The number of schemas that a task keeps."""
@@ -48,14 +48,14 @@ class _SchemaWriter:
     :param before: the bytes before the payload of a value.
     :param decoder: reads payloads.
     :param encoder: writes them.
-    :ivar places: the positions of values of a batch.
+    :ivar positions: the positions of values of a batch.
     :ivar payloads: the payloads of these values.
     """
 
     before: bytes
     decoder: JsonDecoder
     encoder: StructEncoder
-    places: list[int] = field(default_factory=list, init=False)
+    positions: list[int] = field(default_factory=list, init=False)
     payloads: list[bytes] = field(default_factory=list, init=False)
 
     def write(self, into: list[bytes | None]) -> None:
@@ -64,14 +64,14 @@ class _SchemaWriter:
         :param into: the values of the batch.
         :raises RowRejected: a payload does not fit its schema.
         """
-        places, payloads = self.places, self.payloads
-        self.places, self.payloads = [], []
+        positions, payloads = self.positions, self.payloads
+        self.positions, self.payloads = [], []
         rows = self.decoder.decode(payloads)
         encoded = self.encoder.encode_struct(rows.batch.to_struct_array())
         for at, reason in (*rows.bad, *encoded.bad):
-            raise RowRejected(f"row {places[at] + 1} of a batch", reason, "Leave the table out, or write JSON")
-        for place, value in zip(places, encoded.values.to_pylist(), strict=True):
-            into[place] = value
+            raise RowRejected(f"row {positions[at] + 1} of a batch", reason, "Leave the table out, or write JSON")
+        for position, value in zip(positions, encoded.values.to_pylist(), strict=True):
+            into[position] = value
 
 
 class ConnectEncoder(Encoder):
@@ -109,7 +109,7 @@ class ConnectEncoder(Encoder):
             if writer is None or not value.startswith(writer.before):
                 writer = self._latest[topic] = self._writer(topic, value)
             writers.setdefault(id(writer), writer)
-            writer.places.append(at)
+            writer.positions.append(at)
             writer.payloads.append(value[len(writer.before) : -1])
         for writer in writers.values():
             writer.write(made)

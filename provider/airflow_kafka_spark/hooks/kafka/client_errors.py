@@ -137,7 +137,7 @@ def right_missing(
 ) -> RightMissing | None:
     """Return the exception for a client's error; None if it is no refusal because of a missing right.
 
-    :param error: the error; None to look at ``events`` only.
+    :param error: the error; None to check ``events`` only.
     :param conn_id: the connection; "" if unknown, as in a Spark task.
     :param user: identity of the client (:func:`~airflow_kafka_spark.hooks.kafka.config.identity`).
     :param doing: the refused action.

@@ -40,10 +40,10 @@ def partitions_of(keys: pa.BinaryArray, count: int, turn: int) -> np.ndarray:
     :param turn: number from which the partition of records without a key follows.
     """
     hashed = murmur2(keys) & np.uint32(0x7FFFFFFF)
-    places = (hashed % np.uint32(count)).astype(np.int32)
+    partitions = (hashed % np.uint32(count)).astype(np.int32)
     if keys.null_count:
-        places[np.asarray(keys.is_null())] = turn % count
-    return places
+        partitions[np.asarray(keys.is_null())] = turn % count
+    return partitions
 
 
 def murmur2(keys: pa.BinaryArray) -> np.ndarray:

@@ -17,7 +17,7 @@ from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer
+    from confluent_kafka import Consumer, TopicCollection
     from confluent_kafka import TopicPartition as KafkaTopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
     from confluent_kafka.admin import TopicDescription as KafkaTopicDescription
@@ -283,7 +283,7 @@ def check_new_topic(
     return None
 
 
-def _collection(names: list[str]) -> Any:
+def _collection(names: list[str]) -> TopicCollection:
     from confluent_kafka import TopicCollection
 
     return TopicCollection(names)

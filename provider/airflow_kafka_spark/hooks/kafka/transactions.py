@@ -158,7 +158,8 @@ def is_fenced(error: BaseException, events: ClientEvents) -> bool:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Return True if the producer has failed for good for an unknown reason: the error has no name, or was lost in a callback."""
+    """Return True if the producer cannot be used any more for an unknown reason: the error has no name, or was lost in a
+    callback."""
     if isinstance(error, SystemError) and error.__cause__ is None:
         return True
     name: Callable[[], str] | None = getattr(_client_error(error), "name", None)
@@ -166,7 +167,7 @@ def is_fatal(error: BaseException) -> bool:
 
 
 def find_fatal_error(producer: Producer, error: BaseException) -> BaseException:
-    """Return the error for which a producer has failed for good; ``error`` itself if that names one.
+    """Return the error that made a producer unusable; ``error`` itself if that names one.
 
     The client loses some errors that it raises within a callback ("returned NULL without setting an exception"). Every later
     call for the transaction raises them again.

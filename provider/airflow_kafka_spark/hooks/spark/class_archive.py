@@ -342,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"the archive cannot be written: {error}", file=sys.stderr)
         return 1
     if not made:
-        print(f"the archive could not be made; {archive.file.with_suffix(_FAILED)} may tell why", file=sys.stderr)
+        print(f"the archive could not be made; {archive.file.with_suffix(_FAILED)} may contain the reason", file=sys.stderr)
         return 1
     print(archive.file)
     return 0

@@ -503,7 +503,7 @@ def _discard_ended() -> str:
     reason = discard_ended()
     # The server of a warm process closes the connection only after it has noticed the end of its JVM.
     if reason and (warm_log := warm.detach()):
-        return f"{reason}; {warm_log} may tell why"
+        return f"{reason}; {warm_log} may contain the reason"
     return reason
 
 

@@ -20,6 +20,7 @@ from airflow_kafka_spark.windows.times import iso
 if TYPE_CHECKING:
     import pyarrow as pa
     from airflow.providers.openlineage.extractors import OperatorLineage
+    from openlineage.client.event_v2 import InputDataset, OutputDataset
 
     from airflow_kafka_spark.windows.model import Window
 
@@ -131,7 +132,7 @@ def _window_facts(window: Window | None, report: Mapping[str, Any] | None) -> di
     return {**facts, "pipeline": window.pipeline, "window": window.id, "interval": interval, "planned_at": window.planned_at}
 
 
-def _topic_read(broker: str, topic: str, ranges: Sequence[Mapping[str, Any]], report: Mapping[str, Any] | None) -> Any:
+def _topic_read(broker: str, topic: str, ranges: Sequence[Mapping[str, Any]], report: Mapping[str, Any] | None) -> InputDataset:
     from openlineage.client.event_v2 import InputDataset
 
     of_topic = [{k: v for k, v in r.items() if k != "topic"} for r in ranges if r["topic"] == topic]
@@ -143,7 +144,7 @@ def _topic_read(broker: str, topic: str, ranges: Sequence[Mapping[str, Any]], re
     return InputDataset(namespace=broker, name=topic, inputFacets=facets)
 
 
-def _input(dataset: tuple[str, str], report: Mapping[str, Any] | None) -> Any:
+def _input(dataset: tuple[str, str], report: Mapping[str, Any] | None) -> InputDataset:
     from openlineage.client.event_v2 import InputDataset
 
     namespace, name = dataset
@@ -159,7 +160,7 @@ def _statistics(rows: int) -> dict[str, Any]:
     return {"inputStatistics": facet.InputStatisticsInputDatasetFacet(rowCount=rows)}
 
 
-def _written(flow: Dataflow, broker: str, report: Mapping[str, Any] | None, schema: pa.Schema | None) -> list[Any]:
+def _written(flow: Dataflow, broker: str, report: Mapping[str, Any] | None, schema: pa.Schema | None) -> list[OutputDataset]:
     own, *others = flow.sinks
     outputs = []
     if isinstance(own, KafkaSink):
@@ -178,13 +179,13 @@ def _written(flow: Dataflow, broker: str, report: Mapping[str, Any] | None, sche
     return outputs
 
 
-def _topic_written(broker: str, topic: str, landed: Sequence[Mapping[str, Any]], is_complete: bool) -> Any:
+def _topic_written(broker: str, topic: str, landed: Sequence[Mapping[str, Any]], is_complete: bool) -> OutputDataset:
     of_topic = [{k: v for k, v in part.items() if k != "topic"} for part in landed if part["topic"] == topic]
     facets = {OFFSETS: _facets()["output"](partitions=of_topic)} if of_topic else {}
     return _output(broker, topic, sum(part["records"] for part in of_topic) if is_complete else None, facets, {})
 
 
-def _output(namespace: str, name: str, rows: int | None, output_facets: dict[str, Any], facets: dict[str, Any]) -> Any:
+def _output(namespace: str, name: str, rows: int | None, output_facets: dict[str, Any], facets: dict[str, Any]) -> OutputDataset:
     from openlineage.client.event_v2 import OutputDataset
     from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
 

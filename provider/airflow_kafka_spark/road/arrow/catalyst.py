@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS, is_common, pattern_parts
+from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS, is_common, parse_pattern
 from airflow_kafka_spark.road.arrow.tasks.program import (
     CALL,
     CASE,
@@ -164,7 +164,7 @@ class Builder:
     def whole(self, at: int, kind: pa.DataType) -> int:
         """Return a node that leaves the program, with its structs built.
 
-        :param kind: its type, which also tells which fields of a struct are never null.
+        :param kind: its type, which also says which fields of a struct are never null.
         """
         node = self._nodes[at]
         if not pa.types.is_struct(node.type) or node.kind in (COLUMN, FIELD, LITERAL):
@@ -275,7 +275,7 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 _SIZES = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
-def whole_literal(value: object, kind: pa.DataType) -> Any:
+def whole_literal(value: object, kind: pa.DataType) -> int | Decimal | float | None:
     """Return a whole number, or the number of a text, in a numeric type that holds it; None for anything else."""
     t = pa.types
     if isinstance(value, str) and re.fullmatch("-?[0-9]{1,18}", value):
@@ -634,7 +634,7 @@ class Expression:
         moment, pattern = map(self._node, self._children(at))
         said = self._constant(pattern)
         # An empty pattern, or one for the legacy parser, has another meaning.
-        if self._builder.type_of(moment) != INSTANT or not said or pattern_parts(said) is None:
+        if self._builder.type_of(moment) != INSTANT or not said or parse_pattern(said) is None:
             raise Unknown(f"DateFormatClass {said!r}")
         return self._builder.call("formatted", TEXT, moment, pattern)
 

@@ -38,15 +38,15 @@ class SplitAccount:
     """Counts the records of one split, and keeps its dead letters and routed records.
 
     :param index: the split's index.
-    :param place: the topic and the partition of its records. For rows of a source: an empty topic, and the split's index.
+    :param topic_partition: the partition of its records. For rows of a source: an empty topic, and the split's index.
     :param tolerance: handling of bad records; None: with one of them nothing of the split is written.
     :param interval: the data interval in which its records are expected, in milliseconds since the epoch; None without one.
     """
 
     def __init__(
-        self, index: int, place: TopicPartition, tolerance: Tolerance | None, interval: tuple[int, int] | None = None
+        self, index: int, topic_partition: TopicPartition, tolerance: Tolerance | None, interval: tuple[int, int] | None = None
     ) -> None:
-        self.place = place
+        self.topic_partition = topic_partition
         self.tolerance = tolerance
         self._known = SplitResult(index, interval=interval)
         self._letters = DeadLetterBuffer()

@@ -21,7 +21,7 @@ from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecut
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.road.tasks.read import ReadTask, partition_id
 from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, drop_rows
-from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import routed_records
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import make_routed_records
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, RecordBatches, publish_split
 from airflow_kafka_spark.windows.codec import encode_result
@@ -55,10 +55,10 @@ class TopicRules:
     topic: str | None = None
     read: Subscription | None = None
 
-    def apply(self, rows: pa.RecordBatch, place: TopicPartition) -> pa.RecordBatch:
+    def apply(self, rows: pa.RecordBatch, topic_partition: TopicPartition) -> pa.RecordBatch:
         """Return the rows with their target topics.
 
-        :param place: the topic and partition of their split.
+        :param topic_partition: the topic and partition of their split.
         :raises RowRejected: a row has a topic that must not be written to.
         """
         at = rows.schema.get_field_index("topic")
@@ -66,7 +66,7 @@ class TopicRules:
             return rows
         topics = wanted = rows.column(at)
         if self.topic is not None:
-            changed = pc.not_equal(topics, place.topic)
+            changed = pc.not_equal(topics, topic_partition.topic)
             topics, wanted = pc.if_else(changed, topics, self.topic), topics.filter(changed)
         for topic in pc.unique(wanted).to_pylist():
             is_read = topic is not None and self.read is not None and self.read.matches(topic)
@@ -74,7 +74,11 @@ class TopicRules:
                 offset = rows.column(OFFSET)[pc.index(topics, pa.scalar(topic, topics.type)).as_py()].as_py()
                 what = RESERVED if topic in self.reserved else "read: it would be read again"
                 found = f"the transforms send it to topic `{topic}`, which is {what}"
-                row = f"record {place}@{offset}" if place.topic else f"row {offset} of split {place.partition}"
+                row = (
+                    f"record {topic_partition}@{offset}"
+                    if topic_partition.topic
+                    else f"row {offset} of split {topic_partition.partition}"
+                )
                 raise RowRejected(row, found, "Correct the transforms")
         return rows.set_column(at, "topic", topics)
 
@@ -108,21 +112,21 @@ class Sorting:
 class SortedRecords(RecordBatches):
     """The records of a split that are sent: its good rows, and those that a filter sends elsewhere.
 
-    :param place: the topic and partition of the split; for a source an empty topic and the split's index.
+    :param topic_partition: the topic and partition of the split; for a source an empty topic and the split's index.
     :param sorting: sorts and encodes the rows.
     """
 
     index: int = field(kw_only=True)
-    place: TopicPartition = field(kw_only=True)
+    topic_partition: TopicPartition = field(kw_only=True)
     sorting: Sorting = field(kw_only=True)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield the records. After a bad row that is not tolerated, the rest of the split is only counted."""
-        account, published, began = SplitAccount(self.index, self.place, self.sorting.tolerance), 0, time.time()
+        account, published, began = SplitAccount(self.index, self.topic_partition, self.sorting.tolerance), 0, time.time()
         sorter = Sorter(account, self.sorting.origin, self.sorting.null_values)
         for batch in super().__iter__():
             if self.sorting.is_of_source:
-                batch = _with_places(batch, account)
+                batch = _number_rows(batch, account)
             good, routed = sorter.sort(batch)
             account.add_routed(routed.num_rows)
             records = self._encode(good, sorter)
@@ -148,16 +152,16 @@ class SortedRecords(RecordBatches):
             sorter.refuse(rows, reasons, encoded)
             encoded = drop_rows(encoded, misfits)
         if self.sorting.topics is not None and encoded.num_rows:
-            encoded = self.sorting.topics.apply(encoded, self.place)
+            encoded = self.sorting.topics.apply(encoded, self.topic_partition)
         return to_records(encoded)
 
     def _routed(self, routed: pa.RecordBatch) -> pa.RecordBatch:
         """Return records as they were read, each with the topic that a filter sends it to."""
-        records = routed_records(pa.Table.from_batches([routed]), self.sorting.pipeline, self.sorting.origin.place_of)
+        records = make_routed_records(pa.Table.from_batches([routed]), self.sorting.pipeline, self.sorting.origin.locate)
         return records.append_column("topic", routed.column("to"))
 
 
-def _with_places(batch: pa.RecordBatch, account: SplitAccount) -> pa.RecordBatch:
+def _number_rows(batch: pa.RecordBatch, account: SplitAccount) -> pa.RecordBatch:
     """Count the rows of a source, and return them with their number in the split, from 1."""
     first = account.records + 1
     account.add_rows(batch.num_rows)
@@ -261,9 +265,9 @@ class PublishTask(CheckedOnExecutors):
         """
         split = self.splits[at]
         if isinstance(split, Split):
-            index, place = split.index, split.range.topic_partition
+            index, topic_partition = split.index, split.range.topic_partition
         else:
-            index, place = split, TopicPartition("", split)
+            index, topic_partition = split, TopicPartition("", split)
         if from_spark is None:
             assert self.source is not None
             batches = iter(self.source.read(at, index))
@@ -271,5 +275,7 @@ class PublishTask(CheckedOnExecutors):
             batches = from_spark
         incoming = RecordBatches(batches, from_spark is not None)
         if self.sorting is not None:
-            incoming = SortedRecords(batches, from_spark is not None, index=index, place=place, sorting=self.sorting)
+            incoming = SortedRecords(
+                batches, from_spark is not None, index=index, topic_partition=topic_partition, sorting=self.sorting
+            )
         return publish_split(self.publisher, index, incoming)

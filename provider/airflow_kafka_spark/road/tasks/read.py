@@ -21,7 +21,7 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.formats.base import END, OFFSET
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
-from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import dead_letters
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import make_dead_letters
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import BadRecord, Gap, PackedSplits, Split, TopicPartition
 from airflow_kafka_spark.windows.times import Timed
@@ -184,7 +184,7 @@ class SplitRows:
 
     def _decode(self, records: KafkaRecords, account: SplitAccount) -> pa.RecordBatch:
         """Count bad and ignored records, and return the rows of all others."""
-        decoded, tp, tolerance = self.task.layout.decode(records), account.place, self.task.reading.tolerance
+        decoded, tp, tolerance = self.task.layout.decode(records), account.topic_partition, self.task.reading.tolerance
         routed = _positions(records, self.task.reading.routed.get(tp))
         sent = _positions(records, tolerance.sent.get(tp) if tolerance is not None else None)
         ignored = decoded.ignored - routed - sent
@@ -194,7 +194,7 @@ class SplitRows:
         account.add_ignored(len(ignored))
         if bad:
             found = [BadRecord(*tp, records.offsets[at].as_py(), reason, stage) for at, (stage, reason) in bad.items()]
-            account.add_bad(found, lambda: dead_letters(found, records.originals(list(bad))))
+            account.add_bad(found, lambda: make_dead_letters(found, records.originals(list(bad))))
         if sent:
             account.add_bad([BadRecord(*tp, records.offsets[at].as_py(), SENT) for at in sorted(sent)])
         left_out = [*bad, *ignored, *routed, *sent]

@@ -18,7 +18,7 @@ from airflow_kafka_spark.formats.base import ERROR, GIVEN, LEFT_OUT, OFFSET, ORI
 from airflow_kafka_spark.formats.tasks.text import rows_as_json
 from airflow_kafka_spark.road.tasks.account import SplitAccount
 from airflow_kafka_spark.road.tasks.layout import NO_VALUE, Reasons
-from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, dead_letters, place_of, row_place
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, locate_record, locate_row, make_dead_letters
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
 from airflow_kafka_spark.windows.model import TRANSFORMATION, VALUE_CONVERTER, BadRecord
 
@@ -26,22 +26,22 @@ Columns = Mapping[str, pa.Array]
 
 
 class Origin(ABC):
-    """Returns the original records of rows, and the place where they were read."""
+    """Returns the original records of rows, and the position at which they were read."""
 
     @abstractmethod
     def columns_of(self, rows: pa.RecordBatch, encoded: pa.RecordBatch | None) -> Columns:
-        """Return key, value, headers and timestamp of rows as they were read, as :func:`dead_letters` takes them.
+        """Return key, value, headers and timestamp of rows as they were read, as :func:`make_dead_letters` takes them.
 
         :param rows: rows after all transforms.
         :param encoded: the parts of the rows that could be encoded; None if encoding was not tried.
         """
 
-    def place_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the place where a row was read, for the headers of a routed record.
+    def locate(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the position at which a row was read, for the headers of a routed record.
 
         :param row: the columns of a batch of dead letters.
         """
-        return place_of(row)
+        return locate_record(row)
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class RowOrigin(Origin):
             key = encoded.column("key") if encoded is not None else pa.nulls(count, pa.binary())
         return {**given, "key": key, "value": _row_texts(given["key"], given["value"])}
 
-    def place_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return row_place(self.source, self.window, row)
+    def locate(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return locate_row(self.source, self.window, row)
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,12 @@ class Sorter:
 
     def _bad_records(self, rows: pa.RecordBatch, why: list[tuple[str, str]]) -> list[BadRecord]:
         offsets = rows.column(OFFSET).to_pylist()
-        return [BadRecord(*self.account.place, at, reason, stage) for at, (stage, reason) in zip(offsets, why, strict=True)]
+        return [
+            BadRecord(*self.account.topic_partition, at, reason, stage) for at, (stage, reason) in zip(offsets, why, strict=True)
+        ]
 
     def _letters(self, rows: pa.RecordBatch, why: list[tuple[str, str]], encoded: pa.RecordBatch | None) -> pa.RecordBatch:
-        return dead_letters(self._bad_records(rows, why), self.origin.columns_of(rows, encoded))
+        return make_dead_letters(self._bad_records(rows, why), self.origin.columns_of(rows, encoded))
 
 
 _NONE_ROUTED = pa.RecordBatch.from_pylist([], schema=ROUTED)

@@ -119,7 +119,7 @@ class DeltaLog:
         try:
             yield
         except (DeltaError, OSError) as error:
-            raise SinkUnavailable(self.store.place.uri, doing, describe(error)) from error
+            raise SinkUnavailable(self.store.location.uri, doing, describe(error)) from error
 
     def load(self, doing: str) -> DeltaTable | None:
         """Return a new handle on the newest version, or None if there is no table.
@@ -132,7 +132,7 @@ class DeltaLog:
 
         options = dict(self.store.storage_options)
         with self.answering(doing), suppress(TableNotFoundError):
-            return DeltaTable(self.store.place.location, storage_options=options, without_files=False)
+            return DeltaTable(self.store.location.path_or_uri, storage_options=options, without_files=False)
         return None
 
     def version(self, table: DeltaTable, pipeline: str) -> PipelineVersion:
@@ -179,7 +179,7 @@ class DeltaLog:
 
         :raises OSError: it cannot be flushed.
         """
-        if self.store.place.is_local:
+        if self.store.location.is_local:
             directory = Path(self.store.full(LOG))
             flush(directory / f"{version:020d}.json")
             flush(directory)
@@ -189,7 +189,7 @@ class DeltaLog:
 
         :raises OSError: they cannot be flushed.
         """
-        if self.store.place.is_local:
+        if self.store.location.is_local:
             directory, oldest = Path(self.store.full(LOG)), time.time() - 3600
             with os.scandir(directory) as entries:
                 recent = [e.path for e in entries if e.name.endswith(".json") and e.stat().st_mtime > oldest]

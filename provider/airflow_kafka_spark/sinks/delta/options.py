@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
 from airflow_kafka_spark.sinks.lake.options import LakeSinkOptions
-from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore, open_store
+from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore, open_store
 
 
 @dataclass(frozen=True)
@@ -18,17 +18,17 @@ class DeltaSinkOptions(LakeSinkOptions):
     optimize: int | None = field(default=None, kw_only=True)
 
     @property
-    def place(self) -> TablePlace:
-        """The table's place.
+    def location(self) -> TableLocation:
+        """The table's location.
 
         :raises ValueError: ``path`` is neither an absolute local path, a ``file://`` nor an ``s3://`` URI.
         """
-        return TablePlace.parse(self.path)
+        return TableLocation.parse(self.path)
 
     @property
     def uri(self) -> str:
-        """``file:///abs/path`` or ``s3://bucket/prefix``; see :meth:`.TablePlace.uri_of`."""
-        return TablePlace.uri_of(self.path)
+        """``file:///abs/path`` or ``s3://bucket/prefix``; see :meth:`.TableLocation.uri_of`."""
+        return TableLocation.uri_of(self.path)
 
     @property
     def store(self) -> TableStore:
@@ -38,7 +38,7 @@ class DeltaSinkOptions(LakeSinkOptions):
         :raises SinkUnavailable: the connection cannot be used.
         """
         try:
-            return open_store(self.place, self.conn_id)
+            return open_store(self.location, self.conn_id)
         except ConnectionInvalid:
             raise
         except Exception as error:  # the Amazon provider has errors of its own

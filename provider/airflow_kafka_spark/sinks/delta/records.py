@@ -79,7 +79,7 @@ class Records:
             replays = [int(name[:-5]) for name in self.store.names(directory) if re.fullmatch(r"\d+\.json", name)]
             text = self.store.get(f"{directory}/{max(replays)}.json") if replays else None
         except OSError as error:
-            raise SinkUnavailable(self.store.place.uri, "reading the record of a window", str(error)) from error
+            raise SinkUnavailable(self.store.location.uri, "reading the record of a window", str(error)) from error
         return self._load(text, directory) if text is not None else self._in_history(table, pipeline, number)
 
     def keep(self, pipeline: str, version: PipelineVersion, durable: bool = False) -> WindowRecord | None:
@@ -95,12 +95,12 @@ class Records:
         record = self._load(text, marker_name(pipeline, int(version)))
         directory = f"{WINDOWS}/{pipeline_slug(pipeline)}/{record.applied.number:010d}"
         self.store.make(directory)
-        place = f"{directory}/{record.applied.replay}.json"
-        if self.store.get(place) != text:
+        path = f"{directory}/{record.applied.replay}.json"
+        if self.store.get(path) != text:
             # The attempt may have died before its commit was durable, and the caller is going to commit Kafka's offsets past it.
             if not durable:
                 self.log.flush_recent()
-            self.store.put(place, text)
+            self.store.put(path, text)
         return record
 
     def finish(self, marker: str, record: WindowRecord) -> None:
@@ -126,7 +126,7 @@ class Records:
         for _ in range(_TRIES):
             table = self.log.load("looking for earlier attempts")
             if table is None:
-                raise SinkUnavailable(self.store.place.uri, "looking for earlier attempts", "the table is gone")
+                raise SinkUnavailable(self.store.location.uri, "looking for earlier attempts", "the table is gone")
             version = self.log.version(table, pipeline)
             try:
                 committed = marker_name(pipeline, int(version))
@@ -138,7 +138,7 @@ class Records:
                         self.store.remove_all(f"{ATTEMPTS}/{committed}")
                     left.discard(committed)
             except OSError as failed:
-                raise SinkUnavailable(self.store.place.uri, "keeping the record of a window", str(failed)) from failed
+                raise SinkUnavailable(self.store.location.uri, "keeping the record of a window", str(failed)) from failed
             if not left:
                 return version
             fenced = version.after()
@@ -146,7 +146,7 @@ class Records:
             if error is None:
                 self._remove(left, table)
                 return fenced
-        raise SinkUnavailable(self.store.place.uri, "fencing earlier attempts", describe(error))
+        raise SinkUnavailable(self.store.location.uri, "fencing earlier attempts", describe(error))
 
     def _remove(self, markers: Iterable[str], table: DeltaTable) -> None:
         """Remove attempts that can no longer commit, except for files that the table names.
@@ -165,7 +165,7 @@ class Records:
             try:
                 keep_only(self.store, directory, (path for path in live if path.startswith(f"{directory}/")))
             except OSError as error:
-                raise SinkUnavailable(self.store.place.uri, "removing earlier attempts", str(error)) from error
+                raise SinkUnavailable(self.store.location.uri, "removing earlier attempts", str(error)) from error
             # The note goes last: without it, nothing would find the rest.
             self.store.remove_all(f"{ATTEMPTS}/{marker}")
 
@@ -218,7 +218,7 @@ class LoadedDelta(LoadedTable[WindowRecord, DataFile]):
         number = self.version(pipeline).newest
         found = self.find(pipeline, number) if number else None
         if number and found is None:
-            what = f"{self.records.store.place.uri} has its rows, but no record of its offsets"
+            what = f"{self.records.store.location.uri} has its rows, but no record of its offsets"
             raise WindowConflict(f"{pipeline}#{number}", what, "a record in `_airflow`")
         return found
 

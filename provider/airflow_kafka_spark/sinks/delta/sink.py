@@ -71,7 +71,7 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
     def destination(self) -> Endpoint:
         """Return the table, and the server that is asked for it: two servers may have buckets of one name."""
         server = self.store.server
-        return Endpoint({"table": self.uri, **({SERVER: server} if server else {})}, {"directory": self.place.directory})
+        return Endpoint({"table": self.uri, **({SERVER: server} if server else {})}, {"directory": self.location.directory})
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, table and rights. Writes nothing."""
@@ -80,7 +80,7 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         return delta_sink_problems(self, shape)
 
     def target_problems(self) -> list[Problem]:
-        """Return the problems of place, connection and table."""
+        """Return the problems of location, connection and table."""
         from airflow_kafka_spark.sinks.delta.validation import table_problems
 
         return table_problems(self)
@@ -93,7 +93,7 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         return [*removal_problems(self), *super().replay_problems()]
 
     @contextmanager
-    def look(self, doing: str) -> Iterator[LoadedDelta | None]:
+    def load_table(self, doing: str) -> Iterator[LoadedDelta | None]:
         """Return the table as it is now."""
         from airflow_kafka_spark.sinks.delta.records import Records
 

@@ -60,7 +60,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
                     raise SinkUnavailable(sink.uri, doing, "it does not exist, and `auto_create` is False")
                 log.store.make(LOG)
                 DeltaTable.create(
-                    log.store.place.location,
+                    log.store.location.path_or_uri,
                     _nullable(stored),
                     mode="ignore",
                     partition_by=list(sink.partition_by),

@@ -32,7 +32,7 @@ _FEATURES = {
     "timestampNtz",
     "vacuumProtocolCheck",
 }
-"""Features of a table that do not matter to an append, or whose use in a column is looked for."""
+"""Features of a table that do not matter to an append, or whose use in a column is checked."""
 _FORBIDDEN = ("delta.setTransactionRetentionDuration", "delta.columnMapping.mode", "delta.enableDeletionVectors")
 _REFUSED = {
     "delta.setTransactionRetentionDuration": (None, "the table forgets which windows it has"),
@@ -41,11 +41,11 @@ _REFUSED = {
 }
 _REFUSED_BY_UPSERTS = {
     "delta.appendOnly": ("false", "it takes no upserts"),
-    "delta.enableChangeDataFeed": ("false", "an upsert writes files anew, so that its feed would have rows that did not change"),
+    "delta.enableChangeDataFeed": ("false", "an upsert rewrites files, so that its feed would have rows that did not change"),
 }
 """Properties of a table, the value that is accepted, and why no other one is."""
 _RECENT = 50
-"""Commits that are looked at for other writers."""
+"""Number of commits that are checked for other writers."""
 _UNNAMEABLE = frozenset(" ,;{}()\n\t=")
 
 
@@ -62,7 +62,7 @@ def delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Problem]:
 
 
 def table_problems(sink: DeltaSinkOptions) -> list[Problem]:
-    """Return the problems of place, connection, table and options. See :meth:`.DeltaSink.target_problems`."""
+    """Return the problems of location, connection, table and options. See :meth:`.DeltaSink.target_problems`."""
     table, found = _open(sink)
     found += _table(sink, table) if table is not None else ()
     return [*found, *sink.problems(), *_properties(sink)]
@@ -76,7 +76,7 @@ def removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
     return [Problem("on_rerun", f"{sink.uri} has `delta.appendOnly`, so that nothing can be replaced", "Unset that property")]
 
 
-# --- place --------------------------------------------------------------------------------------------------------------
+# --- location -----------------------------------------------------------------------------------------------------------
 
 
 def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
@@ -87,16 +87,16 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
         action = 'Install "airflow-provider-kafka-spark[delta]" on the Airflow worker'
         return None, [Problem("sink", "the package `deltalake` is not installed", action)]
     try:
-        place = sink.place
+        location = sink.location
     except ValueError as error:
         what = f"{error}. Expected an absolute path, a file:// URI or s3://bucket/prefix"
         return None, [Problem("sink.path", what)]
     found: list[Problem] = []
-    if place.is_local:
-        found += _rights(Path(place.path))
+    if location.is_local:
+        found += _rights(Path(location.path))
         if sink.conn_id:
             found.append(Problem("sink.conn_id", "a mounted directory needs no connection", "Leave it out"))
-    elif missing := provider_problem("sink.conn_id", place.scheme, sink.conn_id):
+    elif missing := provider_problem("sink.conn_id", location.scheme, sink.conn_id):
         return None, [missing]
     if found:
         return None, found
@@ -109,13 +109,17 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
 
 
 def _rights(directory: Path) -> Iterator[Problem]:
-    place = next((path for path in (directory, *directory.parents) if os.path.lexists(path)), directory)
-    if not place.is_dir():
-        yield Problem("sink.path", f"{place} is not a directory", "Name a directory, or remove the file")
-    elif not os.access(place, os.W_OK | os.X_OK):
-        yield Problem("sink.path", f"{place} cannot be written by user {os.geteuid()}", "Give this user the right to")
-    elif place == directory and not (directory / "_delta_log").is_dir() and any(p.name[0] not in "._" for p in place.iterdir()):
+    existing = next((path for path in (directory, *directory.parents) if os.path.lexists(path)), directory)
+    if not existing.is_dir():
+        yield Problem("sink.path", f"{existing} is not a directory", "Name a directory, or remove the file")
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield Problem("sink.path", f"{existing} cannot be written by user {os.geteuid()}", "Give this user the right to")
+    elif existing == directory and not (directory / "_delta_log").is_dir() and _has_files(directory):
         yield Problem("sink.path", f"{directory} is not empty, and no Delta table", "Name an empty directory, or a Delta table")
+
+
+def _has_files(directory: Path) -> bool:
+    return any(path.name[0] not in "._" for path in directory.iterdir())
 
 
 def _properties(sink: DeltaSinkOptions) -> Iterator[Problem]:
@@ -153,7 +157,7 @@ def _table(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
         there = ", ".join(metadata.partition_columns) or "nothing"
         what = f"the table is partitioned by {there}; found {', '.join(sink.partition_by) or 'nothing'}"
         yield Problem("sink.partition_by", what, f"Set `partition_by={list(metadata.partition_columns)}`")
-    if not sink.place.is_local:
+    if not sink.location.is_local:
         yield from _unsafe_writers(where, table)
 
 

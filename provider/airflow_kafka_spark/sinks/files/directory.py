@@ -85,9 +85,9 @@ def explain_failed_exchange(directory: Path) -> str | None:
 
     :param directory: need not exist; the nearest existing parent is then used.
     """
-    place = next((parent for parent in directory.parents if parent.is_dir()), directory.parent)
+    existing = next((parent for parent in directory.parents if parent.is_dir()), directory.parent)
     try:
-        with tempfile.TemporaryDirectory(prefix=".airflow-exchange-", dir=place) as probe:
+        with tempfile.TemporaryDirectory(prefix=".airflow-exchange-", dir=existing) as probe:
             one, other = Path(probe, "one"), Path(probe, "other")
             one.mkdir()
             other.mkdir()

@@ -46,7 +46,7 @@ from airflow_kafka_spark.sinks.storage.attempts import (
     sweep_attempts,
 )
 from airflow_kafka_spark.sinks.storage.objects import UploadsGone, UploadStore, open_objects
-from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore, pipeline_slug
+from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore, pipeline_slug
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, files_of
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.interval import parse_ledger_name
@@ -76,7 +76,7 @@ _FAILURES = 4
 class Commit:
     """An entry in the log of a pipeline.
 
-    :param sequence: its place in the log; 0 stands for the time before the first entry.
+    :param sequence: its number in the log; 0 stands for the time before the first entry.
     :param newest: the highest number of a window that is committed.
     :param attempt: the attempt that wrote it.
     :param record: the window that it commits; None for a fence.
@@ -148,7 +148,7 @@ class ManifestTable:
         """
         record = self.find(window.pipeline, window.number, newest)
         if record:
-            refuse_other(record.applied, window, self.store.place.uri)
+            refuse_other(record.applied, window, self.store.location.uri)
         return record
 
     def newest_record(self, pipeline: str) -> WindowRecord | None:
@@ -226,9 +226,9 @@ class ManifestTable:
         return [int(match[1]) for name in self.store.names_after(log, after) if (match := _ENTRY.fullmatch(name))]
 
     def append(self, pipeline: str, commit: Commit) -> bool:
-        """Write an entry of the log, unless its place is taken.
+        """Write an entry of the log, unless its number is taken.
 
-        :return: False if there is an entry in this place. It may be the same one, whose answer was lost.
+        :return: False if there is an entry of this number. It may be the same one, whose answer was lost.
         :raises OSError: it is not known whether it was written.
         """
         created = self.store.create(f"{self._log(pipeline)}/{commit.sequence:020d}.json", commit.dump())
@@ -302,9 +302,9 @@ class ManifestTable:
         text = self.store.get(f"{ATTEMPTS}/{marker}/{BEGUN}")
         if text is not None:
             note = json.loads(text)
-            place = f"{self._window_directory(note['pipeline'], note['window'])}/{note['replay']}.json"
-            committed = self.store.get(place)
-            named = {file["path"] for file in self._load(committed, place).files} if committed is not None else set()
+            path = f"{self._window_directory(note['pipeline'], note['window'])}/{note['replay']}.json"
+            committed = self.store.get(path)
+            named = {file["path"] for file in self._load(committed, path).files} if committed is not None else set()
             self.remove_unnamed(note["data"], marker, named)
             if committed is not None and note["replay"]:
                 self._remove_replaced(note["pipeline"], note["window"], note["replay"])
@@ -387,16 +387,16 @@ class ManifestTable:
             raise WindowConflict(path, f"{self.store.full(path)} cannot be understood: {error}", "a record") from error
 
     def _unavailable(self, doing: str, error: object) -> SinkUnavailable:
-        return SinkUnavailable(self.store.place.uri, doing, str(error))
+        return SinkUnavailable(self.store.location.uri, doing, str(error))
 
 
 @dataclass(frozen=True)
 class ListedTable(ManifestTable):
     """A files table in S3 whose windows readers find by listing it.
 
-    Tasks send the parts of files, which nobody sees. The entry of the log that commits a window names their uploads. Behind it
-    the uploads are completed: by the attempt, or by the next look at the table if the attempt dies. As nothing is committed
-    behind an entry before its window is shown, only uploads of the newest entry can be left to complete.
+    Tasks send the parts of files, which are invisible to readers. The entry of the log that commits a window names their uploads.
+    The uploads are completed after that entry: by the attempt, or by the next operation on the table if the attempt dies. Nothing
+    is committed after an entry before its window is shown, so only uploads of the newest entry can be left to complete.
     """
 
     @cached_property
@@ -440,7 +440,7 @@ def open_manifests(sink: FilesSinkOptions) -> ManifestTable:
     :raises Exception: the connection does not exist, or gives no credentials.
     """
     kind = ListedTable if sink.visibility == "listing" else ManifestTable
-    return kind(open_objects(sink.place, sink.conn_id), sink.window_column)
+    return kind(open_objects(sink.location, sink.conn_id), sink.window_column)
 
 
 def records_of(sink: FilesSinkOptions) -> FilesTable | ManifestTable:
@@ -565,12 +565,12 @@ def write_symlink_manifest(path: str, conn_id: str | None = None, pipelines: Seq
     :raises ValueError: the path names no table.
     :raises SinkUnavailable: the store did not answer.
     """
-    table = ManifestTable(open_objects(TablePlace.parse(path, OBJECT_STORES), conn_id), "")
+    table = ManifestTable(open_objects(TableLocation.parse(path, OBJECT_STORES), conn_id), "")
     store, by_partition, count = table.store, defaultdict[str, list[str]](list), 0
     for record in table.visible_records(pipelines):
         for file in record.files:
             directories = file["path"].removeprefix(f"{DATA}/").split("/")[1:-1]
-            by_partition["/".join([SYMLINKS, *directories])].append(f"{store.place.location}/{file['path']}\n")
+            by_partition["/".join([SYMLINKS, *directories])].append(f"{store.location.path_or_uri}/{file['path']}\n")
             count += 1
     try:
         there = [name for name in store.files_below(SYMLINKS) if name.endswith("/manifest")]
@@ -578,7 +578,7 @@ def write_symlink_manifest(path: str, conn_id: str | None = None, pipelines: Seq
             store.make(name.rpartition("/")[0])
             store.put(name, "".join(by_partition.get(name.rpartition("/")[0], ())))
     except OSError as error:
-        raise SinkUnavailable(store.place.uri, "writing the symlink manifest", str(error)) from error
+        raise SinkUnavailable(store.location.uri, "writing the symlink manifest", str(error)) from error
     return count
 
 
@@ -596,6 +596,6 @@ def window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str]
     :raises ValueError: the path names no table.
     :raises SinkUnavailable: the store did not answer.
     """
-    store = open_objects(TablePlace.parse(path, OBJECT_STORES), conn_id)
+    store = open_objects(TableLocation.parse(path, OBJECT_STORES), conn_id)
     records = ManifestTable(store, "").visible_records(pipelines)
-    return [f"{store.place.location}/{file['path']}" for record in records for file in record.files]
+    return [f"{store.location.path_or_uri}/{file['path']}" for record in records for file in record.files]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_kafka_spark.errors.arguments import names_of
 from airflow_kafka_spark.hooks.storage import OBJECT_STORES
 from airflow_kafka_spark.sinks.files.directory import FilesTable
-from airflow_kafka_spark.sinks.storage.store import TablePlace
+from airflow_kafka_spark.sinks.storage.store import TableLocation
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
@@ -35,16 +35,16 @@ class FilesSinkOptions:
 
     @property
     def uri(self) -> str:
-        """``file:///abs/path``, or a URI such as ``s3://bucket/prefix``; see :meth:`.TablePlace.uri_of`."""
-        return TablePlace.uri_of(self.path, OBJECT_STORES)
+        """``file:///abs/path``, or a URI such as ``s3://bucket/prefix``; see :meth:`.TableLocation.uri_of`."""
+        return TableLocation.uri_of(self.path, OBJECT_STORES)
 
     @property
-    def place(self) -> TablePlace:
-        """The place of the table.
+    def location(self) -> TableLocation:
+        """The location of the table.
 
         :raises ValueError: ``path`` is not an absolute local path, a ``file://`` URI or that of an object store.
         """
-        return TablePlace.parse(str(self.path), OBJECT_STORES)
+        return TableLocation.parse(str(self.path), OBJECT_STORES)
 
     @property
     def directory(self) -> Path:
@@ -52,10 +52,10 @@ class FilesSinkOptions:
 
         :raises ValueError: ``path`` is not an absolute local path or ``file://`` URI.
         """
-        place = self.place
-        if not place.is_local:
+        location = self.location
+        if not location.is_local:
             raise ValueError(f"`{self.path}` is not on a file system")
-        return Path(place.path)
+        return Path(location.path)
 
     @property
     def renames(self) -> bool:
@@ -63,7 +63,7 @@ class FilesSinkOptions:
 
         :raises ValueError: ``path`` names no table.
         """
-        return self.visibility == "rename" or (self.visibility is None and self.place.is_local)
+        return self.visibility == "rename" or (self.visibility is None and self.location.is_local)
 
     @property
     def spec(self) -> FileSpec:

@@ -96,7 +96,7 @@ class FilesSink(FilesSinkOptions, Sink):
 
         A path with symbolic links has the directory that they lead to.
         """
-        facts = {"window_column": self.window_column, "directory": self.place.directory}
+        facts = {"window_column": self.window_column, "directory": self.location.directory}
         if self.renames:
             return Endpoint({"path": self.uri}, facts)
         server = open_manifests(self).store.server
@@ -268,12 +268,12 @@ class FilesWindowWriter(WindowWriter):
 
     def _publish(self) -> None:
         self.sink.directory.mkdir(parents=True, exist_ok=True)
-        place = self.sink.table.window_path(self.window)
-        if self.window.replay and place.exists():
+        target = self.sink.table.window_path(self.window)
+        if self.window.replay and target.exists():
             # The old directory takes the attempt's place and is removed with it.
-            exchange(self.attempt / PUBLISH, place)
+            exchange(self.attempt / PUBLISH, target)
         else:
-            os.rename(self.attempt / PUBLISH, place)
+            os.rename(self.attempt / PUBLISH, target)
         self.sink.table.flush()
 
     def _after(self, error: OSError) -> Applied:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
-    from airflow_kafka_spark.sinks.storage.store import TablePlace
+    from airflow_kafka_spark.sinks.storage.store import TableLocation
     from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 
 FORMATS = ("parquet", "json", "csv", "orc")
@@ -31,7 +31,7 @@ _LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
 
 def files_sink_problems(sink: FilesSinkOptions, shape: Shape) -> list[Problem]:
     """Return the problems of directory, columns, options and types. See :meth:`.FilesSink.validate`."""
-    return [*_place(sink, shape), *_columns(sink, shape.schema), *_files(sink, shape.schema)]
+    return [*_write_problems(sink, shape), *_columns(sink, shape.schema), *_files(sink, shape.schema)]
 
 
 def target_problems(sink: FilesSinkOptions) -> list[Problem]:
@@ -39,28 +39,28 @@ def target_problems(sink: FilesSinkOptions) -> list[Problem]:
     :meth:`.FilesSink.target_problems`."""
     import pyarrow as pa
 
-    return [*_table_place(sink), *_files(sink, pa.schema([]))]
+    return [*_location_problems(sink), *_files(sink, pa.schema([]))]
 
 
-# --- place --------------------------------------------------------------------------------------------------------------
+# --- location -----------------------------------------------------------------------------------------------------------
 
 
-def _place(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
-    found = list(_table_place(sink))
+def _write_problems(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
+    found = list(_location_problems(sink))
     yield from found
     if not found:
         yield from _neighbours(sink, shape)
 
 
-def _table_place(sink: FilesSinkOptions) -> Iterator[Problem]:
-    """Yield what is wrong with the place of the table, its connection and the way in which windows are published."""
+def _location_problems(sink: FilesSinkOptions) -> Iterator[Problem]:
+    """Yield what is wrong with the location of the table, its connection and the way in which windows are published."""
     visibility: object = sink.visibility
     if visibility not in (None, "rename", "manifest", "listing"):
         what = f"it is {visibility!r}; expected `rename`, `manifest` or `listing`"
         yield Problem("sink.visibility", what, "Leave it out: the default fits the path")
         sink = replace(sink, visibility=None)
     try:
-        place, renames = sink.place, sink.renames
+        location, renames = sink.location, sink.renames
     except ValueError as error:
         yield Problem(
             "sink.path",
@@ -69,22 +69,22 @@ def _table_place(sink: FilesSinkOptions) -> Iterator[Problem]:
             "HDFS and other stores are not supported",
         )
         return
-    if sink.visibility == "listing" and place.scheme != "s3":
-        what = f"it is `listing`, and {place.uri} is not in S3, where tasks can begin files and the driver complete them"
+    if sink.visibility == "listing" and location.scheme != "s3":
+        what = f"it is `listing`, and {location.uri} is not in S3, where tasks can begin files and the driver complete them"
         yield Problem("sink.visibility", what, "Leave it out: the default fits the path")
         sink = replace(sink, visibility=None)
         renames = sink.renames
-    if not place.is_local:
-        yield from _object_store(sink, place)
+    if not location.is_local:
+        yield from _object_store(sink, location)
         return
     if sink.conn_id:
         yield Problem("sink.conn_id", "a mounted directory needs no connection", "Leave it out")
-    yield from _rights(Path(place.path), beside=renames)
+    yield from _rights(Path(location.path), beside=renames)
 
 
-def _object_store(sink: FilesSinkOptions, place: TablePlace) -> Iterator[Problem]:
+def _object_store(sink: FilesSinkOptions, location: TableLocation) -> Iterator[Problem]:
     if sink.visibility == "rename":
-        what = f"it is `rename`, and nothing can be renamed in {place.uri}"
+        what = f"it is `rename`, and nothing can be renamed in {location.uri}"
         yield Problem("sink.visibility", what, "Leave it out: windows are published by manifests there")
         return
     if importlib.util.find_spec("obstore") is None:
@@ -95,7 +95,7 @@ def _object_store(sink: FilesSinkOptions, place: TablePlace) -> Iterator[Problem
         action = "Install boto3 on the Airflow worker and on Spark's executors"
         yield Problem("sink.visibility", "the package `boto3`, which completes uploads, is not installed", action)
         return
-    if missing := provider_problem("sink.conn_id", place.scheme, sink.conn_id):
+    if missing := provider_problem("sink.conn_id", location.scheme, sink.conn_id):
         yield missing
         return
     try:
@@ -103,7 +103,7 @@ def _object_store(sink: FilesSinkOptions, place: TablePlace) -> Iterator[Problem
     except ConnectionInvalid as error:
         yield Problem("sink.conn_id", error.found, error.action)
     except Exception as error:  # of any library on the way to the store
-        yield Problem("sink.path", f"{place.uri} cannot be listed: {error}", "Check path, `conn_id` and its rights")
+        yield Problem("sink.path", f"{location.uri} cannot be listed: {error}", "Check path, `conn_id` and its rights")
 
 
 def _rights(directory: Path, *, beside: bool) -> Iterator[Problem]:
@@ -117,14 +117,14 @@ def _rights(directory: Path, *, beside: bool) -> Iterator[Problem]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            yield Problem("sink.path", f"{path} cannot be looked at: {error}", "Give the worker's user the right to")
+            yield Problem("sink.path", f"{path} cannot be read: {error}", "Give the worker's user the right to")
             return
         if not path.is_dir():
             yield Problem("sink.path", f"{path} is not a directory", "Name a directory, or remove the file")
             return
-        for place in (path, path.parent) if path == directory and beside else (path,):
-            if not os.access(place, os.W_OK | os.X_OK):
-                yield Problem("sink.path", f"{place} cannot be written by user {os.geteuid()}", "Give this user the right to")
+        for writable in (path, path.parent) if path == directory and beside else (path,):
+            if not os.access(writable, os.W_OK | os.X_OK):
+                yield Problem("sink.path", f"{writable} cannot be written by user {os.geteuid()}", "Give this user the right to")
         break
     if beside and directory.is_dir() and os.stat(directory).st_dev != os.stat(directory.parent).st_dev:
         yield Problem(
@@ -136,7 +136,7 @@ def _rights(directory: Path, *, beside: bool) -> Iterator[Problem]:
 
 def _neighbours(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
     """Yield problems of windows that are there already: they must have the same format, partition columns and visibility."""
-    directory = Path(sink.place.path) if sink.place.is_local else None
+    directory = Path(sink.location.path) if sink.location.is_local else None
     try:
         latest = records_of(sink).latest_record(shape.pipeline)
         names = os.listdir(directory) if directory and directory.exists() else []
@@ -287,9 +287,9 @@ def changed_column_problems(sink: FilesSinkOptions, before: Mapping[str, str], s
         if name in before and before[name] != kind:
             what = f"found {kind}; expected {before[name]}, as in the windows that are there: readers cannot combine the two"
             yield Problem(where, what, "Correct the schema, give the column another name, or name another directory")
-        elif name not in before and (alike := [known for known in before if known.casefold() == name.casefold()]):
-            what = f"the windows that are there have `{alike[0]}`, and Spark takes the two for one"
-            yield Problem(where, what, f"Call it `{alike[0]}` in the schema, or give it another name")
+        elif name not in before and (similar := [known for known in before if known.casefold() == name.casefold()]):
+            what = f"the windows that are there have `{similar[0]}`, and Spark treats the two as one"
+            yield Problem(where, what, f"Call it `{similar[0]}` in the schema, or give it another name")
         elif name not in before and not sink.auto_evolve:
             what = f"it is new ({kind}); the windows that are there have {_listed(before)}"
             yield Problem(where, what, "Set `auto_evolve=True` on the sink, or leave it out of the schema")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
 from airflow_kafka_spark.hooks.connections import GENERIC, look_up, setting_text
 from airflow_kafka_spark.hooks.databases import describe_driver_message
-from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore
+from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -111,11 +111,11 @@ def catalog_access(conn_id: str) -> CatalogAccess:
 class IcebergStore(TableStore):
     """The files below a location, reached as pyiceberg's FileIO of the table does. Never shows an option in its repr.
 
-    :param location: the location as Iceberg names it, without a slash at its end.
+    :param uri: the location as Iceberg names it, without a slash at its end.
     :param properties: the options of the table's FileIO, credentials that the catalog has lent included.
     """
 
-    location: str = ""
+    uri: str = ""
     properties: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
 
     @classmethod
@@ -127,7 +127,7 @@ class IcebergStore(TableStore):
         from pyiceberg.io.pyarrow import PyArrowFileIO
 
         scheme, _, path = PyArrowFileIO.parse_location(location, dict(properties))
-        return cls(TablePlace(scheme, path.rstrip("/")), None, location.rstrip("/"), dict(properties))
+        return cls(TableLocation(scheme, path.rstrip("/")), None, location.rstrip("/"), dict(properties))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "filesystem"}
@@ -135,18 +135,18 @@ class IcebergStore(TableStore):
     @cached_property
     def filesystem(self) -> pyarrow.fs.FileSystem:
         """The file system of Arrow that holds the files."""
-        if self.place.is_local:
+        if self.location.is_local:
             # Tasks use it, too: importing pyiceberg takes each of their processes half a second of CPU.
             return super().filesystem
         from pyiceberg.io.pyarrow import PyArrowFileIO
 
         io = PyArrowFileIO(dict(self.properties))
-        scheme, netloc, _ = io.parse_location(self.location, io.properties)
+        scheme, netloc, _ = io.parse_location(self.uri, io.properties)
         return io.fs_by_scheme(scheme, netloc)
 
     def named(self, path: str) -> str:
         """Return a path below the location as Iceberg's metadata names it."""
-        return f"{self.location}/{path}"
+        return f"{self.uri}/{path}"
 
 
 def _of_request(text: str) -> str:
@@ -264,9 +264,9 @@ class IcebergTable:
 
         parent, _, name = location.rpartition("/")
         store = IcebergStore.of(parent, table.io.properties)
-        if store.place.is_local:
+        if store.location.is_local:
             flush(store.full(name))
-            flush(store.place.path)
+            flush(store.location.path)
 
     def store(self, table: Table) -> IcebergStore:
         """Return the table's location."""
@@ -278,5 +278,5 @@ class IcebergTable:
 
     def metadata_store(self, table: Table) -> IcebergStore:
         """Return where manifests lie."""
-        place = table.properties.get("write.metadata.path", f"{table.location()}/metadata")
-        return IcebergStore.of(place, table.io.properties)
+        metadata = table.properties.get("write.metadata.path", f"{table.location()}/metadata")
+        return IcebergStore.of(metadata, table.io.properties)

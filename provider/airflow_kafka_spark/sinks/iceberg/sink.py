@@ -92,7 +92,7 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         return table_problems(self)
 
     @contextmanager
-    def look(self, doing: str) -> Iterator[LoadedIceberg | None]:
+    def load_table(self, doing: str) -> Iterator[LoadedIceberg | None]:
         """Return the table as it is now. Leaving it closes the catalog."""
         from airflow_kafka_spark.sinks.iceberg.snapshots import LoadedIceberg
 

@@ -102,7 +102,7 @@ FIELD_ID = b"PARQUET:field_id"
 _WITHOUT_TYPE = re.compile(r"uint|duration|dictionary|halffloat|time32|month_interval|_view|union|run_end|\[ns")
 
 
-def unstorable(kind: pa.DataType) -> str:
+def find_unstorable_reason(kind: pa.DataType) -> str:
     """Return why Iceberg has no type for a type of Arrow; "" if it has one."""
     import pyarrow as pa
     from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids

@@ -77,8 +77,8 @@ def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
         try:
             store = lake.data_store(table)
             there = store.exists("")
-            if there and store.place.is_local and not os.access(store.place.path, os.W_OK | os.X_OK):
-                what = f"{store.place.path} cannot be written by user {os.geteuid()}"
+            if there and store.location.is_local and not os.access(store.location.path, os.W_OK | os.X_OK):
+                what = f"{store.location.path} cannot be written by user {os.geteuid()}"
                 return table, [Problem("sink.table", what, "Give this user the right to")]
         except Exception as error:  # each store has errors of its own
             what = f"its location {table.location()} cannot be reached: {lake.access.hidden(str(error))}"
@@ -156,14 +156,14 @@ def _parsed(sink: IcebergSinkOptions) -> Iterator[PartitionField]:
 
 
 def _columns(sink: IcebergSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
-    from airflow_kafka_spark.sinks.iceberg.table import unstorable
+    from airflow_kafka_spark.sinks.iceberg.table import find_unstorable_reason
 
     yield from doubled_names(schema.names)
     for field in schema:
         if not field.name or "\0" in field.name or "." in field.name:
             what = f"column `{field.name}` has no name, or a dot in it, which Iceberg has between a struct and its member"
             yield Problem("schema", what, "Rename it")
-        elif why := unstorable(field.type):
+        elif why := find_unstorable_reason(field.type):
             yield Problem(f"sink.table column `{field.name}`", f"it is {field.type}: {why}", "Leave it out, or convert it")
     for text in sink.partition_by:
         try:
@@ -181,14 +181,14 @@ def _columns(sink: IcebergSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
 def _partition_field(field: PartitionField, schema: pa.Schema) -> Iterator[Problem]:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.iceberg.table import iceberg_schema, unstorable
+    from airflow_kafka_spark.sinks.iceberg.table import find_unstorable_reason, iceberg_schema
 
     if field.column not in schema.names:
         known = ", ".join(f"`{n}`" for n in schema.names)
         yield Problem("sink.partition_by", f"there is no column `{field.column}`; there are {known}", "Name one of these")
         return
     kind, fine = schema.field(field.column).type, False
-    if not unstorable(kind) and not pa.types.is_nested(kind) and not pa.types.is_floating(kind):
+    if not find_unstorable_reason(kind) and not pa.types.is_nested(kind) and not pa.types.is_floating(kind):
         source = iceberg_schema(pa.schema([("column", kind)])).fields[0].field_type
         fine = field.parsed().can_transform(source)
     if fine:
@@ -200,9 +200,9 @@ def _compared(sink: IcebergSinkOptions, table: Table, schema: pa.Schema) -> Iter
     """Yield a problem for each column that the table does not take."""
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.iceberg.table import fits, match, required_columns, type_name, unstorable
+    from airflow_kafka_spark.sinks.iceberg.table import find_unstorable_reason, fits, match, required_columns, type_name
 
-    storable = pa.schema([field for field in schema if not unstorable(field.type)])
+    storable = pa.schema([field for field in schema if not find_unstorable_reason(field.type)])
     there = {field.name: type_name(field.field_type) for field in table.schema().fields}
     rows = []
     for found in match(storable, table.metadata):

@@ -159,10 +159,10 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         commit = make_commit(table.table, self.snapshot_id, summary, self.branch, tag, added, change.removed)
         self.written += commit.written
         self.tried = commit.written
-        if self.attempt.home.place.is_local:
+        if self.attempt.home.location.is_local:
             for path in commit.written:
                 store = IcebergStore.of(path, table.table.io.properties)
-                flush(store.place.path)
+                flush(store.location.path)
         return record, lambda: self.lake.try_commit(table.table, commit.requirements, commit.updates)
 
     def is_mine(self, record: Recorded, table: LoadedIceberg) -> bool:

@@ -134,7 +134,7 @@ def doubled_names(names: Sequence[str]) -> Iterator[Problem]:
     """Yield a problem if columns differ in upper and lower case only."""
     count = Counter(name.casefold() for name in names)
     if doubled := [name for name in names if count[name.casefold()] > 1]:
-        yield Problem("schema", f"many readers take the columns `{'`, `'.join(doubled)}` for one", "Rename all but one of them")
+        yield Problem("schema", f"many readers treat the columns `{'`, `'.join(doubled)}` as one", "Rename all but one of them")
 
 
 def column_problems(
@@ -152,8 +152,10 @@ def column_problems(
             if not column.fits:
                 what = f"found {column.kind}; expected {column.expected}, as the table has it"
                 yield Problem(where, what, "Correct the schema, or give the column another name")
-        elif alike := [known for known in there if known.casefold() == name.casefold()]:
-            yield Problem(where, f"the table has `{alike[0]}`, and many readers take the two for one", f"Call it `{alike[0]}`")
+        elif similar := [known for known in there if known.casefold() == name.casefold()]:
+            yield Problem(
+                where, f"the table has `{similar[0]}`, and many readers treat the two as one", f"Call it `{similar[0]}`"
+            )
         elif not auto_evolve:
             known = ", ".join(f"`{known}` {kind}" for known, kind in there.items())
             what = f"it is new ({column.kind}); the table has {known}"

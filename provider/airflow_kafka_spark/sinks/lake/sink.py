@@ -96,7 +96,7 @@ class LakeSink(LakeSinkOptions, KeyedSink):
         return Guarantee.EXACTLY_ONCE
 
     @abstractmethod
-    def look(self, doing: str) -> AbstractContextManager[LoadedTable[Any, Any] | None]:
+    def load_table(self, doing: str) -> AbstractContextManager[LoadedTable[Any, Any] | None]:
         """Return the table as it is now; None if there is no table. Leaving it closes its connections.
 
         :param doing: for messages.
@@ -108,7 +108,7 @@ class LakeSink(LakeSinkOptions, KeyedSink):
         window in ``window_column``. An upsert finds the rows by their keys."""
         if self.upserts:
             return []
-        with self.look(f"looking for window {replay}") as table:
+        with self.load_table(f"looking for window {replay}") as table:
             if table is None:
                 return [unknown_window(replay, self.uri)]
             try:
@@ -126,7 +126,7 @@ class LakeSink(LakeSinkOptions, KeyedSink):
 
         :raises WindowConflict: the record is missing, or cannot be understood.
         """
-        with self.look("looking for the last window") as table:
+        with self.load_table("looking for the last window") as table:
             newest = table.newest(pipeline) if table is not None else None
         return newest.applied if newest is not None else None
 
@@ -136,7 +136,7 @@ class LakeSink(LakeSinkOptions, KeyedSink):
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
-        with self.look(f"looking for window {window}") as table:
+        with self.load_table(f"looking for window {window}") as table:
             found = table.find(window.pipeline, window.number) if table is not None else None
             if table is None or found is None:
                 return None

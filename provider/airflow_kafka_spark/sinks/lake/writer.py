@@ -1,4 +1,4 @@
-"""One attempt at one window of a lake table, on the driver: look, refuse, write, and try one commit for that look."""
+"""One attempt at one window of a lake table, on the driver: load the table, check, write, and try one commit of that version."""
 
 from __future__ import annotations
 

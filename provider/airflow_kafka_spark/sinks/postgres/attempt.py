@@ -496,4 +496,4 @@ def _compare_markers(
     topics = {s.range.topic for s in splits}
     other = [m for m in known if m.topic in topics and m[:4] not in cut]
     if other:
-        raise SinkRejected(sink.table, str(window), f"{there}; {other[0].text} is none of this attempt's splits", KEEP_SPLITS)
+        raise SinkRejected(sink.table, str(window), f"{there}; {other[0].text} is not a split of this attempt", KEEP_SPLITS)

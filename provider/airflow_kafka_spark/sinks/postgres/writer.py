@@ -407,7 +407,7 @@ class DriverWriter(WindowWriter):
                 faults.reached("sink.in_transaction")
                 self.transaction.session.commit()
         except psycopg.Error as error:
-            # The answer to COMMIT may be lost, or another attempt may have ended this session: the sink's record tells.
+            # The answer to COMMIT may be lost, or another attempt may have ended this session: read the sink's record.
             if not is_refusal(error) and (there := self._read_outcome()) is not None:
                 return there
             raise self._explain(error) from self.attempt.server.cause(error)

@@ -108,7 +108,7 @@ class TableAttempt:
         """
         window, noted = self.window, f"{ATTEMPTS}/{self.marker}"
         self.home.make(noted)
-        if self.home.place.is_local:
+        if self.home.location.is_local:
             # On a file system without locks, old attempts of other pipelines count as dead.
             with suppress(OSError):
                 self._lock = AttemptLock(Path(self.home.full(noted)))
@@ -238,7 +238,7 @@ def list_attempts(store: TableStore, pipeline: str) -> tuple[list[str], list[str
     try:
         names = store.names(ATTEMPTS)
     except OSError as error:
-        raise SinkUnavailable(store.place.uri, "looking for earlier attempts", str(error)) from error
+        raise SinkUnavailable(store.location.uri, "looking for earlier attempts", str(error)) from error
     found = [(match[1], name) for name in names if (match := _MARKER.fullmatch(name))]
     slug = pipeline_slug(pipeline)
     return [name for owner, name in found if owner == slug], [name for owner, name in found if owner != slug]
@@ -263,14 +263,14 @@ def sweep_abandoned(store: TableStore, markers: Iterable[str], fence: Callable[[
             if begun is None or begun >= oldest or len(locks) >= SWEPT_AT_ONCE:
                 continue
             with suppress(OSError, ValueError, KeyError):
-                if store.place.is_local:
+                if store.location.is_local:
                     locks.append(AttemptLock(Path(store.full(f"{ATTEMPTS}/{marker}"))))
                 text = store.get(f"{ATTEMPTS}/{marker}/{BEGUN}") or "{}"
                 abandoned[json.loads(text)["pipeline"]].append(marker)
         for pipeline, names in abandoned.items():
             fence(pipeline, names)
     except OSError as error:
-        raise SinkUnavailable(store.place.uri, "looking for earlier attempts", str(error)) from error
+        raise SinkUnavailable(store.location.uri, "looking for earlier attempts", str(error)) from error
     finally:
         for lock in locks:
             lock.release()

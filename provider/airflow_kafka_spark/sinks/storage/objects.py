@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.hooks.storage import S3Access, StoreAccess, store_access
-from airflow_kafka_spark.sinks.storage.store import TablePlace, TableStore
+from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore
 
 if TYPE_CHECKING:
     import obstore
@@ -55,7 +55,7 @@ class ObjectTableStore(TableStore):
     bucket_access: StoreAccess = field(default_factory=S3Access, kw_only=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"place": self.place, "access": self.access, "bucket_access": self.bucket_access}
+        return {"location": self.location, "access": self.access, "bucket_access": self.bucket_access}
 
     @property
     def server(self) -> str:
@@ -64,10 +64,10 @@ class ObjectTableStore(TableStore):
 
     @cached_property
     def _objects(self) -> obstore.store.ObjectStore:
-        return self.bucket_access.object_store(self.place.bucket)
+        return self.bucket_access.object_store(self.location.bucket)
 
     def _key(self, path: str) -> str:
-        prefix = self.place.path.partition("/")[2]
+        prefix = self.location.path.partition("/")[2]
         return f"{prefix}/{path}" if path else prefix
 
     def put(self, path: str, content: str) -> None:
@@ -166,7 +166,7 @@ class ObjectTableStore(TableStore):
         try:
             self._delete([self._key(path) for path in paths])
         except OSError as error:
-            log.warning("Files below %s cannot be removed: %s", self.place.uri, error)
+            log.warning("Files below %s cannot be removed: %s", self.location.uri, error)
 
     def remove_all(self, path: str) -> None:
         try:
@@ -234,17 +234,17 @@ class _Upload:
                 self.writer.close()
 
 
-def open_objects(place: TablePlace, conn_id: str | None) -> TableStore:
+def open_objects(location: TableLocation, conn_id: str | None) -> TableStore:
     """Return the files of a table on a file system or in any object store, with the credentials of an Airflow connection.
 
-    :param place: where the table is.
+    :param location: where the table is.
     :param conn_id: a connection of type ``aws``, ``google_cloud_platform`` or ``wasb``; None for the credentials of the
         environment. Not used for a local table.
     :raises Exception: the connection does not exist, or gives no credentials.
     """
-    if place.is_local:
-        return TableStore(place)
-    return ObjectTableStore(place, bucket_access=store_access(place.scheme, place.account, conn_id))
+    if location.is_local:
+        return TableStore(location)
+    return ObjectTableStore(location, bucket_access=store_access(location.scheme, location.account, conn_id))
 
 
 """S3 takes parts from 5 MiB on, and 10,000 of them for one object."""
@@ -282,10 +282,10 @@ class UploadStore:
         return self.access.client()
 
     def _key(self, path: str) -> str:
-        return f"{self.store.place.path.partition('/')[2]}/{path}"
+        return f"{self.store.location.path.partition('/')[2]}/{path}"
 
     def _named(self, path: str) -> dict[str, str]:
-        return {"Bucket": self.store.place.bucket, "Key": self._key(path)}
+        return {"Bucket": self.store.location.bucket, "Key": self._key(path)}
 
     def pending(self, directory: str) -> dict[str, str]:
         """Return the uploads below a directory that are neither completed nor aborted: their paths by id.
@@ -295,7 +295,7 @@ class UploadStore:
         found, root = {}, len(self._key(""))
         with _s3_errors():
             pages = self.client.get_paginator("list_multipart_uploads")
-            for page in pages.paginate(Bucket=self.store.place.bucket, Prefix=f"{self._key(directory)}/"):
+            for page in pages.paginate(Bucket=self.store.location.bucket, Prefix=f"{self._key(directory)}/"):
                 for upload in page.get("Uploads", ()):
                     found[upload["UploadId"]] = upload["Key"][root:]
         return found

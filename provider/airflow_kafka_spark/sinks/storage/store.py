@@ -1,4 +1,4 @@
-"""The place of a table, the names of its files, and the store that holds them: a mounted file system, or an object store."""
+"""The location of a table, the names of its files, and the store that holds them: a mounted file system, or an object store."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def flush(path: str | Path) -> None:
 
 
 @dataclass(frozen=True)
-class TablePlace:
-    """The place of a table.
+class TableLocation:
+    """The location of a table.
 
     :param scheme: ``file``, ``s3``, ``gs`` or ``abfss``.
     :param path: an absolute path, ``bucket/prefix``, or ``container@account-host/prefix``.
@@ -99,8 +99,8 @@ class TablePlace:
     path: str
 
     @classmethod
-    def parse(cls, text: str, schemes: Sequence[str] = ("s3",)) -> TablePlace:
-        """Return the place that a path or URI names.
+    def parse(cls, text: str, schemes: Sequence[str] = ("s3",)) -> TableLocation:
+        """Return the location that a path or URI names.
 
         :param schemes: the object stores that are supported.
         :raises ValueError: it is neither an absolute local path, nor a ``file://`` URI, nor one of these schemes.
@@ -121,8 +121,8 @@ class TablePlace:
 
     @classmethod
     def uri_of(cls, text: object, schemes: Sequence[str] = ("s3",)) -> str:
-        """Return the URI of the place that a path or URI names. A text that names none, or that is not rendered yet, is returned
-        as it is.
+        """Return the URI of the location that a path or URI names. A text that names none, or that is not rendered yet, is
+        returned unchanged.
 
         :param schemes: the object stores that are supported.
         """
@@ -138,7 +138,7 @@ class TablePlace:
 
     @property
     def account(self) -> str:
-        """The host of the storage account, which only Azure's places name; else ""."""
+        """The host of the storage account, which only Azure's locations name; else ""."""
         return self.path.partition("/")[0].partition("@")[2]
 
     @property
@@ -150,19 +150,19 @@ class TablePlace:
     def directory(self) -> str:
         """The directory that a local path leads to through symbolic links; empty if there are none, and for object stores.
 
-        A link that leads elsewhere between two attempts at a window is another place.
+        A link that leads elsewhere between two attempts at a window is another location.
         """
         found = os.path.realpath(self.path) if self.is_local else self.path
         return found if found != self.path else ""
 
     @property
     def uri(self) -> str:
-        """The place as a URI without credentials."""
+        """The location as a URI without credentials."""
         return Path(self.path).as_uri() if self.is_local else f"{self.scheme}://{self.path}"
 
     @property
-    def location(self) -> str:
-        """The place in the notation of deltalake."""
+    def path_or_uri(self) -> str:
+        """The location as deltalake expects it: a path if it is local, else a URI."""
         return self.path if self.is_local else f"{self.scheme}://{self.path}"
 
 
@@ -170,15 +170,15 @@ class TablePlace:
 class TableStore:
     """The files of a table, on a file system or in S3 by Arrow. Paths are relative to it.
 
-    :param place: where the table is.
+    :param location: where the table is.
     :param access: how S3 is reached; None for a local table.
     """
 
-    place: TablePlace
+    location: TableLocation
     access: S3Access | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"place": self.place, "access": self.access}
+        return {"location": self.location, "access": self.access}
 
     @cached_property
     def filesystem(self) -> pyarrow.fs.FileSystem:
@@ -199,14 +199,14 @@ class TableStore:
 
     def full(self, path: str) -> str:
         """Return a path as :attr:`filesystem` names it."""
-        return f"{self.place.path}/{path}"
+        return f"{self.location.path}/{path}"
 
     def put(self, path: str, content: str) -> None:
         """Write a small file in one step, durably. A file of this name is replaced.
 
         :raises OSError: the store refused it.
         """
-        if not self.place.is_local:
+        if not self.location.is_local:
             with self.filesystem.open_output_stream(self.full(path)) as stream:
                 stream.write(content.encode())
             return
@@ -294,7 +294,7 @@ class TableStore:
 
         :raises OSError: it cannot be created.
         """
-        if self.place.is_local:
+        if self.location.is_local:
             os.makedirs(self.full(path), exist_ok=True)
 
     def make_within(self, path: str) -> None:
@@ -302,7 +302,7 @@ class TableStore:
 
         :raises OSError: it cannot be created, or the directory around it is gone.
         """
-        if self.place.is_local:
+        if self.location.is_local:
             with suppress(FileExistsError):
                 os.mkdir(self.full(path))
 
@@ -361,7 +361,7 @@ class TableStore:
 
     def remove_empty(self, directory: str) -> None:
         """Remove a directory and those within it if they hold no file. S3 has no directories. Never raises."""
-        if self.place.is_local:
+        if self.location.is_local:
             for path, _, _ in os.walk(self.full(directory), topdown=False):
                 with suppress(OSError):
                     os.rmdir(path)
@@ -373,16 +373,16 @@ class TableStore:
         """
         import pyarrow as pa
 
-        if self.place.is_local:
+        if self.location.is_local:
             return pa.OSFile(self.full(path), "wb")
         return self.filesystem.open_output_stream(self.full(path))
 
 
-def open_store(place: TablePlace, conn_id: str | None) -> TableStore:
+def open_store(location: TableLocation, conn_id: str | None) -> TableStore:
     """Return the files of a table, with the credentials of an Airflow connection.
 
-    :param place: where the table is.
+    :param location: where the table is.
     :param conn_id: a connection of type ``aws``; None for the credentials of the environment. Not used for a local table.
     :raises Exception: the connection does not exist, or gives no credentials.
     """
-    return TableStore(place) if place.is_local else TableStore(place, s3_access(conn_id))
+    return TableStore(location) if location.is_local else TableStore(location, s3_access(conn_id))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors.arguments import choice_problems
 from airflow_kafka_spark.hooks.databases import parse_name
 
 DecimalHandling = Literal["precise", "double", "string"]
@@ -18,14 +19,14 @@ TOPIC_PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def prefix_problems(prefix: object) -> Iterator[Problem]:
-    """Yield what keeps a text from beginning the names of topics."""
+    """Yield a problem if a text cannot be the prefix of the names of topics."""
     if isinstance(prefix, str) and prefix and not TOPIC_PREFIX.fullmatch(prefix):
         action = "Use letters, digits, `.`, `_` and `-`"
         yield Problem("source.topic_prefix", f"`{prefix}` cannot begin the name of a topic", action)
 
 
 def size_problems(sizes: Mapping[str, tuple[object, int]]) -> Iterator[Problem]:
-    """Yield the sizes that are no whole numbers, or too small.
+    """Yield the sizes that are not whole numbers, or are too small.
 
     :param sizes: per option, its value and the smallest one that is accepted.
     """
@@ -35,7 +36,7 @@ def size_problems(sizes: Mapping[str, tuple[object, int]]) -> Iterator[Problem]:
 
 
 def snapshot_problems(chunk_rows: object, chunks: object) -> Iterator[Problem]:
-    """Yield what is wrong with the sizes of a snapshot.
+    """Yield the problems of the sizes of a snapshot.
 
     :param chunk_rows: the option ``snapshot_chunk_rows``.
     :param chunks: the option ``snapshot_chunks_per_window``.
@@ -46,18 +47,26 @@ def snapshot_problems(chunk_rows: object, chunks: object) -> Iterator[Problem]:
         yield Problem("source.snapshot_chunks_per_window", found, "The position of the pipeline holds the chunks of a window")
 
 
-def choice_problems(choices: Mapping[str, tuple[object, Sequence[str]]]) -> Iterator[Problem]:
+def mode_problems(modes: Mapping[str, tuple[object, Sequence[str]]]) -> Iterator[Problem]:
     """Yield the options that have an unknown value.
 
-    :param choices: per option, its value and the known values.
+    :param modes: per option, its value and the known values.
     """
-    for name, (value, known) in choices.items():
-        if value not in known:
-            yield Problem(f"source.{name}", f"it is {value!r}; expected one of {', '.join(known)}")
+    for name, (value, known) in modes.items():
+        yield from choice_problems(f"source.{name}", value, known)
+
+
+def parse_table_name(name: str, schema: str) -> tuple[str, str]:
+    """Return schema (or database) and name of a table.
+
+    :param schema: the schema of a name without one.
+    """
+    given, table = parse_name(name)
+    return given or schema, table
 
 
 def operation_problems(skipped: Sequence[str]) -> Iterator[Problem]:
-    """Yield what is wrong with ``skipped_operations``."""
+    """Yield the problems of ``skipped_operations``."""
     wrong = [op for op in skipped if op not in OPERATIONS]
     if isinstance(skipped, str) or wrong:
         found = f"it is {skipped!r}; expected operations among {', '.join(OPERATIONS)}"
@@ -65,7 +74,7 @@ def operation_problems(skipped: Sequence[str]) -> Iterator[Problem]:
 
 
 def table_problems(tables: object, keys: Mapping[str, Sequence[str]], schema: str) -> Iterator[Problem]:
-    """Yield what is wrong with the names of tables and of columns of keys.
+    """Yield the problems of the names of tables and of key columns.
 
     :param tables: the option ``tables``.
     :param keys: the option ``message_key_columns``.

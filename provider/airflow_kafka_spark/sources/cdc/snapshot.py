@@ -1,10 +1,10 @@
-"""The snapshot of tables, in chunks: where they are cut, and what a source remembers of them.
+"""The snapshot of tables, in chunks: their bounds, and the state of the snapshot in the source's position.
 
-Chunks of one window are read side by side, each in a snapshot of its own, which its marker records. Before the next chunks are
-cut, the log is read up to a place behind all these snapshots. So the position holds the chunks of one window at most, and the
-pipeline lags behind the log by the time of one window, however long the whole snapshot takes.
+The chunks of one window are read concurrently, each in its own snapshot of the server, which its marker records. Before the next
+chunks are planned, the log is read up to a point after all these snapshots. So the position holds the chunks of one window at
+most, and the pipeline lags behind the log by the time of one window, independent of the duration of the whole snapshot.
 
-Until a key is read, its events are left out of windows of the log: its chunk will include them.
+Until a key is read, windows of the log leave out its events, because its chunk will include them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, ReadChunk, TableSnapshot, caught_up
 from airflow_kafka_spark.windows.model import IF_GIVEN_UP, PUBLISHED_IN_PART
@@ -23,15 +23,19 @@ from airflow_kafka_spark.windows.pass_progress import PassProgress
 log = logging.getLogger(__name__)
 
 
+PointT = TypeVar("PointT", int, tuple[int, int])
+"""A point in a log as a value that is compared: an LSN, or binlog coordinates."""
+
+
 @dataclass(frozen=True)
 class SnapshotState:
     """The progress of a snapshot.
 
     :param tables: the tables that are not complete, in the order in which they are read.
-    :param behind: a place of the log behind all chunks that are read; "": the log has caught up with them.
+    :param behind: a point in the log after all chunks that are read; "" if the log has caught up with them.
     :param repeats: True if rows that are not read may be published already, because a window of chunks was lost with the ledger.
-        Then no event is left out, although a chunk includes it: of a row that was deleted since, only its event is left.
-    :param progress: how many chunks are planned, of how many; None for a snapshot of an earlier release.
+        Then no event is left out, even if a chunk includes it: for a row that was deleted since, there is only its event.
+    :param progress: the numbers of planned chunks and of all chunks; None for a snapshot of an earlier release.
     """
 
     tables: tuple[TableSnapshot, ...] = ()
@@ -41,14 +45,14 @@ class SnapshotState:
 
     @property
     def is_caught_up(self) -> bool:
-        """True if no chunk waits for the log."""
+        """True if the log has caught up with all chunks that are read."""
         return not any(table.read for table in self.tables)
 
-    def after_log(self, end: Any, order: Callable[[str], Any]) -> SnapshotState:
-        """Return the state behind a window of the log.
+    def after_log(self, end: PointT, order: Callable[[str], PointT]) -> SnapshotState:
+        """Return the state after a window of the log.
 
         :param end: the end of the window, as ``order`` returns it.
-        :param order: returns a place of the log as a value that is compared.
+        :param order: returns a point in the log as a value that is compared.
         """
         if self.behind and end < order(self.behind):
             return self
@@ -56,11 +60,11 @@ class SnapshotState:
 
     @property
     def filter(self) -> list[dict[str, Any]]:
-        """Return what decides which events a window of the log leaves out; empty if none."""
+        """Return the state that decides which events a window of the log leaves out; empty if it leaves out none."""
         return [] if self.repeats else [table.to_json() for table in self.tables]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a position holds of it; nothing once the snapshot is complete."""
+        """Return the part of a position that stores the snapshot; empty once the snapshot is complete."""
         if not self.tables:
             return {}
         more: dict[str, Any] = {"repeats": True} if self.repeats else {}
@@ -70,7 +74,7 @@ class SnapshotState:
 
     @classmethod
     def from_json(cls, position: Mapping[str, Any]) -> SnapshotState:
-        """Return the state that a position holds."""
+        """Return the state that a position stores."""
         value = position.get("snapshot") or {}
         tables = tuple(TableSnapshot.from_json(table) for table in value.get("tables", ()))
         repeats = bool(value.get("repeats") or position.get(PUBLISHED_IN_PART))
@@ -78,11 +82,11 @@ class SnapshotState:
 
 
 @dataclass(kw_only=True)
-class Chunks(ABC):
-    """Cuts the next chunks.
+class ChunkPlanner(ABC):
+    """Plans the next chunks.
 
-    :param most: how many chunks a window may have.
-    :param bounds: what the splits have beside the chunk: the place and the identity of the log.
+    :param most: maximum number of chunks in a window.
+    :param bounds: the fields of a split beside its chunk: the point in the log and the log's identity.
     """
 
     most: int
@@ -91,9 +95,9 @@ class Chunks(ABC):
 
     @abstractmethod
     def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
-        """Return the last keys of the next chunks, none of the chunk that has the table's end; None if the table is gone.
+        """Return the last keys of the next chunks, without that of the table's last chunk; None if the table no longer exists.
 
-        :param most: how many keys are wanted.
+        :param most: maximum number of keys.
         :raises SourceRejected: the table has another key than when its snapshot was begun.
         """
 
@@ -104,10 +108,10 @@ class Chunks(ABC):
 
     @abstractmethod
     def token(self) -> dict[str, Any]:
-        """Return the token of a chunk that would be read now."""
+        """Return the token that a chunk would have if it were read now."""
 
     def cut(self, state: SnapshotState) -> SnapshotState:
-        """Cut the next chunks, as many as a window may have, and return the state without tables that are gone."""
+        """Plan the next chunks, as many as a window may have, and return the state without tables that no longer exist."""
         tables = []
         for table in state.tables:
             left = self.most - len(self.splits)
@@ -119,7 +123,7 @@ class Chunks(ABC):
         return replace(state, tables=tuple(tables), progress=progress)
 
     def _cut(self, table: TableSnapshot, most: int) -> bool:
-        """Cut the next chunks of a table, and return False if it is gone."""
+        """Plan the next chunks of a table, and return False if the table no longer exists."""
         after, ends = table.upto, self.ends(table, most)
         if ends is None:
             return False
@@ -132,7 +136,7 @@ class Chunks(ABC):
 
     @cached_property
     def _now(self) -> dict[str, Any]:
-        """Return the note of a chunk that is given up: its rows are left out as they are now, and later changes are published."""
+        """Return the token of a chunk that is given up: its present rows are left out, and later changes are published."""
         return self.token()
 
     def _add(self, table: TableSnapshot, after: Key | None, upto: Key | None) -> None:
@@ -150,12 +154,12 @@ def snapshot_after(
     position: Mapping[str, Any],
     splits: Sequence[Mapping[str, Any]],
     tokens: Sequence[Mapping[str, Any]],
-    order: Callable[[str], Any],
+    order: Callable[[str], PointT],
 ) -> Mapping[str, Any]:
-    """Return a window's position with what its tasks have noted of the snapshot.
+    """Return a window's position with the tokens of the tasks that have read the snapshot.
 
     :param position: the position that was planned.
-    :param order: returns a place of the log as a value that is compared.
+    :param order: returns a point in the log as a value that is compared.
     """
     state = SnapshotState.from_json(position)
     is_of_chunks = bool(splits) and is_chunk(splits[0])
@@ -170,31 +174,32 @@ def _after_chunks(
     state: SnapshotState,
     splits: Sequence[Mapping[str, Any]],
     tokens: Sequence[Mapping[str, Any]],
-    order: Callable[[str], Any],
+    order: Callable[[str], PointT],
 ) -> SnapshotState:
-    """Return the state behind a window of chunks.
+    """Return the state after a window of chunks.
 
     :param tokens: per chunk, its snapshot.
     """
-    tables, places = {table.table: table for table in state.tables}, [state.behind] if state.behind else []
+    tables = {found.table: found for found in state.tables}
+    points = [state.behind] if state.behind else []
     for split, token in zip(splits, tokens, strict=True):
         schema, name = split["table"]
         upto = split["upto"]
-        table = tables[schema, name]
+        table: TableSnapshot = tables[schema, name]
         chunk = ReadChunk(None if upto is None else tuple(upto), token["seen"])
         tables[schema, name] = replace(table, read=(*table.read, chunk))
-        places.append(token["behind"])
-    return replace(state, tables=tuple(tables.values()), behind=max(places, key=order))
+        points.append(token["behind"])
+    return replace(state, tables=tuple(tables.values()), behind=max(points, key=order))
 
 
 def _after_truncates(
     state: SnapshotState, splits: Sequence[Mapping[str, Any]], tokens: Sequence[Mapping[str, Any]]
 ) -> SnapshotState:
-    """Return the state behind a window of the log in which tables were truncated that have to be read anew."""
+    """Return the state after a window of the log in which tables were truncated that have to be read again."""
     again = {tuple(table) for token in tokens for table in token.get("truncated", ())}
     if not again:
         return state
     planned = [TableSnapshot.from_json(value) for split in splits for value in split.get("snapshot", ())]
     kept = [table for table in state.tables if table.table not in again]
-    anew = [table.begin_again() for table in planned if table.table in again]
-    return replace(state, tables=(*kept, *anew))
+    restarted = [table.begin_again() for table in planned if table.table in again]
+    return replace(state, tables=(*kept, *restarted))

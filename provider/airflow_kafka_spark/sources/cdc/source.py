@@ -1,4 +1,4 @@
-"""Shared code of the sources of database logs: events as rows, and windows that another object reads."""
+"""Base class of the sources of database logs, whose rows are change events."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ COLUMNS = ("topic", "key", "value", "timestamp")
 """The columns of an event."""
 
 WITH_SCHEMA = ("key", "value")
-"""Those that carry their schema with ``schemas_enable``."""
+"""The columns whose values carry their schema with ``schemas_enable``."""
 
 SPARK_SCHEMA = f"topic string, key binary, value binary, timestamp bigint, {END} string"
 
 
-class Windows(Protocol):
-    """Windows of the log of a server, as the methods of :class:`RowSource` of the same names describe them."""
+class LogWindowPlanner(Protocol):
+    """Plans windows of a server's log. The methods have the contracts of the methods of :class:`RowSource` with these names."""
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow: ...
 
@@ -41,7 +41,7 @@ class LogSource(RowSource):
     """Base class of the sources that read a database's log."""
 
     @abstractmethod
-    def _windows(self) -> Windows:
+    def _windows(self) -> LogWindowPlanner:
         """Return the windows of the server that the connection leads to."""
 
     def columns(self) -> tuple[str, ...]:
@@ -65,16 +65,16 @@ class LogSource(RowSource):
     def position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        """Return the position behind a window, with what its tasks have noted. See :meth:`RowSource.position_after`."""
+        """Return the position after a window, with the tokens of its tasks. See :meth:`RowSource.position_after`."""
         return self._windows().position_after(splits, position, tokens)
 
     def bytes_behind(self, position: Mapping[str, Any]) -> int | None:
-        """Return the bytes of the log behind a window, as they are now. See :meth:`RowSource.bytes_behind`."""
+        """Return the present number of bytes of the log after a window. See :meth:`RowSource.bytes_behind`."""
         return self._windows().bytes_behind(position)
 
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
-        """Return the events of these splits, read by Spark's Python workers; partition ``i`` is split ``i``. Behind them is a row
-        with the split's token. See :meth:`RowSource.frame`.
+        """Return the events of these splits, read by Spark's Python workers; partition ``i`` is split ``i``. Its last row has
+        the split's token. See :meth:`RowSource.frame`.
         """
         from airflow_kafka_spark.sources.cdc.tasks.reader import SCHEMA, ReadSplits
 
@@ -91,7 +91,7 @@ class LogSource(RowSource):
         return spark.createDataFrame([], SPARK_SCHEMA)
 
     def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
-        """Return how tasks read these splits. See :meth:`RowSource.reader`.
+        """Return the reader with which tasks read these splits. See :meth:`RowSource.reader`.
 
         :raises SourceUnavailable: the server does not answer.
         """

@@ -191,7 +191,7 @@ class LocalStore(FileStore):
         except FileNotFoundError:
             yield Problem("source.path", f"{directory} does not exist", "Make it, mount it, or correct the path")
         except OSError as error:
-            yield Problem("source.path", f"{directory} cannot be looked at: {error}", "Give the worker's user the right to")
+            yield Problem("source.path", f"{directory} cannot be read: {error}", "Give the worker's user the right to")
 
     def files(self, selection: FileSelection) -> Iterator[ListedFile]:
         pending = [""]

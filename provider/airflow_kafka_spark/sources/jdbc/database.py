@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sources.base import SplitReader
 
 SplitKey = tuple[str, ...]
-"""A row's values in the split columns, as the server writes them: they survive JSON, and come back as literals."""
+"""A row's values in the split columns, as text of the server, which is stored in JSON and used in literals."""
 
 LOCK_SECONDS = 0.2
-"""Seconds between two looks for a free lock of a session."""
+"""Seconds between two tries to take the lock of a session."""
 
 SPARK_MAX_PRECISION = 38
 """Digits of Spark's largest decimal."""
@@ -30,7 +30,7 @@ REFUSED_SQLSTATES = ("22", "23", "25", "28", "3D", "3F", "42", "44", "0A", "0L",
 
 
 def escape_template(text: str) -> str:
-    """Return the text with braces doubled, for a place in a template of :class:`SourceColumn`."""
+    """Return the text with braces doubled, for use in a template of :class:`SourceColumn`."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
@@ -70,9 +70,9 @@ class SourceColumn:
 class Relation:
     """A table, a view or a query.
 
-    :param sql: the text behind FROM.
+    :param sql: the text after FROM.
     :param name: its name in messages.
-    :param columns: in their order.
+    :param columns: its columns, in order.
     :param keys: the columns of the primary key, and of each unique index that takes no NULL.
     :param indexes: the columns of each index that holds all rows in order.
     :param writers: the server's ids of the tables whose locks its writers hold.
@@ -92,7 +92,7 @@ class Relation:
 
 
 class MissingRelation(NamedTuple):
-    """The answer for a table that does not exist.
+    """The result of looking up a table that does not exist.
 
     :param hint: which similar table exists, as a clause; empty if none does.
     """
@@ -103,10 +103,10 @@ class MissingRelation(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """When a session of a task may read.
+    """The conditions under which a session of a task may read.
 
     :param max_sessions: sessions that read at a time; None for any number.
-    :param max_replica_lag: seconds that a replica may be behind; None if replicas are not looked at.
+    :param max_replica_lag: seconds that a replica may be behind; None if it is not checked.
     """
 
     max_sessions: int | None = None
@@ -147,7 +147,7 @@ class SqlDialect(ABC):
 
     @abstractmethod
     def after(self, names: Sequence[str], literals: Sequence[str]) -> str:
-        """Return the condition for rows behind these values. ``names`` are expressions that are never NULL."""
+        """Return the condition for rows after these values. ``names`` are expressions that are never NULL."""
 
     @abstractmethod
     def up_to(self, names: Sequence[str], literals: Sequence[str]) -> str:
@@ -188,9 +188,9 @@ class DatabaseSession(ABC):
 
     @abstractmethod
     def estimated_rows(self, relation: str) -> int:
-        """Return how many rows the server's planner expects, by its statistics, without reading the table.
+        """Return the number of rows that the server's planner estimates, without reading the table.
 
-        :param relation: the text behind FROM, with its conditions.
+        :param relation: the text after FROM, with its conditions.
         """
 
     @abstractmethod
@@ -218,15 +218,15 @@ class DatabaseSession(ABC):
 
     @abstractmethod
     def server_problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with the server itself, such as its version."""
+        """Yield the problems of the server itself, such as its version."""
 
     @abstractmethod
     def cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
-        """Yield why the values of an incrementing column may not only grow, as far as the catalog shows."""
+        """Yield the reasons why the values of an incrementing column may decrease, as far as the catalog shows."""
 
     @abstractmethod
     def sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
-        """Return why new rows will get values at or below ``value``, as far as the catalog shows; else an empty text."""
+        """Return why new rows will get values at or below ``value``, as far as the catalog shows; empty if they will not."""
 
     def identity(self) -> str:
         """Return the server's own identifier, which does not depend on the address; empty if the server has none."""
@@ -319,7 +319,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
 
     @abstractmethod
     def open_session(self) -> DatabaseSession:
-        """Open a session, whose first statement is still to come."""
+        """Open a session without running a statement."""
 
     @abstractmethod
     def driver_errors(self) -> tuple[type[Exception], ...]:
@@ -366,7 +366,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
     def waiting_statements(self, limits: ReadLimits) -> list[str]:
         """Return the statements that wait until a session may read.
 
-        With ``max_sessions`` one takes a lock of that many. The server frees it when the session ends, however that ends.
+        With ``max_sessions``, one of them takes one of that many locks. The server releases it whenever the session ends.
         """
         raise NotImplementedError
 
@@ -382,7 +382,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
         """Return how Spark's JDBC reader connects.
 
         :param fetchsize: rows per round trip.
-        :param limits: when a session may read.
+        :param limits: the conditions under which a session may read.
         """
         begin = self.session_statement
         if limits.wait:
@@ -397,6 +397,6 @@ class SourceDatabase(ABC, Generic[ServerT]):
 
         :param table: its name in messages.
         :param statements: per split, the SELECT of its rows' ``columns``.
-        :param limits: when a session may read.
+        :param limits: the conditions under which a session may read.
         """
         raise NotImplementedError

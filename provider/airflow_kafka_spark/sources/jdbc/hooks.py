@@ -5,7 +5,7 @@ If no provider declares a type, ``airflow connections add --conn-type postgres``
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NoReturn
 
 from airflow.providers.common.compat.sdk import BaseHook
 
@@ -25,7 +25,7 @@ class DatabaseHook(BaseHook):
         super().__init__()
         self.conn_id = conn_id
 
-    def get_conn(self) -> Any:
+    def get_conn(self) -> NoReturn:
         """Raise an error: sinks and sources open their own sessions.
 
         :raises ConnectionInvalid: always.

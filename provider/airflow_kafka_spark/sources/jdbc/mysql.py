@@ -33,6 +33,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection as AirflowConnection
+    from pymysql.connections import Connection
     from pymysql.protocol import FieldDescriptorPacket
 
 DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.6"
@@ -134,7 +135,7 @@ class MysqlServer:
     def where(self) -> str:
         return f"{self.host}:{self.port}/{self.database}"
 
-    def connect(self) -> Any:
+    def connect(self) -> Connection:
         import pymysql
 
         context: ssl.SSLContext | None = None
@@ -162,7 +163,7 @@ TIME_ZONE = "time_zone = '+00:00'"
 
 @dataclass
 class MysqlSession(DatabaseSession):
-    connection: Any
+    connection: Connection
     server: MysqlServer
     dialect = MysqlDialect()
 
@@ -174,9 +175,7 @@ class MysqlSession(DatabaseSession):
         self.connection.close()
 
     def rows(self, statement: str) -> list[tuple]:
-        with self.connection.cursor() as cursor:
-            cursor.execute(statement)
-            return list(cursor.fetchall())
+        return fetch_rows(self.connection, statement)
 
     def stream(self, statement: str) -> Iterator[tuple]:
         from pymysql.cursors import SSCursor
@@ -223,12 +222,12 @@ class MysqlSession(DatabaseSession):
         name = f"{self.dialect.quote(schema)}.{self.dialect.quote(table)}" if schema else self.dialect.quote(table)
         if not schema:
             return MissingRelation(name, "; the connection names no database (its `schema`)")
-        place = f"table_schema = {_text(schema)}"
-        tables = [row[0] for row in self.rows(f"SELECT table_name FROM information_schema.tables WHERE {place}")]
+        condition = f"table_schema = {literal(schema)}"
+        tables = [row[0] for row in self.rows(f"SELECT table_name FROM information_schema.tables WHERE {condition}")]
         if table not in tables:
-            alike = [other for other in tables if other.casefold() == table.casefold()]
-            return MissingRelation(name, f"; there is `{alike[0]}`, and names are compared exactly" if alike else "")
-        place += f" AND table_name = {_text(table)}"
+            similar = [other for other in tables if other.casefold() == table.casefold()]
+            return MissingRelation(name, f"; there is `{similar[0]}`, and names are compared exactly" if similar else "")
+        condition += f" AND table_name = {literal(table)}"
         columns = {
             row[0]: describe_column(
                 ColumnMetadata(
@@ -237,10 +236,10 @@ class MysqlSession(DatabaseSession):
                     readable="select" in row[8].lower(),
                 )
             )
-            for row in self.rows(_COLUMNS.format(place=place))
+            for row in self.rows(_COLUMNS.format(condition=condition))
         }  # fmt: skip
         parts: dict[str, list[tuple]] = {}
-        for index, *facts in self.rows(_INDEXES.format(place=place)):
+        for index, *facts in self.rows(_INDEXES.format(condition=condition)):
             parts.setdefault(index, []).append(tuple(facts))
         # The primary key first, then the unique index of the fewest columns that takes no NULL.
         found = sorted(parts.items(), key=lambda item: (item[0] != "PRIMARY", len(item[1]), item[0]))
@@ -251,7 +250,7 @@ class MysqlSession(DatabaseSession):
         return Relation(name, name, columns, keys, indexes)
 
     def query(self, query: str, name: str) -> Relation:
-        # A line of its own: the query may end with a comment.
+        # On a separate line, because the query may end with a comment.
         sql = f"({query.strip().rstrip(';')}\n) AS __query"
         with self.connection.cursor() as cursor:
             cursor.execute(f"SELECT * FROM {sql} LIMIT 0")
@@ -277,13 +276,13 @@ class MysqlSession(DatabaseSession):
 _COLUMNS = """
 SELECT column_name, data_type, column_type, is_nullable, numeric_precision, numeric_scale, character_set_name, collation_name,
     privileges
-FROM information_schema.columns WHERE {place} ORDER BY ordinal_position
+FROM information_schema.columns WHERE {condition} ORDER BY ordinal_position
 """
 
 # A prefix of a column makes an index neither a key nor an order.
 _INDEXES = """
 SELECT index_name, column_name, non_unique = 0 AND sub_part IS NULL, nullable = 'YES', collation = 'A' AND sub_part IS NULL
-FROM information_schema.statistics WHERE {place} AND index_type = 'BTREE' AND column_name IS NOT NULL
+FROM information_schema.statistics WHERE {condition} AND index_type = 'BTREE' AND column_name IS NOT NULL
 ORDER BY index_name, seq_in_index
 """
 
@@ -297,7 +296,7 @@ _UNSIGNED, _ENUM, _SET, _BINARY = 32, 256, 2048, 63
 
 
 def _result_column(result: FieldDescriptorPacket) -> ColumnMetadata:
-    """Return what the protocol says of a query's column."""
+    """Return the description of a query's column from the protocol."""
     kind = _KINDS.get(result.type_code, "")
     if kind in ("text", "varchar", "char"):
         if result.charsetnr == _BINARY:
@@ -312,7 +311,15 @@ def _result_column(result: FieldDescriptorPacket) -> ColumnMetadata:
     return ColumnMetadata(result.name, kind, kind or f"number {result.type_code}", True, unsigned, precision, result.scale)
 
 
-def _text(value: str) -> str:
+def fetch_rows(connection: Connection, statement: str) -> list[tuple]:
+    """Run a query, and return its rows."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return list(cursor.fetchall())
+
+
+def literal(value: str) -> str:
+    """Return a text as a literal of SQL, independent of the session's character set."""
     return f"_utf8mb4 X'{value.encode().hex()}'"
 
 
@@ -444,7 +451,7 @@ _BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "lo
 _OTHERS = frozenset({"uuid", "inet4", "inet6"})
 _INCREASING = frozenset({*_INTEGERS, "decimal", "char", "varchar", "datetime", "timestamp", "uuid"})
 _CLOCKS = {"timestamp": "zoned", "datetime": "local", "date": "date"}
-# Stands for a date that is none: farther away than any day these servers know.
+# Stands for an invalid date: farther away than any day of these servers.
 _INVALID_DATE = -(2**62)
 _EPOCH = "TIMESTAMP'1970-01-01 00:00:00'"
 
@@ -552,7 +559,7 @@ def _timestamp_expressions(metadata: ColumnMetadata) -> tuple[str, str, str]:
             if metadata.kind == "timestamp"
             else "CAST(timestamp_micros(CAST({c} AS bigint)) AS timestamp_ntz)"
         )
-    # A date that is none (0000-00-00) has no distance from another, and would silently become NULL.
-    message = f"column `{metadata.name}` holds a day that is none, as 0000-00-00".replace("\\", "\\\\").replace("'", "\\'")
+    # An invalid date (0000-00-00) has no distance from another, and would silently become NULL.
+    message = f"column `{metadata.name}` holds an invalid date, such as 0000-00-00".replace("\\", "\\\\").replace("'", "\\'")
     select = f"CASE WHEN {{c}} IS NULL THEN NULL ELSE COALESCE({value}, {_INVALID_DATE}) END"
     return select, f"if(CAST({{c}} AS bigint) = {_INVALID_DATE}, raise_error('{escape_template(message)}'), {spark})", ""

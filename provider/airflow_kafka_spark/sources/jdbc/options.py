@@ -65,7 +65,7 @@ class JdbcSourceOptions:
 
     @property
     def cursor_columns(self) -> tuple[str, ...]:
-        """The columns whose values say where a window ends; none for ``bulk``."""
+        """The columns whose values define the end of a window; none for ``bulk``."""
         columns = {"timestamp": self.timestamp_column, "incrementing": self.incrementing}
         return tuple(columns[part] or "" for part in self.effective_mode.split("+") if part in columns)
 
@@ -79,7 +79,7 @@ class JdbcSourceOptions:
 
     @property
     def limits(self) -> ReadLimits:
-        """When a session of a task may read."""
+        """The conditions under which a session of a task may read."""
         from airflow_kafka_spark.sources.jdbc.database import ReadLimits
 
         return ReadLimits(self.max_sessions, self.max_replica_lag)
@@ -94,11 +94,11 @@ class JdbcSourceOptions:
     # --- validation ---
 
     def option_problems(self) -> list[Problem]:
-        """Return all that is wrong with the options, without asking the server."""
+        """Return the problems of the options, without asking the server."""
         return list(chain(self.relation_problems(), self._mode_problems(), self._list_problems(), self._number_problems()))
 
     def relation_problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with ``table`` and ``query``."""
+        """Yield the problems of ``table`` and ``query``."""
         if (self.table is None) == (self.query is None):
             given = "both are given" if self.table is not None else "neither is given"
             yield Problem("source", f"{given}; expected either `table` or `query`", "Name a table, or write a query")

@@ -24,6 +24,7 @@ from airflow_kafka_spark.hooks.databases import (
     SEES_LAG,
     PostgresServer,
     describe_driver_message,
+    fetch_rows,
     hint_at_similar_table,
     literal,
     quote,
@@ -152,7 +153,7 @@ class PostgresSession(DatabaseSession):
         self.connection.close()
 
     def rows(self, statement: str) -> list[tuple]:
-        return self.connection.execute(statement.encode()).fetchall()
+        return fetch_rows(self.connection, statement)
 
     def stream(self, statement: str) -> Iterator[tuple]:
         with self.connection.transaction(), self.connection.cursor("streamed") as cursor:
@@ -208,7 +209,7 @@ class PostgresSession(DatabaseSession):
         return Relation(str(name), str(name), self._columns(attributes, usage), keys, indexes, writers)
 
     def query(self, query: str, name: str) -> Relation:
-        # A line of its own: the query may end with a comment.
+        # On a separate line, because the query may end with a comment.
         sql = f"({query.strip().rstrip(';')}\n) AS __query"
         attributes = [(*field, False, 0, True) for field in self._describe(f"SELECT * FROM {sql}")]
         names = [row[0] for row in attributes]

@@ -20,7 +20,7 @@ _CONNECTION_ACTION = "Correct the connection, or see to the server"
 
 @dataclass(frozen=True)
 class ServerValidation:
-    """Checks the options of a source against its server. Each question opens a session of its own.
+    """Checks the options of a source against its server. Each check opens its own session.
 
     :param options: the source's options.
     :param database: the server.
@@ -90,7 +90,7 @@ class ServerValidation:
         for number, name in enumerate(names):
             alike = [other for other in names[:number] if other.casefold() == name.casefold() and other != name]
             if alike:
-                what = f"{relation.name} has `{alike[0]}` too, and Spark does not tell upper from lower case"
+                what = f"{relation.name} has `{alike[0]}` too, and Spark does not distinguish upper and lower case"
                 action = "Leave one out with `include_columns=`, or rename it with `query=`"
                 yield Problem(f"source column `{name}`", what, action)
 

@@ -193,7 +193,7 @@ def resolve_start(options: JdbcSourceOptions, relation: Relation, position: Mapp
     if recorded != now:
         was = f'mode "{recorded[0]}" on {_named(recorded[2])} of {recorded[1] or "a query"}'
         asked = f'"{now[0]}" on {_named(now[2])} of {now[1] or "a query"}'
-        action = "Put the options back, or give the operator a new `pipeline=` name to begin anew"
+        action = "Put the options back, or give the operator a new `pipeline=` name to start over"
         raise SourceRejected(relation.name, f"earlier windows were read in {was}, the options say {asked}", action)
     table_pass = position.get("pass", 1)
     if position.get("complete"):
@@ -276,7 +276,7 @@ def _check_sequence(options: JdbcSourceOptions, session: DatabaseSession, relati
         return
     reason = session.sequence_reset(relation, column_of(relation, start.order[0]), start.after[0])
     if reason:
-        action = "Its new rows would never be read: give the operator a new `pipeline=` name to begin anew"
+        action = "Its new rows would never be read: give the operator a new `pipeline=` name to start over"
         raise SourceRejected(relation.name, reason, action)
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.databases import parse_name
 from airflow_kafka_spark.sources.base import lag_problems
 from airflow_kafka_spark.sources.cdc.options import (
     DecimalHandling,
     Snapshot,
     TimePrecision,
-    choice_problems,
+    mode_problems,
     operation_problems,
     prefix_problems,
     size_problems,
@@ -25,7 +24,7 @@ from airflow_kafka_spark.sources.cdc.options import (
 UnsignedHandling = Literal["long", "precise"]
 ZeroDateHandling = Literal["fail", "null"]
 MIN_BINLOG_BYTES = 1 << 16
-_PLACE = re.compile(r"latest|earliest|[^:/\\]+\.\d+:\d+")
+_COORDINATES = re.compile(r"latest|earliest|[^:/\\]+\.\d+:\d+")
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,11 @@ class MySqlCdcOptions:
         if not isinstance(prefix, str) or not prefix:
             yield Problem("source.topic_prefix", f"it is {prefix!r}; expected a name")
         yield from prefix_problems(prefix)
-        place: object = self.starting_position
-        if not isinstance(place, str) or not _PLACE.fullmatch(place):
-            action = 'Write "latest", "earliest" or a place as "mysql-bin.000042:4"'
-            yield Problem("source.starting_position", f"it is {place!r}; expected a place of the log", action)
-        yield from choice_problems(
+        given: object = self.starting_position
+        if not isinstance(given, str) or not _COORDINATES.fullmatch(given):
+            action = 'Write "latest", "earliest" or coordinates such as "mysql-bin.000042:4"'
+            yield Problem("source.starting_position", f"it is {given!r}; expected coordinates in the log", action)
+        yield from mode_problems(
             {
                 "snapshot": (self.snapshot, get_args(Snapshot)),
                 "decimal_handling_mode": (self.decimal_handling_mode, get_args(DecimalHandling)),
@@ -79,16 +78,7 @@ class MySqlCdcOptions:
         if (self.max_replica_lag is None) == bool(self.replica_conn_ids) or isinstance(self.replica_conn_ids, str):
             found = f"it is {self.replica_conn_ids!r}, beside `max_replica_lag={self.max_replica_lag!r}`; expected both or none"
             yield Problem("source.replica_conn_ids", found, 'Write ["replica"]: a primary does not know the lag of its replicas')
-        if self.snapshot in ("initial", "only", "when_needed") and place != "latest":
-            found = f"it is {place!r}, and the log of a snapshot begins where it is taken"
+        if self.snapshot in ("initial", "only", "when_needed") and given != "latest":
+            found = f"it is {given!r}, and the log of a snapshot begins where it is taken"
             yield Problem("source.starting_position", found, 'Leave it out, or set `snapshot="never"`')
         yield from table_problems(self.tables, self.message_key_columns, "shop")
-
-
-def full_name(name: str, database: str) -> tuple[str, str]:
-    """Return database and name of a table.
-
-    :param database: of a table whose name has none.
-    """
-    schema, table = parse_name(name)
-    return schema or database, table

@@ -17,7 +17,7 @@ from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sources.jdbc.mysql import MysqlServer
-    from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindows
+    from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindowPlanner
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
     with the columns ``topic``, ``key``, ``value`` (JSON, as bytes) and ``timestamp`` (of the change, milliseconds since 1970):
     ``KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())`` publishes them.
 
-    Guarantee: each change of each transaction that commits behind the place at which the first window begins is in exactly one
-    window, and all changes of a transaction are in the same one. With a snapshot, each row that was there is published once, and
+    Guarantee: each change of each transaction that commits after the start of the first window is in exactly one window, and all
+    changes of a transaction are in the same one. With a snapshot, each row that was there is published once, and
     behind it exactly the changes that it does not include. A window of the log is one split, so its events are published in one
     Kafka transaction, in the order of the commits.
 
@@ -41,19 +41,19 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
     :param tables: the tables, as ``database.table`` (the connection's database if none is given); None (default): all of the
         connection's database.
     :param starting_position: where the first window begins: ``latest`` (default), the end of the log when it is frozen;
-        ``earliest``, the beginning of the log; or the place of a backup, as ``mysql-bin.000042:1234``. Templated.
+        ``earliest``, the beginning of the log; or the coordinates of a backup, as ``mysql-bin.000042:1234``. Templated.
     :param snapshot: what is published of the rows that are there before the first window, as events ``r``. ``never`` (default):
         nothing. ``initial``: all rows of the tables, in chunks, while windows of the log go on in between; then the log.
-        ``only``: the same, up to the place of the log at which all rows are read; further windows are empty. ``when_needed``: as
-        ``initial``, and again whenever the log behind the last window is lost; rows that were deleted in between get no event.
-        For MariaDB, and tables of the engine InnoDB.
+        ``only``: as ``initial``, up to the position in the log at which all rows are read; further windows are empty.
+        ``when_needed``: as ``initial``, and again whenever the log after the last window is lost; rows that were deleted in
+        between get no event. For MariaDB, and tables of the engine InnoDB.
     :param snapshot_chunk_rows: how many rows a chunk has, and so a Kafka transaction; default 100,000. A table without a unique
         key that can be compared (numbers, texts, bytes, dates) is one chunk.
     :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the
         server; default 16. Between two such windows, the log is read.
     :param max_replica_lag: seconds that a replica of ``replica_conn_ids`` may be behind (``Seconds_Behind_Master``). While one is
         further behind, or while its replication has stopped, each chunk of a snapshot waits before its first row. Default None:
-        replicas are not looked at.
+        the lag of replicas is not checked.
     :param replica_conn_ids: Airflow connections of type ``mysql`` of MariaDB's replicas, for ``max_replica_lag``; their users
         need the right ``SLAVE MONITOR``. Executors use them, too. Default none.
     :param max_binlog_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256
@@ -73,7 +73,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         window and names the column; ``null`` writes null.
     :param ignore_cascades: True: tables are accepted whose rows are changed by the cascades of foreign keys, which the log does
         not hold; False (default): they are refused.
-    :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its place in it,
+    :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its position in it,
         and the begin and the end of each transaction with events, with their counts, are records of the topic
         ``<topic_prefix>.transaction``; default False.
     :param schemas_enable: True: keys and values carry their schema, as JsonConverter with ``schemas.enable=true`` writes them;
@@ -117,20 +117,20 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
 
         return tuple(read_server(look_up(conn_id, "mysql")) for conn_id in self.replica_conn_ids)
 
-    def _windows(self) -> MySqlLogWindows:
+    def _windows(self) -> MySqlLogWindowPlanner:
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
-        from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindows
+        from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindowPlanner
 
         replicas = tuple(LogServer(server) for server in self.replicas()) if self.max_replica_lag is not None else ()
-        return MySqlLogWindows(self, LogServer(self.server()), replicas)
+        return MySqlLogWindowPlanner(self, LogServer(self.server()), replicas)
 
     def origin(self) -> Endpoint:
         """Return the server, and MySQL's ``server_uuid``; the tables and the prefix of topics."""
         windows = self._windows()
         with windows.server.session("asking which server it is") as connection:
             identity = windows.server.identity(connection).get("server_uuid", "")
-        place = {SERVER: _address(windows.server.server), **({SERVER_ID: str(identity)} if identity else {})}
-        return Endpoint(place, {"tables": ", ".join(sorted(self.tables or ())), "topic_prefix": self.topic_prefix})
+        location = {SERVER: _address(windows.server.server), **({SERVER_ID: str(identity)} if identity else {})}
+        return Endpoint(location, {"tables": ", ".join(sorted(self.tables or ())), "topic_prefix": self.topic_prefix})
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, connection, server, its log, rights, tables and their keys."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
-from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions, full_name
+from airflow_kafka_spark.sources.cdc.options import parse_table_name
+from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, literal
+from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, ENGINE
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     LogServer,
-    behind_master,
-    fetch_rows,
     is_mariadb,
-    sql_text,
+    read_replica_lag,
     version,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import CODECS
@@ -45,7 +45,7 @@ class BinlogValidation:
 
     :param options: the source's options.
     :param server: its address and login.
-    :param replicas: the replicas whose lag is looked at.
+    :param replicas: the replicas whose lag is checked.
     :param wrong: the options that are invalid by themselves, as users know them. What depends on them is not checked.
     """
 
@@ -78,7 +78,7 @@ class BinlogValidation:
         for replica in self.replicas:
             try:
                 with replica.session("asking for the lag of a replica") as connection:
-                    behind_master(replica, connection)
+                    read_replica_lag(replica, connection)
             except KafkaSparkError as error:
                 yield Problem("source.replica_conn_ids", error.found, error.action or "GRANT SLAVE MONITOR ON *.* TO its user")
 
@@ -106,8 +106,8 @@ class BinlogValidation:
                 yield Problem("source.conn_id", f"`{name}` of the server is `{found}`: {reason}", f"SET GLOBAL {name} = DEFAULT")
         tells_place = is_mariadb(connection) and fetch_rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_position'")
         if self.options.snapshot != "never" and not tells_place:
-            what = "the server does not tell the place of its log at which a transaction sees the tables, as MariaDB does"
-            yield Problem("source.snapshot", what, 'Use `snapshot="never"` and the place of a backup (`starting_position`)')
+            what = "the server does not report at which coordinates of its log a transaction sees the tables, as MariaDB does"
+            yield Problem("source.snapshot", what, 'Use `snapshot="never"` and the coordinates of a backup (`starting_position`)')
         yield from self._kept_problems(connection)
         yield from self._replica_problems(connection)
 
@@ -154,17 +154,17 @@ class BinlogValidation:
 
     def _table_problems(self, connection: Connection, has_log: bool) -> Iterator[Problem]:
         database = self.server.server.database
-        unnamed = [name for name in self.options.tables or () if not full_name(name, database)[0]]
+        unnamed = [name for name in self.options.tables or () if not parse_table_name(name, database)[0]]
         if unnamed or (self.options.tables is None and not database):
             what = f"{unnamed[0]} has no database" if unnamed else "it is None"
             yield Problem("source.tables", f"{what}, and the connection names none (its `schema`)", "Write `database.table`")
             return
-        keys = {full_name(name, database): columns for name, columns in self.options.message_key_columns.items()}
-        wanted = [full_name(name, database) for name in self.options.tables or ()]
+        keys = {parse_table_name(name, database): columns for name, columns in self.options.message_key_columns.items()}
+        wanted = [parse_table_name(name, database) for name in self.options.tables or ()]
         if self.options.tables is None:
             types = "'BASE TABLE', 'SYSTEM VERSIONED'"
             query = f"SELECT table_name FROM information_schema.tables WHERE table_type IN ({types}) AND table_schema = "
-            wanted = [(database, str(row[0])) for row in fetch_rows(connection, query + sql_text(database))]
+            wanted = [(database, str(row[0])) for row in fetch_rows(connection, query + literal(database))]
             if not wanted:
                 found = f"there are no tables in database `{database}` that the user may see"
                 yield Problem("source.tables", found, f"GRANT SELECT ON {database}.* TO {self.server.server.user}")
@@ -179,8 +179,8 @@ class BinlogValidation:
 
     def _problems_of(self, connection: Connection, table: tuple[str, str], key: Sequence[str] | None) -> Iterator[Problem]:
         shown = ".".join(table)
-        place = f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
-        kinds = fetch_rows(connection, f"SELECT table_type FROM information_schema.tables WHERE {place}")
+        condition = f"table_schema = {literal(table[0])} AND table_name = {literal(table[1])}"
+        kinds = fetch_rows(connection, f"SELECT table_type FROM information_schema.tables WHERE {condition}")
         if not kinds:
             action = f"Create it, correct its name, or GRANT SELECT ON {shown} TO {self.server.server.user}"
             yield Problem("source.tables", f"there is no table {shown} that the user may see", action)
@@ -192,7 +192,7 @@ class BinlogValidation:
             return
         columns = fetch_rows(
             connection,
-            f"SELECT column_name, data_type, character_set_name, column_key FROM information_schema.columns WHERE {place}",
+            f"SELECT column_name, data_type, character_set_name, column_key FROM information_schema.columns WHERE {condition}",
         )
         names = [str(column[0]) for column in columns]
         if key is None and not any(column[3] == "PRI" for column in columns):
@@ -214,10 +214,10 @@ class BinlogValidation:
     def _snapshot_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
         import pymysql
 
-        shown, place = ".".join(table), f"table_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}"
-        engine = str(fetch_rows(connection, f"SELECT engine FROM information_schema.tables WHERE {place}")[0][0])
+        shown, condition = ".".join(table), f"table_schema = {literal(table[0])} AND table_name = {literal(table[1])}"
+        engine = str(fetch_rows(connection, f"SELECT engine FROM information_schema.tables WHERE {condition}")[0][0])
         if engine != ENGINE:
-            what = f"the engine of {shown} is {engine}, and a snapshot of it would have no place in the log"
+            what = f"the engine of {shown} is {engine}, and a snapshot of it would have no coordinates in the log"
             yield Problem("source.snapshot", what, f"ALTER TABLE {shown} ENGINE = {ENGINE}, or leave the table out")
         try:
             fetch_rows(connection, f"SELECT * FROM {DIALECT.quote(table[0])}.{DIALECT.quote(table[1])} LIMIT 0")
@@ -231,7 +231,7 @@ class BinlogValidation:
         found = fetch_rows(
             connection,
             "SELECT constraint_name, update_rule, delete_rule FROM information_schema.referential_constraints WHERE "
-            f"constraint_schema = {sql_text(table[0])} AND table_name = {sql_text(table[1])}",
+            f"constraint_schema = {literal(table[0])} AND table_name = {literal(table[1])}",
         )
         for name, on_update, on_delete in found:
             if {on_update, on_delete} & {"CASCADE", "SET NULL", "SET DEFAULT"}:

@@ -1,9 +1,9 @@
 """Windows of the log: where they end, how tasks read them, and how tables are cut into the chunks of a snapshot.
 
-A window is a range of the log, ``[start, end)``; places are compared by file and position. ``start`` is the beginning of a
+A window is a range of the log, ``[start, end)``; coordinates are compared by file and position. ``start`` is the beginning of a
 transaction. A transaction is in the window if it begins before ``end``: so each is in one window, complete, wherever windows are
 cut. If ``end`` is within a transaction, the marker of the window says where that ends, which is the start of the next window. If
-Spark has read the window, its marker says nothing; the log is then read from ``start`` up to that place once more.
+Spark has read the window, its marker says nothing; the log is then read from ``start`` up to these coordinates once more.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected
 from airflow_kafka_spark.sources.base import FrozenWindow
-from airflow_kafka_spark.sources.cdc.snapshot import Chunks, SnapshotState, snapshot_after
+from airflow_kafka_spark.sources.cdc.options import parse_table_name
+from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState, snapshot_after
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
-from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions, full_name
+from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, literal
+from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, table_shape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     FIRST,
     NEW_PIPELINE,
+    LogCoordinates,
     LogServer,
-    Place,
-    advanced,
+    advance,
     distance,
-    fetch_rows,
     is_mariadb,
-    sql_text,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import SESSION, chunk_token, literals, take_snapshot, typed
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
@@ -60,13 +60,13 @@ def begin_snapshot(
 
 
 def _estimated_rows(connection: Connection, name: TableName) -> int:
-    schema, table = map(sql_text, name)
+    schema, table = map(literal, name)
     query = f"SELECT table_rows FROM information_schema.tables WHERE table_schema = {schema} AND table_name = {table}"
     return int(fetch_rows(connection, query)[0][0] or 0)
 
 
 @dataclass(kw_only=True)
-class MysqlChunks(Chunks):
+class MysqlChunkPlanner(ChunkPlanner):
     """Cuts the next chunks.
 
     :param server: the server.
@@ -92,12 +92,12 @@ class MysqlChunks(Chunks):
 
     def token(self) -> dict[str, Any]:
         """Return the token of a chunk that would be read now."""
-        place = take_snapshot(self.connection)
+        coordinates = take_snapshot(self.connection)
         fetch_rows(self.connection, "ROLLBACK")
-        return chunk_token(place)
+        return chunk_token(coordinates)
 
     def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
-        """Return the last keys of the next chunks. See :meth:`Chunks.ends`."""
+        """Return the last keys of the next chunks. See :meth:`ChunkPlanner.ends`."""
         shape = table_shape(self.server, self.connection, table.table, self.form)
         if shape is None:
             return None
@@ -130,12 +130,12 @@ UNDESCRIBED = ("uuid", "inet4", "inet6", "vector")
 _SYSTEM = "'mysql', 'information_schema', 'performance_schema', 'sys'"
 
 
-def _order(place: Place) -> tuple[int, int]:
-    return place.order
+def _order(coordinates: LogCoordinates) -> tuple[int, int]:
+    return coordinates.order
 
 
-def _order_of_text(place: str) -> tuple[int, int]:
-    return Place.parse(place).order
+def _order_of_text(coordinates: str) -> tuple[int, int]:
+    return LogCoordinates.parse(coordinates).order
 
 
 @dataclass(frozen=True)
@@ -148,20 +148,20 @@ class _Cut:
     :param gtid: the last GTID that was read; "" without GTIDs.
     """
 
-    start: Place
-    now: Place
-    files: Sequence[Place]
+    start: LogCoordinates
+    now: LogCoordinates
+    files: Sequence[LogCoordinates]
     identity: Mapping[str, Any]
     gtid: str
 
 
 @dataclass(frozen=True)
-class MySqlLogWindows:
+class MySqlLogWindowPlanner:
     """Freezes windows of the log of a server.
 
     :param options: the source's options.
     :param server: its address and login.
-    :param replicas: the replicas whose lag is looked at.
+    :param replicas: the replicas whose lag is checked.
     """
 
     options: MySqlCdcOptions
@@ -178,9 +178,9 @@ class MySqlLogWindows:
             position, start, files = self._start(connection, position, now)
             identity = self.server.identity(connection)
             state = SnapshotState.from_json(position) if position else self._begin_snapshot(connection, form)
-            known = Place.parse(position["begun"]) if position and "begun" in position else start
+            known = LogCoordinates.parse(position["begun"]) if position and "begun" in position else start
             if known != start:
-                start, _ = self._look(known, start, form)
+                start, _ = self._find_end(known, start, form)
             now = max(now, start, key=_order)  # the log has grown while it was looked through
             at = _Cut(start, now, files, identity, str((position or {}).get("gtid", "")))
             state = state.after_log(start.order, _order_of_text)
@@ -189,10 +189,10 @@ class MySqlLogWindows:
             if self._is_finished(state):
                 return FrozenWindow((), self._position(at, start, state, self.server.created(start.file)))
             start = self._readable(files, start)
-            end = advanced(files, start, self.options.max_binlog_bytes, now)
+            end = advance(files, start, self.options.max_binlog_bytes, now)
             is_exact, has_changes = end == now, distance(files, start, end) > 0
             if 0 < distance(files, start, end) <= LOOKED_THROUGH_BYTES:
-                end, has_changes = self._look(start, end, form)
+                end, has_changes = self._find_end(start, end, form)
                 is_exact = True
             after = state.after_log(end.order, _order_of_text)
             if not has_changes and is_exact and after.tables and after.is_caught_up:
@@ -212,17 +212,17 @@ class MySqlLogWindows:
         return FrozenWindow((bounds,) if has_changes else (), found, remaining=is_left)
 
     def _start(
-        self, connection: Connection, position: Mapping[str, Any] | None, now: Place
-    ) -> tuple[Mapping[str, Any] | None, Place, list[Place]]:
-        """Return the position, the place where the window begins, and the files of the log.
+        self, connection: Connection, position: Mapping[str, Any] | None, now: LogCoordinates
+    ) -> tuple[Mapping[str, Any] | None, LogCoordinates, list[LogCoordinates]]:
+        """Return the position, the coordinates at which the window begins, and the files of the log.
 
         The position is None if the server no longer has the log behind it and the tables are read again.
 
         :raises LogLost: the server no longer has the log, and ``snapshot`` is not ``when_needed``.
         """
         if position is not None:
-            start = Place.parse(position["place"])
-            known = Place.parse(position["begun"]) if "begun" in position else start
+            start = LogCoordinates.parse(position["place"])
+            known = LogCoordinates.parse(position["begun"]) if "begun" in position else start
             try:
                 return position, start, self.server.refuse_other(connection, known, dict(position["log"]))
             except LogLost as error:
@@ -235,14 +235,14 @@ class MySqlLogWindows:
     def _is_finished(self, state: SnapshotState) -> bool:
         return self.options.snapshot == "only" and not state.tables
 
-    def _position(self, at: _Cut, place: Place, state: SnapshotState, created: int) -> dict[str, Any]:
+    def _position(self, at: _Cut, coordinates: LogCoordinates, state: SnapshotState, created: int) -> dict[str, Any]:
         """Return the position behind a window.
 
-        :param place: where the window ends.
-        :param created: when the file of that place was begun.
+        :param coordinates: where the window ends.
+        :param created: when the file of these coordinates was begun.
         """
-        behind, gtid = distance(at.files, place, at.now), {"gtid": at.gtid} if at.gtid else {}
-        found = {"place": str(place), "log": {**at.identity, "created": created}, "bytes_behind": behind, **gtid}
+        behind, gtid = distance(at.files, coordinates, at.now), {"gtid": at.gtid} if at.gtid else {}
+        found = {"place": str(coordinates), "log": {**at.identity, "created": created}, "bytes_behind": behind, **gtid}
         return {**found, **state.to_json(), **({"finished": True} if self._is_finished(state) else {})}
 
     # --- snapshots ---
@@ -254,14 +254,14 @@ class MySqlLogWindows:
         names = form.tables
         if names is None:
             query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
-            names = frozenset((form.database, str(row[0])) for row in fetch_rows(connection, query + sql_text(form.database)))
+            names = frozenset((form.database, str(row[0])) for row in fetch_rows(connection, query + literal(form.database)))
         return begin_snapshot(self.server, connection, form.values, names, self.options.snapshot_chunk_rows)
 
     def _chunks(self, connection: Connection, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:
         """Return a window of the next chunks of the snapshot. The log stays where it is."""
         created = self.server.created(at.start.file)
         bounds = {"start": str(at.start), "log": {**at.identity, "created": created}}
-        chunks = MysqlChunks(
+        chunks = MysqlChunkPlanner(
             most=self.options.snapshot_chunks_per_window,
             bounds=bounds,
             server=self.server,
@@ -272,24 +272,24 @@ class MySqlLogWindows:
         state = chunks.cut(state)
         return FrozenWindow(tuple(chunks.splits), self._position(at, at.start, state, created), remaining=True)
 
-    def _first(self, connection: Connection, now: Place) -> Place:
-        """Return the place at which the first window begins.
+    def _first(self, connection: Connection, now: LogCoordinates) -> LogCoordinates:
+        """Return the coordinates at which the first window begins.
 
-        :raises SourceRejected: the log does not have the place that the options name.
+        :raises SourceRejected: the log does not have the coordinates that the options name.
         """
         given = self.options.starting_position
         if given == "latest":
             return now
         if given == "earliest":
-            return Place(self.server.files(connection)[0].file, FIRST)
-        place = Place.parse(given)
-        if place.order > now.order:
-            found = f"`starting_position` is {place}, and the log ends at {now}"
+            return LogCoordinates(self.server.files(connection)[0].file, FIRST)
+        coordinates = LogCoordinates.parse(given)
+        if coordinates.order > now.order:
+            found = f"`starting_position` is {coordinates}, and the log ends at {now}"
             raise SourceRejected(self.server.where, found, "Correct it")
-        return place
+        return coordinates
 
-    def _readable(self, files: Sequence[Place], start: Place) -> Place:
-        """Return a place at which the server can begin to send its log: it takes positions of 32 bits.
+    def _readable(self, files: Sequence[LogCoordinates], start: LogCoordinates) -> LogCoordinates:
+        """Return coordinates at which the server can begin to send its log: it takes positions of 32 bits.
 
         The server begins a new file behind a transaction that is so long.
 
@@ -300,27 +300,27 @@ class MySqlLogWindows:
         size = next((file.position for file in files if file.file == start.file), start.position)
         behind = next((file for file in files if file.order > (start.order[0], size)), None)
         if behind is not None and size - start.position <= LAST_EVENT_BYTES:
-            return Place(behind.file, FIRST)
+            return LogCoordinates(behind.file, FIRST)
         raise SourceRejected(self.server.where, f"it sends no log from {start} on, which is beyond 4 GiB", NEW_PIPELINE)
 
-    def _look(self, start: Place, end: Place, form: MysqlEventForm) -> tuple[Place, bool]:
-        """Return the first place from ``end`` on at which no transaction is open, and whether a table that is taken has changes
-        before it.
+    def _find_end(self, start: LogCoordinates, end: LogCoordinates, form: MysqlEventForm) -> tuple[LogCoordinates, bool]:
+        """Return the first coordinates from ``end`` on at which no transaction is open, and whether a captured table has changes
+        before them.
 
         :raises SourceUnavailable: the server does not send its log so far.
         """
-        transactions, has_changes, place = Transactions(), False, start
+        transactions, has_changes, coordinates = Transactions(), False, start
         for located in self.server.events_up_to(start, end):
-            event, place = located.event, located.end
+            event, coordinates = located.event, located.end
             transactions.enter(event)
             if event.kind == binlog.TABLE_MAP:
-                _, database, name = binlog.table_names(event.body)
+                _, database, name = binlog.parse_table_names(event.body)
                 has_changes = has_changes or form.takes((database, name))
             elif event.kind in (binlog.QUERY, *binlog.UNREADABLE):
                 has_changes = has_changes or event.kind != binlog.QUERY or self._concerns(event.body, form)
-            if place.order >= end.order and not transactions.is_open:
+            if coordinates.order >= end.order and not transactions.is_open:
                 break
-        return place, has_changes
+        return coordinates, has_changes
 
     def _concerns(self, body: bytes, form: MysqlEventForm) -> bool:
         """Return True if a statement may be one that a reader of the window publishes or refuses."""
@@ -336,10 +336,11 @@ class MySqlLogWindows:
         if not tokens or "end" not in tokens[0]:
             return found
         token = tokens[0]
-        place, planned = Place.parse(token["end"]), Place.parse(position["place"])
-        if place.file == planned.file:
-            found["bytes_behind"] = max(0, position["bytes_behind"] - (place.position - planned.position))
-        found["place"], found["log"] = str(place), {**position["log"], "created": token["created"] or position["log"]["created"]}
+        coordinates, planned = LogCoordinates.parse(token["end"]), LogCoordinates.parse(position["place"])
+        if coordinates.file == planned.file:
+            found["bytes_behind"] = max(0, position["bytes_behind"] - (coordinates.position - planned.position))
+        found["place"] = str(coordinates)
+        found["log"] = {**position["log"], "created": token["created"] or position["log"]["created"]}
         found.pop("begun", None)
         if token.get("gtid"):
             found["gtid"] = token["gtid"]
@@ -349,8 +350,8 @@ class MySqlLogWindows:
         """Return the bytes of the log behind a window. See :meth:`RowSource.bytes_behind`."""
         if position.get("finished"):
             return 0
-        start = Place.parse(position["place"])
-        known = Place.parse(position.get("begun", position["place"]))
+        start = LogCoordinates.parse(position["place"])
+        known = LogCoordinates.parse(position.get("begun", position["place"]))
         with self.server.session("asking how long the log is") as connection:
             now = self.server.end(connection)
             return distance(self.server.refuse_other(connection, known, dict(position["log"])), start, now)
@@ -377,11 +378,11 @@ class MySqlLogWindows:
             times=given.time_precision_mode,
             unsigned=given.bigint_unsigned_handling_mode,
             zero_dates=given.zero_date_handling_mode,
-            charsets=charsets(connection),
+            charsets=read_charsets(connection),
         )
         return MysqlEventForm(
             prefix=given.topic_prefix,
-            keys={full_name(table, database): tuple(columns) for table, columns in given.message_key_columns.items()},
+            keys={parse_table_name(table, database): tuple(columns) for table, columns in given.message_key_columns.items()},
             schemas=given.schemas_enable,
             tombstones=given.tombstones_on_delete,
             skipped=frozenset(given.skipped_operations),
@@ -389,14 +390,14 @@ class MySqlLogWindows:
             decimals=given.decimal_handling_mode,
             times=given.time_precision_mode,
             database=database,
-            tables=None if given.tables is None else frozenset(full_name(name, database) for name in given.tables),
+            tables=None if given.tables is None else frozenset(parse_table_name(name, database) for name in given.tables),
             values=values,
-            unreadable=undescribed(connection),
+            unreadable=read_undescribed_columns(connection),
             is_mariadb=is_mariadb(connection),
         )
 
 
-def charsets(connection: Connection) -> dict[int, str]:
+def read_charsets(connection: Connection) -> dict[int, str]:
     """Return the character set of each collation, by its number."""
     found = fetch_rows(connection, "SELECT id, character_set_name FROM information_schema.collations WHERE id IS NOT NULL")
     if is_mariadb(connection):
@@ -411,7 +412,7 @@ def charsets(connection: Connection) -> dict[int, str]:
     return {int(number): str(name) for number, name in found}
 
 
-def undescribed(connection: Connection) -> dict[tuple[str, str], dict[str, str]]:
+def read_undescribed_columns(connection: Connection) -> dict[tuple[str, str], dict[str, str]]:
     """Return per table the columns whose types the log describes as plain bytes, and these types."""
     kinds = ", ".join(f"'{kind}'" for kind in UNDESCRIBED)
     found: dict[tuple[str, str], dict[str, str]] = {}

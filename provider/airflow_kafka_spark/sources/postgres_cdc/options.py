@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.databases import parse_name
 from airflow_kafka_spark.sources.base import lag_problems
 from airflow_kafka_spark.sources.cdc.options import (
     DecimalHandling,
     Snapshot,
     TimePrecision,
-    choice_problems,
+    mode_problems,
     operation_problems,
+    parse_table_name,
     prefix_problems,
     size_problems,
     snapshot_problems,
@@ -58,7 +58,7 @@ class PostgresCdcOptions:
             action = "Use lower-case letters, digits and underscores, at most 63"
             yield Problem("source.slot", f"`{self.slot}` is no name that PostgreSQL takes for a slot", action)
         yield from prefix_problems(self.topic_prefix)
-        yield from choice_problems(
+        yield from mode_problems(
             {
                 "snapshot": (self.snapshot, get_args(Snapshot)),
                 "decimal_handling_mode": (self.decimal_handling_mode, get_args(DecimalHandling)),
@@ -74,10 +74,4 @@ class PostgresCdcOptions:
     @property
     def named_tables(self) -> frozenset[tuple[str, str]] | None:
         """Schema and name of each table of ``tables``; None: all of the publication. Without a schema, ``public``."""
-        return None if self.tables is None else frozenset(full_name(name) for name in self.tables)
-
-
-def full_name(name: str) -> tuple[str, str]:
-    """Return schema and name of a table; the schema is ``public`` if none is given."""
-    schema, table = parse_name(name)
-    return schema or "public", table
+        return None if self.tables is None else frozenset(parse_table_name(name, "public") for name in self.tables)

@@ -17,7 +17,7 @@ from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.databases import PostgresServer
-    from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindows
+    from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindowPlanner
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     :param tables: the tables, as ``schema.table`` (``public`` if no schema is given); None (default): all of the publication.
     :param snapshot: what is published of the rows that are there before the slot, as events ``r``. ``never`` (default): nothing,
         and windows begin where the slot does. ``initial``: all rows of the tables, in chunks, while windows of the log go on in
-        between; then the log. ``only``: the same, up to the place of the log at which all rows are read; then the slot is
+        between; then the log. ``only``: as ``initial``, up to the LSN at which all rows are read; then the slot is
         dropped, and further windows are empty. ``when_needed``: as ``initial``, and again whenever the log behind the last window
         is lost; rows that were deleted in between get no event. The role needs SELECT on the tables.
     :param snapshot_chunk_rows: how many rows a chunk has, and so a Kafka transaction; default 100,000. A table without a primary
@@ -54,8 +54,8 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the
         server; default 16. Between two such windows, the log is read.
     :param max_replica_lag: seconds that a replica may be behind. While one that streams from the server is further behind, each
-        chunk of a snapshot waits before its first row. The role needs ``pg_read_all_stats``. Default None: replicas are not
-        looked at.
+        chunk of a snapshot waits before its first row. The role needs ``pg_read_all_stats``. Default None: the lag of
+        replicas is not checked.
     :param max_wal_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256
         MiB. A window has to be published within the sink's ``transaction_timeout``.
     :param message_key_columns: table -> the columns of its key. Default: the replica identity, which usually is the primary key;
@@ -70,7 +70,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     :param time_precision_mode: ``adaptive`` (default): dates in days, times and timestamps without zone in microseconds, or in
         milliseconds where the column has a precision up to 3; ``adaptive_time_microseconds``: the same, but times always in
         microseconds; ``connect``: milliseconds. Timestamps with zone are ISO 8601 texts in UTC either way.
-    :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its place in it,
+    :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its position in it,
         and the begin and the end of each transaction with events, with their counts, are records of the topic
         ``<topic_prefix>.transaction``; default False.
     :param schemas_enable: True: keys and values carry their schema, as JsonConverter with ``schemas.enable=true`` writes them;
@@ -104,10 +104,10 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
 
         return read_server(look_up(self.conn_id, "postgres"))
 
-    def _windows(self) -> PostgresLogWindows:
-        from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindows
+    def _windows(self) -> PostgresLogWindowPlanner:
+        from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindowPlanner
 
-        return PostgresLogWindows(self, self.server())
+        return PostgresLogWindowPlanner(self, self.server())
 
     def origin(self) -> Endpoint:
         """Return server, database and slot; the publication, the tables and the prefix of topics."""
@@ -117,20 +117,20 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
             from airflow_kafka_spark.hooks.databases import system_identifier
 
             identity = system_identifier(connection)
-        place = {SERVER: _address(server), "database": server.database, "slot": self.slot}
+        location = {SERVER: _address(server), "database": server.database, "slot": self.slot}
         details = {
             "publication": self.publication,
             "tables": ", ".join(sorted(".".join(name) for name in self.named_tables or ())),
             "topic_prefix": self.topic_prefix,
         }
-        return Endpoint({**place, **({SERVER_ID: identity} if identity else {})}, details)
+        return Endpoint({**location, **({SERVER_ID: identity} if identity else {})}, details)
 
     def exclusive(self, origin: Endpoint) -> str:
         """Return the slot: a second pipeline would not get the changes that the first one has advanced it over."""
-        place = origin.place
-        if "slot" not in place:
+        location = origin.place
+        if "slot" not in location:
             return ""  # of another source, which the pipeline had before
-        return f"slot {place.get(SERVER_ID) or place[SERVER]}/{place['database']}/{place['slot']}"
+        return f"slot {location.get(SERVER_ID) or location[SERVER]}/{location['database']}/{location['slot']}"
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, connection, server, slot, publication, tables and their keys."""

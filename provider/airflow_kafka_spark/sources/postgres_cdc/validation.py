@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.hooks.databases import SEES_LAG, PostgresServer, choose_action
-from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
+from airflow_kafka_spark.sources.cdc.options import parse_table_name
+from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, foreign_use, session_name
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class CdcServerValidation:
             most = int(_setting(connection, "max_replication_slots"))
             used = _one(connection, "SELECT count(*) FROM pg_catalog.pg_replication_slots")
             if used >= most:
-                action = "Raise `max_replication_slots`, or drop a slot that nobody uses"
+                action = "Raise `max_replication_slots`, or drop an unused slot"
                 yield Problem("source.slot", f"`{name}` is missing, and all {most} slots of the server are taken", action)
         elif state.plugin != "pgoutput":
             kind = f"decodes with `{state.plugin}`" if state.plugin else "is a physical slot"
@@ -160,7 +161,7 @@ class CdcServerValidation:
     def _table_problems(
         self, connection: psycopg.Connection[Any], wanted: set[Any] | frozenset[Any], covered: set[Any]
     ) -> Iterator[Problem]:
-        keys = {full_name(name): tuple(columns) for name, columns in self.options.message_key_columns.items()}
+        keys = {parse_table_name(name, "public"): tuple(columns) for name, columns in self.options.message_key_columns.items()}
         asked = sorted(wanted | set(keys))
         there = {
             (row[0], row[1]): row[2:]

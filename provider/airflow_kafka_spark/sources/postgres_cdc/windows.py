@@ -1,7 +1,7 @@
 """Windows of the log: their end, the slot, how tasks read them, and how tables are cut into the chunks of a snapshot.
 
 A window is a range of LSNs, ``[start, end)``. A transaction is in the window that holds the LSN at which the record of its commit
-begins. This is the server's own rule: it hands out the transactions whose commit begins at the place of the slot or later. So
+begins. This is the server's own rule: it hands out the transactions whose commit begins at the slot's LSN or later. So
 each transaction is in one window, complete, wherever windows are cut; one that is open at the end is in a later window.
 
 The slot is advanced to the end of a window behind its COMPLETE record only: then by the attempt itself, or, if that has died,
@@ -20,9 +20,10 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected
 from airflow_kafka_spark.hooks.databases import PostgresServer, quote
 from airflow_kafka_spark.sources.base import FrozenWindow
-from airflow_kafka_spark.sources.cdc.snapshot import Chunks, SnapshotState, snapshot_after
+from airflow_kafka_spark.sources.cdc.options import parse_table_name
+from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState, snapshot_after
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
-from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions, full_name
+from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import snapshot_token, table_shape
@@ -58,7 +59,7 @@ def _estimated_rows(connection: psycopg.Connection[Any], source: str) -> int:
 
 
 @dataclass(kw_only=True)
-class PostgresChunks(Chunks):
+class PostgresChunkPlanner(ChunkPlanner):
     """Cuts the next chunks.
 
     :param connection: a session.
@@ -78,7 +79,7 @@ class PostgresChunks(Chunks):
         return snapshot_token(self.connection)
 
     def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
-        """Return the last keys of the next chunks. See :meth:`Chunks.ends`."""
+        """Return the last keys of the next chunks. See :meth:`ChunkPlanner.ends`."""
         shape = table_shape(self.connection, self.options.publication, table.table)
         if shape is None:
             return None
@@ -103,7 +104,7 @@ CREATE_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class PostgresLogWindows:
+class PostgresLogWindowPlanner:
     """Freezes windows of the log of one slot.
 
     :param options: the source's options.
@@ -174,7 +175,7 @@ class PostgresLogWindows:
         """Return a window of the next chunks of the snapshot. The log stays where it is."""
         bounds = {"start": format_lsn(start), "log": dict(identity)}
         most = self.options.snapshot_chunks_per_window
-        chunks = PostgresChunks(most=most, bounds=bounds, connection=connection, options=self.options)
+        chunks = PostgresChunkPlanner(most=most, bounds=bounds, connection=connection, options=self.options)
         snapshot = chunks.cut(snapshot)
         return FrozenWindow(tuple(chunks.splits), self._position(start, flushed, identity, snapshot), remaining=True)
 
@@ -288,7 +289,10 @@ class PostgresLogWindows:
 
         given = self.options
         with self.slot.session("reading the catalog") as connection:
-            keys = {**primary_keys(connection), **{full_name(t): tuple(c) for t, c in given.message_key_columns.items()}}
+            keys = {
+                **primary_keys(connection),
+                **{parse_table_name(t, "public"): tuple(c) for t, c in given.message_key_columns.items()},
+            }
         form = EventOptions(
             prefix=given.topic_prefix,
             database=self.server.database,

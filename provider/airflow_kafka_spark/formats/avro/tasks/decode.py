@@ -148,12 +148,12 @@ class AvroDecoder(BatchDecoder):
     def _mixed(self, kinds: set[bytes], heads: list[bytes], records: Sequence[bytes]) -> pa.RecordBatch | None:
         order, pieces = [], []
         for head in kinds:
-            places = [at for at, h in enumerate(heads) if h == head]
-            piece = self._try(head, [records[at] for at in places])
+            positions = [at for at, h in enumerate(heads) if h == head]
+            piece = self._try(head, [records[at] for at in positions])
             if piece is None:
                 return None
             pieces.append(piece)
-            order += places
+            order += positions
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         columns = [pa.concat_arrays([p.column(n) for p in pieces]).take(pa.array(back)) for n in range(len(self._schema))]
@@ -552,10 +552,10 @@ def _decimals(wanted: AvroLogicalType, scale: int) -> ArrayFunction:
             # First the sign, then the bytes from the last one on: Arrow's decimals are little-endian.
             first = data[np.minimum(offsets[:-1], len(data) - 1)]
             out[(first > 127) & (sizes > 0)] = 255
-            for place in range(longest):
-                has = sizes > place
-                at = offsets[1:] - 1 - place
-                out[:, place] = np.where(has, data[np.where(has, at, 0)], out[:, place])
+            for byte in range(longest):
+                has = sizes > byte
+                at = offsets[1:] - 1 - byte
+                out[:, byte] = np.where(has, data[np.where(has, at, 0)], out[:, byte])
         # The smallest number of 128 bits: Arrow does not notice that it has too many digits.
         if longest == 16 and ((out[:, 15] == 128) & ~out[:, :15].any(axis=1)).any():
             raise NeedsRowWise

@@ -86,38 +86,38 @@ class AvroEncoder(Encoder):
             there = there.copy()
             there[there] = column.is_valid().to_numpy(zero_copy_only=False)
             columns = {name: column.drop_null()}
-        places = np.flatnonzero(there)
-        parts = list(self._divided(columns, places))
+        positions = np.flatnonzero(there)
+        parts = list(self._divided(columns, positions))
         found = parts[0] if len(parts) == 1 else _concatenate(parts)
-        if len(places) == len(there):
+        if len(positions) == len(there):
             return found
         there, values = there.copy(), found.values.drop_null() if found.bad else found.values
         there[[at for at, _ in found.bad]] = False
         return Encoded(scatter(values, there, nulls=True), found.bad)
 
-    def _divided(self, columns: Mapping[str, pa.Array], places: np.ndarray) -> Iterator[Encoded]:
+    def _divided(self, columns: Mapping[str, pa.Array], positions: np.ndarray) -> Iterator[Encoded]:
         """Yield all rows encoded as a batch; if that fails, in parts, so that a row that does not fit affects only a few
         others.
         """
         try:
-            yield Encoded(join_parts([self._header, *self._pieces(columns)], len(places)))
+            yield Encoded(join_parts([self._header, *self._pieces(columns)], len(positions)))
         except NeedsRowWise:
-            if len(places) <= DIVIDED_ROWS:
-                yield self.encode_row_wise(columns, places.tolist())
+            if len(positions) <= DIVIDED_ROWS:
+                yield self.encode_row_wise(columns, positions.tolist())
                 return
-            for at in range(0, len(places), DIVIDED_ROWS):
+            for at in range(0, len(positions), DIVIDED_ROWS):
                 yield from self._divided(
-                    {name: c.slice(at, DIVIDED_ROWS) for name, c in columns.items()}, places[at : at + DIVIDED_ROWS]
+                    {name: c.slice(at, DIVIDED_ROWS) for name, c in columns.items()}, positions[at : at + DIVIDED_ROWS]
                 )
 
-    def encode_row_wise(self, columns: Mapping[str, pa.Array], places: Sequence[int]) -> Encoded:
+    def encode_row_wise(self, columns: Mapping[str, pa.Array], positions: Sequence[int]) -> Encoded:
         """Encode rows one by one, with the reasons of those that do not fit.
 
-        :param places: the position of each row among all rows.
+        :param positions: the position of each row among all rows.
         """
         made: list[bytes | None] = []
         bad: list[tuple[int, str]] = []
-        for at, place in enumerate(places):
+        for at, position in enumerate(positions):
             out = bytearray(self._header)
             try:
                 self._write(out, {name: column[at] for name, column in columns.items()})
@@ -126,10 +126,10 @@ class AvroEncoder(Encoder):
                 if not isinstance(self.schema, AvroRecord):
                     e.prepend(f".{self.columns[0].name}")
                 made.append(None)
-                bad.append((place, e.reason))
+                bad.append((position, e.reason))
             except UnicodeDecodeError as e:
                 made.append(None)
-                bad.append((place, invalid_utf8(e)))
+                bad.append((position, invalid_utf8(e)))
         return Encoded(pa.array(made, pa.binary()), tuple(bad))
 
 
@@ -346,8 +346,8 @@ def _long(numbers: np.ndarray) -> pa.Array:
     sizes = varint_sizes(left)
     widest = int(sizes.max(initial=1))
     out = np.empty((len(left), widest), np.uint8)
-    for place in range(widest):
-        out[:, place] = (left & np.uint64(0x7F)) | np.where(sizes > place + 1, np.uint64(0x80), np.uint64(0))
+    for digit in range(widest):
+        out[:, digit] = (left & np.uint64(0x7F)) | np.where(sizes > digit + 1, np.uint64(0x80), np.uint64(0))
         left = left >> np.uint64(7)
     return binary_array(sizes, out[np.arange(widest) < sizes[:, None]] if widest > 1 else out)
 

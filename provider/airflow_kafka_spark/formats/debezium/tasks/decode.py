@@ -83,8 +83,8 @@ class DebeziumDecoder(Decoder):
         return struct.flatten()[struct.type.get_field_index(name)]
 
     def _chosen(self, after: pa.Array, before: pa.Array, from_before: np.ndarray) -> pa.Array:
-        places = np.arange(len(after))
-        return pa.concat_arrays([after, before]).take(pa.array(np.where(from_before, places + len(after), places)))
+        positions = np.arange(len(after))
+        return pa.concat_arrays([after, before]).take(pa.array(np.where(from_before, positions + len(after), positions)))
 
 
 def _wrong(op: str | None, value: bytes | None) -> str:

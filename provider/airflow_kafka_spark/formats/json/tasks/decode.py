@@ -459,7 +459,7 @@ def _logical(kind: LogicalType, number: bool) -> tuple[pa.DataType, ArrayFunctio
 _VARIABLE = pa.struct([("scale", pa.int32()), ("value", pa.string())])
 
 
-def _variable(found: dict[str, Any] | None, kind: LogicalType) -> Any:
+def _variable(found: dict[str, Any] | None, kind: LogicalType) -> decimal.Decimal | None:
     if found is None:
         return None
     if found["scale"] is None or found["value"] is None:

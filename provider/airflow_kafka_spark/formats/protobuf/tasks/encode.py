@@ -6,7 +6,7 @@ import datetime
 import decimal
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import EncodeError
@@ -24,6 +24,7 @@ from airflow_kafka_spark.formats.tasks.base import (
 
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _MIN_DAY, _MAX_DAY = 1 - _EPOCH, datetime.date.max.toordinal() - _EPOCH
+T = TypeVar("T")
 _Set = Callable[[Any], Any]
 """Returns the argument of a message's constructor for a column's value; raises the errors that _UNFIT lists."""
 
@@ -133,7 +134,7 @@ def _scalar(node: FieldLayout) -> _Set:
 _AS: Mapping[str, _Set] = {"float": float, "double": float, "binary": bytes}
 
 
-def _same(value: object) -> Any:
+def _same(value: T) -> T:
     return value
 
 
@@ -143,7 +144,7 @@ def _within(value: int, low: int, high: int) -> int:
     return value
 
 
-def _there(value: object) -> Any:
+def _there(value: T | None) -> T:
     if value is None:
         raise ValueError("it holds a null, and lists and maps of Protobuf have none")
     return value

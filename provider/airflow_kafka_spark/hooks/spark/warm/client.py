@@ -152,22 +152,22 @@ def end_leftovers(context: SparkContext, group: str) -> None:
 
 def _enter(settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any], bool]:
     """Return a connection to the warm process, its answer, and True if this call has started it."""
-    place = ProcessFiles(private_directory(), settings.key)
-    if entered := _hello(place, settings, name):
+    files = ProcessFiles(private_directory(), settings.key)
+    if entered := _hello(files, settings, name):
         return (*entered, False)
-    with place.locked():
+    with files.locked():
         # Another task may have started the process meanwhile.
-        if entered := _hello(place, settings, name):
+        if entered := _hello(files, settings, name):
             return (*entered, False)
-        place.socket.unlink(missing_ok=True)
-        _start(place, settings)
-        if entered := _hello(place, settings, name):
+        files.socket.unlink(missing_ok=True)
+        _start(files, settings)
+        if entered := _hello(files, settings, name):
             return (*entered, True)
-    raise WarmUnavailable(f"it ended as soon as it was started; {place.log} may tell why")
+    raise WarmUnavailable(f"it ended as soon as it was started; {files.log} may contain the reason")
 
 
-def _hello(place: ProcessFiles, settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any]] | None:
-    connection = connect(place.socket)
+def _hello(files: ProcessFiles, settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any]] | None:
+    connection = connect(files.socket)
     if connection is None:
         return None
     try:
@@ -196,9 +196,9 @@ def _answer(connection: socket.socket) -> dict[str, Any] | None:
         connection.settimeout(None)
 
 
-def _start(place: ProcessFiles, settings: WarmSettings) -> None:
+def _start(files: ProcessFiles, settings: WarmSettings) -> None:
     """Start the process and wait until it listens."""
-    if (others := open_sockets(place.directory, place.socket)) >= MAX_PROCESSES:
+    if (others := open_sockets(files.directory, files.socket)) >= MAX_PROCESSES:
         raise WarmUnavailable(f"{others} warm processes with other settings run already, which is the most of one user on a host")
     if available_memory() < _MEMORY_NEEDED:
         raise WarmUnavailable(f"less than {_MEMORY_NEEDED >> 30} GiB of memory is free")
@@ -210,9 +210,9 @@ def _start(place: ProcessFiles, settings: WarmSettings) -> None:
         "spark": settings.started,
         "keep_alive": settings.keep_alive,
         "key": settings.key,
-        "directory": str(place.directory),
+        "directory": str(files.directory),
     }
-    with open(os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), "wb") as output:
+    with open(os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), "wb") as output:
         try:
             # The process forks at once, so that the server is no child of this task, and then exits.
             starter = subprocess.Popen(
@@ -232,7 +232,7 @@ def _start(place: ProcessFiles, settings: WarmSettings) -> None:
         said = answer.read(10_000).decode() if ready else ""
     if said != "ready":
         reason = said or (f"it did not start within {START_SECONDS:g} s" if not ready else "it ended while it started")
-        raise WarmUnavailable(f"{reason}; {place.log} may tell why")
+        raise WarmUnavailable(f"{reason}; {files.log} may contain the reason")
 
 
 def _open(answer: dict[str, Any]) -> SparkSession:

@@ -100,10 +100,10 @@ def open_sockets(directory: Path, but: Path) -> int:
     """Return the number of other processes that listen in a directory, and remove the sockets of dead ones."""
     listening = 0
     for path in directory.glob("*.socket"):
-        place = ProcessFiles(directory, path.stem)
+        files = ProcessFiles(directory, path.stem)
         if path == but:
             continue
-        with contextlib.suppress(FileNotFoundError), place.locked(wait=False) as locked:
+        with contextlib.suppress(FileNotFoundError), files.locked(wait=False) as locked:
             if not locked:
                 listening += 1  # the process is starting or ending
             elif (connection := connect(path)) is not None:
@@ -111,7 +111,7 @@ def open_sockets(directory: Path, but: Path) -> int:
                 listening += 1
             else:
                 path.unlink(missing_ok=True)
-                place.log.unlink(missing_ok=True)
+                files.log.unlink(missing_ok=True)
     return listening
 
 

@@ -74,16 +74,16 @@ class Client:
 class Server:
     """Gives tasks access to one Spark.
 
-    :param place: the files of the process.
+    :param files: the files of the process.
     :param listening: the bound socket.
     :param session: the server's own session, which no task uses.
     :param keep_alive: seconds without a task after which the server ends. Each task may change it.
     """
 
-    def __init__(self, place: ProcessFiles, listening: socket.socket, session: SparkSession, keep_alive: float) -> None:
-        self.place, self.keep_alive = place, keep_alive
+    def __init__(self, files: ProcessFiles, listening: socket.socket, session: SparkSession, keep_alive: float) -> None:
+        self.files, self.keep_alive = files, keep_alive
         self._listening = listening
-        self._inode = place.socket.stat().st_ino
+        self._inode = files.socket.stat().st_ino
         self._context = session.sparkContext
         self._spark = self._context._jsc.sc()
         gateway = self._context._gateway
@@ -130,7 +130,7 @@ class Server:
 
     def _leave(self) -> str:
         """Remove the socket, unless a task is connecting, and return the reason to end."""
-        with self.place.locked(wait=False) as locked:
+        with self.files.locked(wait=False) as locked:
             if not locked or is_readable(self._listening):
                 return ""
             self._remove_socket()
@@ -139,14 +139,14 @@ class Server:
     def _is_there(self) -> bool:
         """Return True if the socket file belongs to this process, so that new tasks find it."""
         try:
-            return self.place.socket.stat().st_ino == self._inode
+            return self.files.socket.stat().st_ino == self._inode
         except OSError:
             return False
 
     def _remove_socket(self) -> None:
         # The socket may belong to a process that was started after this one.
         if self._is_there():
-            self.place.socket.unlink(missing_ok=True)
+            self.files.socket.unlink(missing_ok=True)
 
     def _close(self, reason: str) -> None:
         """Accept no further task, so that the next task starts another process."""
@@ -159,7 +159,7 @@ class Server:
         threading.Thread(target=self._remove_socket_locked, daemon=True).start()
 
     def _remove_socket_locked(self) -> None:
-        with self.place.locked():
+        with self.files.locked():
             self._remove_socket()
 
     def _accept(self) -> None:
@@ -387,14 +387,14 @@ def main() -> None:
     os.close(nothing)
     os.set_inheritable(write_end, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    place = ProcessFiles(Path(given["directory"]), given["key"])
+    files = ProcessFiles(Path(given["directory"]), given["key"])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     code, server = 1, None
     try:
         with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(str(place.socket))
+            listening.bind(str(files.socket))
             listening.listen(100)
-            server = Server(place, listening, start_spark(given["master"], given["spark"]), given["keep_alive"])
+            server = Server(files, listening, start_spark(given["master"], given["spark"]), given["keep_alive"])
             say(f"process {os.getpid()} has started JVM {server.jvm} on {given['master']}")
             _report(write_end, "ready")
             os.close(write_end)

@@ -656,7 +656,7 @@ _SLICES = {
 _UTC = {"X": "Z", "XX": "Z", "XXX": "Z", "x": "+00", "xx": "+0000", "xxx": "+00:00", "Z": "+0000"}
 
 
-def pattern_parts(pattern: str) -> list[str | tuple[str, int, int]] | None:
+def parse_pattern(pattern: str) -> list[str | tuple[str, int, int]] | None:
     """Return the parts of a pattern of Java for dates: texts, and letters with the part of ``yyyy-MM-dd HH:mm:ss.SSSSSS`` that
     they mean; None for a pattern with other letters."""
     parts: list[str | tuple[str, int, int]] = []
@@ -676,10 +676,10 @@ def pattern_parts(pattern: str) -> list[str | tuple[str, int, int]] | None:
 
 
 def formatted(kind: pa.DataType, moment: Value, pattern: pa.Scalar) -> Value:
-    """Return timestamps (UTC) in a pattern for which :func:`pattern_parts` gives parts."""
+    """Return timestamps (UTC) in a pattern for which :func:`parse_pattern` gives parts."""
     if isinstance(moment, pa.Scalar):
         return formatted(kind, pa.array([moment.as_py()], moment.type), pattern)[0]
-    parts = pattern_parts(pattern.as_py()) or []
+    parts = parse_pattern(pattern.as_py()) or []
     # Without a zone, and to the microsecond.
     whole = timestamp_texts(_without_zone(moment), " ")
     usual = pc.match_substring_regex(whole, r"^[0-9]{4}-")

@@ -151,7 +151,7 @@ class _Evaluation:
     def _value(self, at: int, rows: pa.Array | None = None) -> Value:
         """Return the value of a node.
 
-        :param rows: the rows that need it; None: all. Only nodes that may fail look at it: in other rows their value is not used.
+        :param rows: the rows that need it; None: all. Only nodes that may fail use it: in other rows their value is not used.
         """
         if at not in self._program.fallible:
             rows = None

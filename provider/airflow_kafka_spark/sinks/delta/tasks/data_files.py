@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -169,7 +169,11 @@ def _put(into: dict[str, Any], path: list[str], value: object) -> None:
     into[path[-1]] = value
 
 
-def _bounds(kind: pa.DataType, found: Iterable[Any]) -> tuple[Any, Any]:
+Statistic: TypeAlias = str | int | float | None
+"""The minimum or the maximum of a column as JSON; None if there is none."""
+
+
+def _bounds(kind: pa.DataType, found: Iterable[Any]) -> tuple[Statistic, Statistic]:
     """Return the bounds of a column as JSON has them; None for one that is not sure."""
     if pa.types.is_binary(kind) or pa.types.is_boolean(kind) or pa.types.is_large_binary(kind):
         return None, None
@@ -182,7 +186,7 @@ def _bounds(kind: pa.DataType, found: Iterable[Any]) -> tuple[Any, Any]:
     return _low(low), _high(high)
 
 
-def _low(value: object) -> Any:
+def _low(value: object) -> Statistic:
     if isinstance(value, str):
         return value[:LONGEST_TEXT]
     if isinstance(value, dt.datetime):
@@ -190,7 +194,7 @@ def _low(value: object) -> Any:
     return _plain(value)
 
 
-def _high(value: object) -> Any:
+def _high(value: object) -> Statistic:
     if isinstance(value, str):
         if len(value) <= LONGEST_TEXT:
             return value
@@ -209,7 +213,7 @@ def _instant(value: dt.datetime) -> str:
     return text + "Z" if value.tzinfo else text
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> Statistic:
     if isinstance(value, dt.date):
         return value.isoformat()
     if isinstance(value, Decimal):

@@ -80,13 +80,13 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
 
     def __init__(self, target: FilesTarget) -> None:
         self.target: FilesTarget = target
-        self.place: Path | None = None
+        self.directory: Path | None = None
 
     def __repr__(self) -> str:
         return f"FilesSplitWriter({self.target.window}, {self.target.attempt})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"target": self.target, "place": None}
+        return {"target": self.target, "directory": None}
 
     def open(self, split: Split) -> None:
         """Begin a split.
@@ -96,12 +96,12 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
         """
         self.begin_split(split)
         self.token = uuid.uuid4().hex
-        place = Path(self.target.attempt, TASKS, self.token)
+        directory = Path(self.target.attempt, TASKS, self.token)
         try:
-            os.mkdir(place)
+            os.mkdir(directory)
         except OSError as error:
             raise self.failed(error) from error
-        self.place = place
+        self.directory = directory
 
     def unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Return rows with a value that the format cannot hold, or that is too long for the name of a directory."""
@@ -112,29 +112,29 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
 
         :return: ``rows``, the task's ``token`` and its ``files``: path below the window, rows and bytes of each.
         """
-        assert self.place is not None
+        assert self.directory is not None
         try:
             self.finish_all()
-            directories = {self.place.joinpath(*key[:depth]) for key in self.parts for depth in range(len(key) + 1)}
-            for directory in directories | {self.place.parent}:
-                flush(directory)
+            directories = {self.directory.joinpath(*key[:depth]) for key in self.parts for depth in range(len(key) + 1)}
+            for changed in directories | {self.directory.parent}:
+                flush(changed)
         except OSError as error:
             raise self.failed(error) from error
-        self.place = None
+        self.directory = None
         return {"rows": self.rows, "token": self.token, "files": self.finished}
 
     def abort(self) -> None:
-        if self.place is not None:
+        if self.directory is not None:
             self.drop_all()
-            shutil.rmtree(self.place, ignore_errors=True)
-            self.place = None
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self.directory = None
 
     # --- files --------------------------------------------------------------------------------------------------------
 
     def open_file(self, key: PartitionKey, part: int) -> _LocalFile:
-        assert self.place is not None
+        assert self.directory is not None
         name = file_stem(self.split.range, part) + self.target.spec.suffix
-        return _LocalFile(make_below(self.place, key) / name, self.target.spec, self.schema)
+        return _LocalFile(make_below(self.directory, key) / name, self.target.spec, self.schema)
 
     def finish_file(self, file: _LocalFile, key: PartitionKey) -> Mapping[str, Any]:
         file.finish()

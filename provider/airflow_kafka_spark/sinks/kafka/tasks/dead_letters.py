@@ -43,7 +43,7 @@ LONGEST_REASON = 2000
 """Maximum length of a reason, in characters. A database's message may contain a whole value, and a letter has it twice."""
 
 
-def dead_letters(bad: Sequence[BadRecord], record: Mapping[str, pa.Array]) -> pa.RecordBatch:
+def make_dead_letters(bad: Sequence[BadRecord], record: Mapping[str, pa.Array]) -> pa.RecordBatch:
     """Return the dead letters of bad records, with the columns of :data:`SCHEMA`.
 
     :param bad: the place and the reason of each bad record.
@@ -164,7 +164,7 @@ class Envelope:
         :param row: the columns of a batch of letters.
         :return: header name -> an array, or one value for all letters.
         """
-        return {PREFIX + name: value for name, value in place_of(row).items()}
+        return {PREFIX + name: value for name, value in locate_record(row).items()}
 
     def _context(self, row: Mapping[str, Any]) -> dict[str, Any]:
         stages, reasons = row["stage"].dictionary_encode(), _shortened(row["reason"])
@@ -194,7 +194,7 @@ class RowEnvelope(Envelope):
     window: str = ""
 
     def origin_headers(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return {ROW_PREFIX + name: value for name, value in row_place(self.source, self.window, row).items()}
+        return {ROW_PREFIX + name: value for name, value in locate_row(self.source, self.window, row).items()}
 
 
 def _shortened(reasons: pa.StringArray) -> pa.StringArray:
@@ -205,12 +205,12 @@ def _shortened(reasons: pa.StringArray) -> pa.StringArray:
     return pc.if_else(long, pc.binary_join_element_wise(cut, "...", ""), reasons)
 
 
-def place_of(row: Mapping[str, Any]) -> dict[str, Any]:
+def locate_record(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return topic, partition and offset of records."""
     return {name: row[name] for name in ("topic", "partition", "offset")}
 
 
-def row_place(source: str, window: str, row: Mapping[str, Any]) -> dict[str, Any]:
+def locate_row(source: str, window: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts that identify rows of a source: its URI, the window, the split and each row's position there, from 1.
 
     :param row: the columns of a batch of dead letters.
@@ -218,16 +218,16 @@ def row_place(source: str, window: str, row: Mapping[str, Any]) -> dict[str, Any
     return {"source": source, "window": window, "split": row["partition"], "row": row["offset"]}
 
 
-def routed_records(
-    routed: pa.Table, pipeline: str, place: Callable[[Mapping[str, Any]], dict[str, Any]] = place_of
+def make_routed_records(
+    routed: pa.Table, pipeline: str, locate: Callable[[Mapping[str, Any]], dict[str, Any]] = locate_record
 ) -> pa.RecordBatch:
     """Return the records to send to other topics: unchanged, with further headers that have the reason.
 
-    :param place: returns the place from which records come, as headers, for the columns of a batch.
+    :param locate: returns the positions at which records were read, as headers, for the columns of a batch.
     """
 
     def context(row: Mapping[str, Any]) -> dict[str, Any]:
-        facts = place(row) | {"pipeline": pipeline, "reason": row["reason"]}
+        facts = locate(row) | {"pipeline": pipeline, "reason": row["reason"]}
         return {ROUTED_PREFIX + name: value for name, value in facts.items()}
 
     return _records(routed, context)

@@ -89,7 +89,7 @@ class ClaimedWindow:
 
         Reading continues at the last known record of this window, which has to be unchanged, leader epoch included. It is not
 
-        - in a log that has lost its end, even if it has grown again, and in a ledger that was created anew;
+        - in a log that has lost its end, even if it has grown again, and in a ledger that was created again;
         - after the window was closed or given up, if compaction has removed a record of that transaction: it has the tombstones
           of all markers, and compaction removes the markers before it removes their tombstones.
 
@@ -438,7 +438,7 @@ class Publisher:
             )
 
     def _resolve(self, error: BaseException, events: ClientEvents, split: int, seconds: float) -> Marker:
-        """Return the outcome of the split from the ledger, because the client's exception does not tell it. Either the outcome
+        """Return the outcome of the split from the ledger, because the client's exception does not contain it. Either the outcome
         is unknown, or another task has taken over.
 
         :return: its marker, if it is published.

@@ -65,7 +65,7 @@ class Sender:
     conn_id: str = ""
     total_bytes: int = 0
     rows: int = 0
-    _places: dict[TopicPartition, _SentRecords] = field(default_factory=dict)
+    _sent: dict[TopicPartition, _SentRecords] = field(default_factory=dict)
     _errors: list[tuple[str, KafkaError]] = field(default_factory=list)
 
     def send(self, batch: pa.RecordBatch) -> None:
@@ -87,7 +87,7 @@ class Sender:
         self._raise()
         if left:
             raise KafkaUnavailable("", "sending records", f"{left} of {self.rows} were not acknowledged in {self.patience:.0f} s")
-        return tuple(Landed(*tp, place.first, place.last, place.records) for tp, place in sorted(self._places.items()))
+        return tuple(Landed(*tp, sent.first, sent.last, sent.records) for tp, sent in sorted(self._sent.items()))
 
     def _send(self, batch: pa.RecordBatch) -> None:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -107,24 +107,24 @@ class Sender:
         if not topic:
             raise RowRejected(self._row(rows[0]), "its topic is null or empty", "Give every row the name of a topic")
         count = self._count(topic)
-        places = self._partitions(topic, columns, count, rows)
+        partitions = self._partitions(topic, columns, count, rows)
         self.turn += 1
         # Sorted by partition, because the client has a queue for each partition: the memory of a request is then contiguous.
-        order = np.argsort(places, kind="stable")
+        order = np.argsort(partitions, kind="stable")
         in_order = {name: columns[name] for name in _SENT if name in columns}
-        if (np.diff(places) < 0).any():
+        if (np.diff(partitions) < 0).any():
             in_order = {name: column.take(pa.array(order)) for name, column in in_order.items()}
         notes: list[Callable[..., None] | None] = [None] * len(order)
         end = 0
-        for partition, records in enumerate(np.bincount(places).tolist()):
+        for partition, records in enumerate(np.bincount(partitions).tolist()):
             if records:
-                place = self._place(topic, partition)
-                if not place.records:
-                    notes[end] = self._noting(topic, place)
+                sent = self._sent_to(topic, partition)
+                if not sent.records:
+                    notes[end] = self._noting(topic, sent)
                 end += records
-                notes[end - 1] = self._noting(topic, place)
-                place.records += records
-        self._produce(topic, in_order, places[order].tolist(), notes, lambda at: rows[order[at]])
+                notes[end - 1] = self._noting(topic, sent)
+                sent.records += records
+        self._produce(topic, in_order, partitions[order].tolist(), notes, lambda at: rows[order[at]])
         self.producer.poll(0)
         self._raise()
 
@@ -132,18 +132,18 @@ class Sender:
         self,
         topic: str,
         sent: Mapping[str, pa.Array],
-        places: list[int],
+        partitions: list[int],
         notes: list[Callable[..., None] | None],
         row_of: Callable[[int], int],
     ) -> None:
-        columns: list[list] = [sent["value"].to_pylist(), sent["key"].to_pylist(), places, notes]
+        columns: list[list] = [sent["value"].to_pylist(), sent["key"].to_pylist(), partitions, notes]
         stamps, headers = sent.get("timestamp"), sent.get("headers")
         if headers is not None and not len(headers.flatten()):
             headers = None
         if stamps is not None or headers is not None:
-            nothing: list = [None] * len(places)
+            nothing: list = [None] * len(partitions)
             # 0 is the time of writing.
-            columns += [nothing, stamps.fill_null(0).to_pylist() if stamps is not None else [0] * len(places)]
+            columns += [nothing, stamps.fill_null(0).to_pylist() if stamps is not None else [0] * len(partitions)]
         if headers is not None:
             columns += [[pairs or None for pairs in pairs_of(headers)]]
         deadline, first = time.monotonic() + self.patience, 0
@@ -165,8 +165,8 @@ class Sender:
                 # Continue with the record for which the queue had no room.
                 columns, first = [column[at:] for column in columns], first + at
 
-    def _place(self, topic: str, partition: int) -> _SentRecords:
-        return self._places.setdefault(TopicPartition(topic, partition), _SentRecords(partition))
+    def _sent_to(self, topic: str, partition: int) -> _SentRecords:
+        return self._sent.setdefault(TopicPartition(topic, partition), _SentRecords(partition))
 
     def _make_room(self, deadline: float) -> None:
         self.producer.poll(_ROOM_SECONDS)
@@ -201,15 +201,15 @@ class Sender:
         # All of a copy's records name one; their keys need no hash then.
         return np.where(asked < 0, partitions_of(columns["key"], count, self.turn), asked) if column.null_count else asked
 
-    def _noting(self, topic: str, place: _SentRecords) -> Callable[..., None]:
+    def _noting(self, topic: str, sent: _SentRecords) -> Callable[..., None]:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 self._errors.append((topic, error))
                 return
             offset = message.offset()
             assert offset is not None, "it was delivered"
-            place.first = offset if place.first < 0 else min(place.first, offset)
-            place.last = max(place.last, offset)
+            sent.first = offset if sent.first < 0 else min(sent.first, offset)
+            sent.last = max(sent.last, offset)
 
         return on_delivery
 

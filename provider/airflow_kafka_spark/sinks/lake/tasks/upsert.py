@@ -93,7 +93,7 @@ class UpsertStageWriter(StoreSplitWriter[StoreFile]):
         super().write(Rows(batch, rows.offsets))
 
 
-# --- the table at one look ------------------------------------------------------------------------------------------------
+# --- the table as loaded ------------------------------------------------------------------------------------------------
 
 
 class TableFile(ABC):

@@ -35,7 +35,7 @@ ADBC_ARRAYS = (1, 13)
 """The first release that keeps a NULL inside of an array: 1.12 writes 0, false or an empty text."""
 
 version = lru_cache(metadata.version)
-"""Return the version of an installed package. A look at a package's files takes as long as a session does."""
+"""Return the version of an installed package. Reading a package's files takes as long as opening a session."""
 
 BUFFERED_BATCHES = 2
 """Maximum number of batches that wait for the server while the next one is read and decoded. It bounds a task's memory."""

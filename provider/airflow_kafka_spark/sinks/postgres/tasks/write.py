@@ -1,7 +1,7 @@
 """Writing one split in a Spark task, in one transaction.
 
 :class:`StageWriter` loads a stage that only the driver reads (``atomic="window"``). :class:`SplitAtomicWriter` loads the target
-itself (``atomic="split"``). Rows that not even a stage can hold are found before they are sent (:func:`unstorable`).
+itself (``atomic="split"``). Rows that not even a stage can hold are found before they are sent (:func:`find_unstorable_rows`).
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class CopyWriter(SplitWriter):
 
     def unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Return rows that not even a stage can hold, or whose key has a null."""
-        return unstorable(rows.batch, self.load.key)
+        return find_unstorable_rows(rows.batch, self.load.key)
 
     @property
     def split(self) -> Split:
@@ -381,7 +381,7 @@ _FIRST_MICROSECOND = _FIRST_DAY * 86_400_000_000
 NUL = "\x00"
 
 
-def unstorable(batch: pa.RecordBatch, key: Sequence[str]) -> dict[int, str]:
+def find_unstorable_rows(batch: pa.RecordBatch, key: Sequence[str]) -> dict[int, str]:
     """Return the rows that PostgreSQL cannot hold even in a stage: their positions in the batch, with the reasons.
 
     :param key: the columns that identify a row and must not be null.

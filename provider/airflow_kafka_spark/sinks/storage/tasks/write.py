@@ -310,7 +310,7 @@ class StoreFile(BufferedFile):
 
     def finish(self) -> None:
         super().finish()
-        if self.store.place.is_local:
+        if self.store.location.is_local:
             flush(self.store.full(self.path))
 
     def drop(self) -> None:
@@ -342,7 +342,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
         self.token = ""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.target.window}, {self.target.store.place.uri}/{self.target.attempt})"
+        return f"{type(self).__name__}({self.target.window}, {self.target.store.location.uri}/{self.target.attempt})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"target": self.target, "token": ""}
@@ -385,7 +385,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
         """
         try:
             self.finish_all()
-            if self.target.store.place.is_local:
+            if self.target.store.location.is_local:
                 for directory in sorted(self._directories()):
                     flush(self.target.store.full(directory))
         except OSError as error:
@@ -460,7 +460,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
         except OSError as error:
             raise SinkUnavailable(target.uri, self._doing, str(error)) from error
         # An object store has no directories: if the note is gone, the attempt was removed.
-        if there or not target.home.place.is_local:
+        if there or not target.home.location.is_local:
             raise Fenced(target.pipeline, self._doing)
         shared = "the Airflow worker and all of Spark's executors must share the file system"
-        raise SinkUnavailable(target.uri, self._doing, f"{target.home.place.uri} is not the table's location here; {shared}")
+        raise SinkUnavailable(target.uri, self._doing, f"{target.home.location.uri} is not the table's location here; {shared}")

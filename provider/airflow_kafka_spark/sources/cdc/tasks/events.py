@@ -17,7 +17,7 @@ from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, enum_sche
 TableName = tuple[str, str]
 """Schema (or database) and name of a table."""
 
-Row = list[object]
+RowValues = list[object]
 """The values of a row, in the order of its table's columns, in a form that the source defines."""
 
 
@@ -45,7 +45,7 @@ class EventForm:
     :param schemas: True: keys and values carry their schema.
     :param tombstones: True: each delete is followed by a record without a value.
     :param skipped: the operations that are left out (``c``, ``u``, ``d``, ``t``).
-    :param transactions: True: events name their transaction, and its begin and end are records of a topic of their own.
+    :param transactions: True: events name their transaction, and its begin and its end are records of a separate topic.
     """
 
     prefix: str
@@ -102,7 +102,7 @@ class TableWriter(ABC):
 
     :param name: its schema and name.
     :param columns: its columns.
-    :param key: the columns of the key that the log names, by index.
+    :param key: the indexes of the key's columns, as the log names them.
     :param form: the form of events.
     :param source: the schema of the field ``source``.
     """
@@ -131,11 +131,11 @@ class TableWriter(ABC):
     def refuse_missing_keys(self) -> None:
         """Make sure that the table has the columns of its key.
 
-        :raises SourceRejected: it has not.
+        :raises SourceRejected: a column is missing.
         """
         if self.missing_keys:
             name = self.missing_keys[0]
-            found = f"the key of {self.name} has the column `{name}`, which the table had not when it was changed"
+            found = f"the key of {self.name} has the column `{name}`, which the table did not have when it was changed"
             raise SourceRejected(self.name, found, "Correct `message_key_columns`, or the primary key")
 
     @property
@@ -166,19 +166,19 @@ class TableWriter(ABC):
         found = f"a value of column `{self.columns[at].name}` cannot be written: {error}"
         return SourceRejected(self.name, found, error.action or "Leave the table out")
 
-    def row(self, values: Row) -> str:
+    def row(self, values: RowValues) -> str:
         """Return a row as JSON."""
         value = self.value
         pieces = [piece + value(at, raw) for at, (piece, raw) in enumerate(zip(self._pieces, values, strict=True))]
         return "{" + ",".join(pieces) + "}"
 
-    def key_of(self, values: Row) -> str:
+    def key_of(self, values: RowValues) -> str:
         """Return a row's key as JSON; empty if the table has none."""
         if not self._key:
             return ""
         return "{" + ",".join(self._pieces[at] + self.value(at, values[at]) for at in self._key) + "}"
 
-    def same_key(self, old: Row, new: Row) -> bool:
+    def same_key(self, old: RowValues, new: RowValues) -> bool:
         """Return True if both rows have the same key."""
         return all(old[at] == new[at] for at in self._key)
 
@@ -216,8 +216,8 @@ class _Transaction:
     """A transaction whose boundaries are published.
 
     :param id: its name.
-    :ivar count: how many events it has so far.
-    :ivar counts: the same per table.
+    :ivar count: the number of its events so far.
+    :ivar counts: the number of its events per table.
     :ivar is_begun: True once its begin is published.
     """
 
@@ -256,11 +256,11 @@ def _transaction_schemas() -> tuple[str, str]:
 _TRANSACTION_KEY, _TRANSACTION_VALUE = _transaction_schemas()
 
 TableT = TypeVar("TableT", bound=TableWriter)
-PlaceT = TypeVar("PlaceT")
+PositionT = TypeVar("PositionT")
 
 
-class ChangeWriter(ABC, Generic[TableT, PlaceT]):
-    """Turns changes of rows into events.
+class ChangeWriter(ABC, Generic[TableT, PositionT]):
+    """Converts changes of rows to events.
 
     :param form: their form.
     :param connector: the name of Debezium's connector, as it stands in ``source``.
@@ -273,18 +273,18 @@ class ChangeWriter(ABC, Generic[TableT, PlaceT]):
         self.of_server = json_text({"version": __version__, "connector": connector, "name": form.prefix})[1:-1]
 
     @abstractmethod
-    def source(self, table: TableT, place: PlaceT) -> str:
+    def source(self, table: TableT, position: PositionT) -> str:
         """Return the field ``source`` as JSON.
 
-        :param place: of the change in the log.
+        :param position: of the change in the log.
         """
 
-    def is_included(self, table: TableT, values: Row, old: Row | None = None) -> bool:
-        """Return True if a chunk of a snapshot includes the change of a row, or will; here False."""
+    def is_included(self, table: TableT, values: RowValues, old: RowValues | None = None) -> bool:
+        """Return True if a chunk of a snapshot includes the change of a row, or will include it. Here: False."""
         return False
 
-    def event(self, table: TableT, place: PlaceT, op: str, key: str, before: str, after: str) -> Event:
-        """Return an event.
+    def event(self, table: TableT, position: PositionT, op: str, key: str, before: str, after: str) -> Event:
+        """Return an event for a change.
 
         :param key: the key as JSON; "" if there is none.
         :param before: the old row as JSON.
@@ -293,19 +293,19 @@ class ChangeWriter(ABC, Generic[TableT, PlaceT]):
         now = time.time_ns()
         transaction = self._transaction.next(table.name) if self._transaction is not None else "null"
         value = (
-            f'{{"before":{before},"after":{after},"source":{self.source(table, place)},"transaction":{transaction},"op":"{op}",'
-            f'"ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
+            f'{{"before":{before},"after":{after},"source":{self.source(table, position)},"transaction":{transaction},'
+            f'"op":"{op}","ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
         )
         return Event(table.topic, table.key_record(key), table.value_record(value), self.timestamp)
 
     # --- transactions ---
 
     def begin_transaction(self, id: str) -> None:
-        """Count events anew: a transaction has begun."""
+        """Reset the counts of events, because a transaction has begun."""
         self._transaction = _Transaction(id) if self.form.transactions else None
 
     def bounded(self, events: Iterator[Event]) -> Iterator[Event]:
-        """Yield events of the transaction, with its begin before the first one."""
+        """Yield events of the transaction, after its begin if they are its first ones."""
         if self._transaction is None:
             yield from events
             return
@@ -337,7 +337,7 @@ class ChangeWriter(ABC, Generic[TableT, PlaceT]):
     # --- changes ---
 
     def change(
-        self, table: TableT, place: PlaceT, old: Row | None, new: Row | None, *, is_insert: bool = False
+        self, table: TableT, position: PositionT, old: RowValues | None, new: RowValues | None, *, is_insert: bool = False
     ) -> Iterator[Event]:
         """Yield the events of a change of a row: two for a change of its key, and tombstones.
 
@@ -346,26 +346,26 @@ class ChangeWriter(ABC, Generic[TableT, PlaceT]):
         """
         if new is None:
             assert old is not None
-            yield from self._delete(table, place, old)
+            yield from self._delete(table, position, old)
         elif old is None or table.same_key(old, new):
-            yield from self._write(table, place, "c" if is_insert else "u", old, new)
+            yield from self._write(table, position, "c" if is_insert else "u", old, new)
         else:
-            yield from self._delete(table, place, old)
-            yield from self._write(table, place, "c", old, new)
+            yield from self._delete(table, position, old)
+            yield from self._write(table, position, "c", old, new)
 
-    def _write(self, table: TableT, place: PlaceT, op: str, old: Row | None, new: Row) -> Iterator[Event]:
+    def _write(self, table: TableT, position: PositionT, op: str, old: RowValues | None, new: RowValues) -> Iterator[Event]:
         if self.is_included(table, new, old):
             return
         if op == "u" and old is not None and self.is_included(table, old):
             op = "c"  # the chunk of the old row was read behind the update, so that the row was not published
         if op not in self.form.skipped:
             before = table.row(old) if op == "u" and old is not None else "null"
-            yield self.event(table, place, op, table.key_of(new), before, table.row(new))
+            yield self.event(table, position, op, table.key_of(new), before, table.row(new))
 
-    def _delete(self, table: TableT, place: PlaceT, old: Row) -> Iterator[Event]:
+    def _delete(self, table: TableT, position: PositionT, old: RowValues) -> Iterator[Event]:
         if "d" in self.form.skipped or self.is_included(table, old):
             return
-        event = self.event(table, place, "d", table.key_of(old), table.row(old), "null")
+        event = self.event(table, position, "d", table.key_of(old), table.row(old), "null")
         yield event
         if self.form.tombstones and event.key is not None:
             yield event._replace(value=None)

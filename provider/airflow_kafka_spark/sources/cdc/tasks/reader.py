@@ -23,7 +23,7 @@ COLUMNS: tuple[tuple[str, Kind], ...] = (("topic", "text"), ("key", "binary"), (
 SCHEMA = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("timestamp", pa.int64())])
 
 BATCH_BYTES = 4 << 20
-"""Bytes of values, roughly, that a task has in memory at once."""
+"""Approximate size in bytes of the values that a task holds in memory."""
 BATCH_ROWS = 10_000
 
 
@@ -76,7 +76,7 @@ class EventReader(SplitReader):
             yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA).select(names)
 
     def token(self, split: int) -> Mapping[str, Any]:
-        """Return what :meth:`events` has noted of a split."""
+        """Return the token that :meth:`events` has set for a split."""
         return self._tokens.get(split, {})
 
 
@@ -103,9 +103,9 @@ def needed_columns(needed: Sequence[str] | None) -> tuple[str, ...]:
 class ReadSplits(CheckedOnExecutors):
     """The function that Spark maps over the numbers of splits (``mapInArrow``).
 
-    The last row of a split is no event: it has the token of the split, or the error that ended the reading, in the column
-    :data:`~airflow_kafka_spark.formats.base.END`. So the task that publishes the rows records the token of exactly
-    these rows, whatever Spark does with them in between.
+    The last row of a split is not an event. It has the token of the split, or the error that ended the reading, in the column
+    :data:`~airflow_kafka_spark.formats.base.END`. So the task that publishes the rows records the token of exactly these rows,
+    even if Spark computes a split twice.
 
     :param reader: reads a split.
     :param schema: the columns, :data:`END` last.

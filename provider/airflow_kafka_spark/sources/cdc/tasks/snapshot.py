@@ -1,6 +1,6 @@
-"""Chunks of a table's snapshot, and which events of the log they make superfluous.
+"""Chunks of a table's snapshot, and the events of the log that they make superfluous.
 
-A chunk is a range of a table's key. It is read in one snapshot of the server, and its marker says which transactions that
+A chunk is a range of a table's key. It is read in one snapshot of the server. Its marker says which transactions this snapshot
 includes. An event of the log is left out if the chunk of its row includes the event's transaction. So each row of a chunk is
 followed by exactly the changes that it does not include.
 """
@@ -22,7 +22,7 @@ Key = tuple[str, ...]
 class ReadChunk:
     """A chunk that is published.
 
-    :param upto: the last key that belongs to it; None: it has no upper end.
+    :param upto: the last key that belongs to it; None if it has no upper bound.
     :param seen: the transactions that its rows include, as the source writes them.
     """
 
@@ -40,7 +40,7 @@ class TableSnapshot:
     :param key: the columns whose values order its rows; empty: the table is one chunk.
     :param done: the last key whose chunks the log has caught up with: all events behind that are published. None: no key.
     :param read: chunks that the log has not caught up with.
-    :param types: per column of ``key``, how its values are compared, if the source has to know it from the beginning.
+    :param types: per column of ``key``, the type by which its values are compared, if the source needs it from the beginning.
     """
 
     table: TableName
@@ -51,7 +51,7 @@ class TableSnapshot:
 
     @property
     def upto(self) -> Key | None:
-        """The last key that is read; None: no key."""
+        """The last key that is read; None if no key is read."""
         return self.read[-1].upto if self.read else self.done
 
     @property
@@ -102,12 +102,12 @@ class TableSnapshot:
 class ChunkFilter(ABC):
     """Decides which events of the log the chunks of a snapshot include.
 
-    Keys are compared by the server, which knows their types and collations: the source asks for many at once, and notes the
-    answers by :meth:`note_chunk`.
+    The server compares keys, because it knows their types and collations. The source asks for many keys at once, and records the
+    answers with :meth:`note_chunk`.
 
     :param tables: tables whose snapshot is not complete, as it was when the window was planned.
     :param publishes_truncates: True if truncates are events.
-    :ivar truncated: tables that have to be read anew.
+    :ivar truncated: tables that have to be read again.
     """
 
     tables: Mapping[TableName, TableSnapshot]
@@ -126,22 +126,22 @@ class ChunkFilter(ABC):
         """
 
     def leave_to_chunk(self) -> None:  # noqa: B027
-        """Called for a change of a row whose chunk is not read: that has to include it. Does nothing by default."""
+        """Called for a change of a row whose chunk is not read yet, and has to include the change. Does nothing by default."""
 
     def table(self, name: TableName) -> TableSnapshot | None:
         """Return the progress of a table; None if its snapshot is complete, or it has none."""
         return self._tables.get(name)
 
     def forget_chunks(self) -> None:
-        """Forget the notes of :meth:`note_chunk`."""
+        """Remove the records of :meth:`note_chunk`."""
         self._chunks = {}
 
     def note_chunk(self, table: TableName, key: Key, ends_before: int) -> None:
-        """Note how many of a table's :attr:`TableSnapshot.bounds` lie before a key."""
+        """Record how many of a table's :attr:`TableSnapshot.bounds` lie before a key."""
         self._chunks[table, key] = ends_before
 
     def is_included(self, name: TableName, key: Callable[[TableSnapshot], Key]) -> bool:
-        """Return True if the chunk of a row includes the change of this transaction, or will: it is not read yet.
+        """Return True if the chunk of a row includes the change of this transaction, or is not read yet and will include it.
 
         :param key: returns the row's key.
         """
@@ -161,10 +161,10 @@ class ChunkFilter(ABC):
         return True
 
     def is_superfluous_truncate(self, name: TableName) -> bool:
-        """Return True if nothing that is published of a table is older than its truncate in this transaction.
+        """Return True if no published row of a table is older than the table's truncate in this transaction.
 
-        If some chunks are older, and others have rows from behind it, a consumer that empties its table loses these: the table is
-        read anew.
+        If some chunks are older, and others have rows from after it, a consumer that empties its table loses these: the table is
+        read again.
         """
         table = self._tables.get(name)
         if table is None:

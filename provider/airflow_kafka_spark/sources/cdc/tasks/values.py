@@ -1,4 +1,4 @@
-"""Values in the form in which Debezium writes them: pieces of JSON, and their Connect schemas."""
+"""Values as JSON in Debezium's form, and their Connect schemas."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def named(kind: str, name: str, **parameters: Any) -> dict[str, Any]:
 
 
 def enum_schema(name: str, values: Sequence[str]) -> dict[str, Any]:
-    """Return the schema of a text that is one of some values, or several of them.
+    """Return the schema of an enum, or of a set of an enum's values.
 
     :param name: ``Enum`` or ``EnumSet``.
     """
@@ -41,7 +41,7 @@ def enum_schema(name: str, values: Sequence[str]) -> dict[str, Any]:
 def decimal_schema(scale: int, precision: int | None) -> dict[str, Any]:
     """Return the schema of Connect's Decimal.
 
-    :param precision: None: unknown.
+    :param precision: None if it is unknown.
     """
     parameters = {"scale": str(scale), **({} if precision is None else {"connect.decimal.precision": str(precision)})}
     return {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "version": 1, "parameters": parameters}
@@ -59,7 +59,7 @@ POINT_SCHEMA: Mapping[str, Any] = {
     "version": 1,
     "doc": "Geometry (POINT)",
 }
-"""The schema of a point of the plane."""
+"""The schema of a point in the plane."""
 
 
 def point_json(x: str, y: str, wkb: bytes, srid: int | None) -> str:
@@ -68,7 +68,7 @@ def point_json(x: str, y: str, wkb: bytes, srid: int | None) -> str:
     :param x: its first coordinate, as JSON.
     :param y: its second one, as JSON.
     :param wkb: the point as well-known binary.
-    :param srid: its system of coordinates, if it has one.
+    :param srid: the id of its spatial reference system; None without one.
     """
     return f'{{"x":{x},"y":{y},"wkb":{base64_json(wkb)},"srid":{"null" if srid is None else srid}}}'
 

@@ -78,19 +78,19 @@ def has_checksums(body: bytes) -> bool:
     return body[-1] == 1
 
 
-def rotated(body: bytes) -> tuple[str, int]:
+def parse_rotate(body: bytes) -> tuple[str, int]:
     """Return the file and the position with which the log goes on behind a ROTATE event."""
     return body[8:].decode(), int(_U64.unpack_from(body)[0])
 
 
-def query(body: bytes) -> tuple[str, str]:
+def parse_query(body: bytes) -> tuple[str, str]:
     """Return the default database and the statement of a QUERY event."""
     size, _, status = struct.unpack_from("<BHH", body, 8)
     at = 13 + status
     return body[at : at + size].decode("utf-8", "replace"), body[at + size + 1 :].decode("utf-8", "replace")
 
 
-def gtid(event: LogEvent) -> str:
+def parse_gtid(event: LogEvent) -> str:
     """Return the GTID of a transaction; "" if it has none."""
     body = event.body
     if event.kind == GTID_MARIADB:
@@ -132,7 +132,7 @@ class Transactions:
             return self._end("commit")
         if kind == XA_PREPARE:
             return self._end("commit" if event.body[0] else "prepare")
-        return self._statement(query(event.body)[1]) if kind == QUERY else ""
+        return self._statement(parse_query(event.body)[1]) if kind == QUERY else ""
 
     def _statement(self, text: str) -> str:
         words = text[:40].upper().split()
@@ -246,7 +246,7 @@ class _Bytes:
         return found
 
 
-def table_names(body: bytes) -> tuple[int, str, str]:
+def parse_table_names(body: bytes) -> tuple[int, str, str]:
     """Return number, database and name of the table of a TABLE_MAP event."""
     size = body[8]
     other = body[10 + size]
@@ -257,12 +257,12 @@ def table_names(body: bytes) -> tuple[int, str, str]:
     )
 
 
-def table_map(body: bytes, is_mariadb: bool) -> LogTable:
+def parse_table_map(body: bytes, is_mariadb: bool) -> LogTable:
     """Return the table of a TABLE_MAP event.
 
     :raises LogUnreadable: the log does not name the columns.
     """
-    number, database, name = table_names(body)
+    number, database, name = parse_table_names(body)
     found = LogTable(number, database, name)
     data = _Bytes(body)
     data.at = 12 + len(database.encode()) + len(name.encode())
@@ -319,12 +319,12 @@ def _describe(table: LogTable, data: _Bytes, is_mariadb: bool) -> None:  # noqa:
 # --- rows ---------------------------------------------------------------------------------------------------------------
 
 
-def rows_table(body: bytes) -> int:
+def parse_rows_table(body: bytes) -> int:
     """Return the number of the table of an event of rows."""
     return int.from_bytes(body[:6], "little")
 
 
-def row_images(event: LogEvent, columns: int) -> tuple[bytes, int]:
+def parse_row_images(event: LogEvent, columns: int) -> tuple[bytes, int]:
     """Return the body of an event of rows, and where its first row begins.
 
     :param columns: how many columns the table has.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DIALECT = MysqlDialect()
 
 ENGINE = "InnoDB"
-"""The engine whose tables can be read in a snapshot that the log has a place for."""
+"""The engine whose tables can be read in a snapshot whose coordinates in the log are known."""
 
 _KINDS = {
     "tinyint": binlog.TINY, "smallint": binlog.SHORT, "mediumint": binlog.INT24, "int": binlog.LONG, "bigint": binlog.LONGLONG,
@@ -105,7 +105,7 @@ def table_shape(server: LogServer, connection: Connection, name: TableName, form
         )
         primary = [str(row[0]) for row in cursor.fetchall()]
     if engine != ENGINE:
-        what = f"its engine is {engine}, and a snapshot of it would have no place in the log"
+        what = f"its engine is {engine}, and a snapshot of it would have no coordinates in the log"
         raise SourceRejected(".".join(name), what, f"ALTER TABLE {found.name} ENGINE = {ENGINE}, or leave the table out")
     names = [column.name for column in columns]
     table = LogTable(0, *name, columns, tuple(names.index(column) for column in primary))

@@ -13,7 +13,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     Event,
     EventColumn,
     EventForm,
-    Row,
+    RowValues,
     TableName,
     TableWriter,
     source_schema,
@@ -22,7 +22,7 @@ from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, json_text
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogTable, LogUnreadable, Transactions
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogServer, Place
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import (
     ColumnRefused,
@@ -72,7 +72,7 @@ def _schema(is_mariadb: bool) -> dict[str, object]:
     )  # fmt: skip
 
 
-class RowPlace(NamedTuple):
+class RowPosition(NamedTuple):
     """A row of the log.
 
     :param position: where its event begins.
@@ -137,7 +137,7 @@ class LogTableWriter(TableWriter):
             raise SourceRejected(self.name, "it has no primary key, so that its events would have no key", action)
         self._null_bytes = (len(columns) + 7) // 8
         self._chunk_key = self._key_of_chunks(snapshot) if snapshot is not None and snapshot.bounds else []
-        self.place = json_text({"db": table.database})[1:-1], json_text({"table": table.name})[1:-1]
+        self.name_parts = json_text({"db": table.database})[1:-1], json_text({"table": table.name})[1:-1]
 
     def convert(self, at: int, raw: object) -> str:
         assert isinstance(raw, str)
@@ -163,7 +163,7 @@ class LogTableWriter(TableWriter):
         return found
 
     def read_row(self, data: bytes, at: int) -> tuple[LogRow, int]:
-        """Return the values of a row, and the place behind it.
+        """Return the values of a row, and the index after it.
 
         :raises SourceRejected: a value cannot be written.
         """
@@ -211,7 +211,7 @@ class ParsedRows(NamedTuple):
     rows: list[RowChange]
 
 
-class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
+class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
     """Turns the events of the log into events of changes, transaction by transaction.
 
     Events of a transaction are held until its end is seen, up to :data:`HELD_BYTES`: one that the server has not finished,
@@ -234,7 +234,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         self._held: list[Event] = []
         self._held_bytes = 0
         self._has_changes = self._is_released = False
-        self._before_database = self._before_table = self._before_place = ""
+        self._before_database = self._before_table = self._before_position = ""
 
     @property
     def is_between_transactions(self) -> bool:
@@ -257,7 +257,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
             self._maps.clear()
         elif event.kind == binlog.TABLE_MAP:
             self._map(located)
-        elif event.kind in binlog.ROWS and (table := self._tables.get(binlog.rows_table(event.body))) is not None:
+        elif event.kind in binlog.ROWS and (table := self._tables.get(binlog.parse_rows_table(event.body))) is not None:
             return ParsedRows(table, self._rows(located, table))
         return None
 
@@ -276,7 +276,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         if step and step != "begin":
             yield from self._close(step, located)
         if event.kind in binlog.GTIDS:
-            self._begin(binlog.gtid(event), located)
+            self._begin(binlog.parse_gtid(event), located)
         elif parsed is not None:
             self._hold(self.bounded(self._changes(located, parsed)))
         elif event.kind in (binlog.QUERY, binlog.EXECUTE_LOAD_QUERY):
@@ -328,7 +328,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
 
     def _map(self, located: Located) -> None:
         body = located.event.body
-        number, *name = binlog.table_names(body)
+        number, *name = binlog.parse_table_names(body)
         if self._maps.get(number) == body:
             return
         self._maps[number] = body
@@ -336,7 +336,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         if self._form.takes((name[0], name[1])):
             try:
                 snapshot = self._filter.table((name[0], name[1])) if self._filter is not None else None
-                table = binlog.table_map(body, self._form.is_mariadb)
+                table = binlog.parse_table_map(body, self._form.is_mariadb)
                 if not table.is_sequence:
                     self._tables[number] = LogTableWriter(table, self._form, snapshot)
             except LogUnreadable as error:
@@ -345,7 +345,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
     def _rows(self, located: Located, table: LogTableWriter) -> list[RowChange]:
         event = located.event
         try:
-            data, at = binlog.row_images(event, table.width)
+            data, at = binlog.parse_row_images(event, table.width)
         except LogUnreadable as error:
             raise self._server.unreadable(located.start, error) from None
         found = []
@@ -362,27 +362,27 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         self._has_changes = True
         self._describe_event(located)
         for number, (old, new) in enumerate(parsed.rows):
-            place = RowPlace(located.start.position, number)
-            yield from self.change(parsed.table, place, old, new, is_insert=old is None)
+            position = RowPosition(located.start.position, number)
+            yield from self.change(parsed.table, position, old, new, is_insert=old is None)
 
-    def is_included(self, table: LogTableWriter, values: Row, old: Row | None = None) -> bool:
+    def is_included(self, table: LogTableWriter, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will."""
         assert isinstance(values, LogRow)
         return self._filter is not None and self._filter.is_included(table.table, lambda _: values.key)
 
     def read_rows(
-        self, table: LogTable, values: Iterable[Iterable[bytes | None]], place: Place, server_id: int, now_us: int
+        self, table: LogTable, values: Iterable[Iterable[bytes | None]], coordinates: LogCoordinates, server_id: int, now_us: int
     ) -> Iterator[Event]:
         """Yield the events of rows that were read from a table.
 
         :param values: the results of a query for its columns.
-        :param place: the place of the log at which they were read.
+        :param coordinates: the coordinates in the log at which they were read.
         :param server_id: of the server.
         :param now_us: the time at which they were read, microseconds since 1970.
         :raises SourceRejected: a value cannot be written.
         """
-        writer, at = LogTableWriter(table, self._form), RowPlace(place.position, 0)
-        self._describe(now_us, "incremental", server_id, place.file)
+        writer, at = LogTableWriter(table, self._form), RowPosition(coordinates.position, 0)
+        self._describe(now_us, "incremental", server_id, coordinates.file)
         for row in values:
             found = writer.query_row(row)
             yield self.event(writer, at, "r", writer.key_of(found), "null", writer.row(found))
@@ -397,13 +397,13 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
         gtid = f'"{self._gtid}"' if self._gtid else "null"
         self._before_database = f'{{{self.of_server},"ts_ms":{self.timestamp},"snapshot":"{snapshot}",'
         self._before_table = f',"sequence":null,"ts_us":{at_us},"ts_ns":{at_us * 1000},'
-        self._before_place = f',"server_id":{server_id},"gtid":{gtid},"file":"{file}","pos":'
+        self._before_position = f',"server_id":{server_id},"gtid":{gtid},"file":"{file}","pos":'
 
-    def source(self, table: LogTableWriter, place: RowPlace) -> str:
-        database, name = table.place
+    def source(self, table: LogTableWriter, position: RowPosition) -> str:
+        database, name = table.name_parts
         return (
-            f"{self._before_database}{database}{self._before_table}{name}{self._before_place}{place.position},"
-            f'"row":{place.row},"thread":null,"query":null}}'
+            f"{self._before_database}{database}{self._before_table}{name}{self._before_position}{position.position},"
+            f'"row":{position.row},"thread":null,"query":null}}'
         )
 
     # --- statements ---
@@ -423,7 +423,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPlace]):
     def _truncate(self, located: Located, table: TableName) -> Event:
         shown = LogTable(0, *table)
         self._describe_event(located)
-        return self.event(_Truncated(shown, self._form), RowPlace(located.start.position, 0), "t", "", "null", "null")
+        return self.event(_Truncated(shown, self._form), RowPosition(located.start.position, 0), "t", "", "null", "null")
 
 
 class _Truncated(LogTableWriter):
@@ -431,19 +431,19 @@ class _Truncated(LogTableWriter):
 
     def __init__(self, table: LogTable, form: MysqlEventForm) -> None:
         TableWriter.__init__(self, (table.database, table.name), (), (), form, _schema(form.is_mariadb))
-        self.place = json_text({"db": table.database})[1:-1], json_text({"table": table.name})[1:-1]
+        self.name_parts = json_text({"db": table.database})[1:-1], json_text({"table": table.name})[1:-1]
 
 
 def truncates(body: bytes, form: MysqlEventForm) -> TableName | None:
     """Return the table whose truncation a QUERY event is, if it is published; else None."""
-    database, text = binlog.query(body)
+    database, text = binlog.parse_query(body)
     table = truncated_table(text, database)
     return table if table is not None and "t" not in form.skipped and form.takes(table) else None
 
 
 def is_change(body: bytes, form: MysqlEventForm) -> bool:
     """Return True if a QUERY event may have changed rows of a table that is taken: it should have been logged as rows."""
-    database, text = binlog.query(body)
+    database, text = binlog.parse_query(body)
     text = without_comments(text)
     if not text[:10].upper().startswith(_CHANGES):
         return False
@@ -453,4 +453,4 @@ def is_change(body: bytes, form: MysqlEventForm) -> bool:
     return re.search(rf"(?<![\w$])(?:{names})(?![\w$])", text, re.IGNORECASE) is not None
 
 
-NOT_SUPPORTED = "Such transactions cannot be captured: leave the table out, or begin with a new pipeline behind this place"
+NOT_SUPPORTED = "Such transactions cannot be captured: leave the table out, or begin with a new pipeline after these coordinates"

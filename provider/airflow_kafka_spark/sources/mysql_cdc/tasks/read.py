@@ -14,7 +14,7 @@ from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.events import LogEventWriter, MysqlEventForm
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogServer, Place, ReplicaLag
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer, ReplicaLag
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter, chunk_rows, chunk_token, open_chunk
 
 PIECE_EVENTS, PIECE_BYTES = 1000, 1 << 20
@@ -25,8 +25,8 @@ PIECE_EVENTS, PIECE_BYTES = 1000, 1 << 20
 class BinlogReader(EventReader):
     """Reads windows of the log, and chunks of snapshots.
 
-    The token of a window of the log is the place at which its last transaction ends, and the tables whose snapshot has to begin
-    again. That of a chunk is the place of its snapshot.
+    The token of a window of the log has the coordinates at which its last transaction ends, and the tables whose snapshot has to
+    begin again. The token of a chunk has the coordinates of its snapshot.
 
     :param server: the server.
     :param form: the form of events.
@@ -65,11 +65,11 @@ class BinlogReader(EventReader):
 
     def _pieces(self, split: int, bounds: Mapping[str, Any]) -> Iterator[list[Located]]:
         """Yield the events of a window of the log, some at a time, and note where its last transaction ends."""
-        start, end = Place.parse(bounds["start"]), Place.parse(bounds["end"])
+        start, end = LogCoordinates.parse(bounds["start"]), LogCoordinates.parse(bounds["end"])
         transactions, created, piece, size = Transactions(), 0, list[Located](), 0
-        place = start
+        coordinates = start
         for located in self.server.events_up_to(start, end):
-            if located.end.file != place.file:
+            if located.end.file != coordinates.file:
                 created = 0
             if located.event.kind == binlog.FORMAT:
                 created = located.event.seconds
@@ -77,15 +77,15 @@ class BinlogReader(EventReader):
                     found = f"its file {start.file} is another one than when the window was planned"
                     raise LogLost(self.server.where, found, NEW_PIPELINE)
             transactions.enter(located.event)
-            place = located.end
+            coordinates = located.end
             piece.append(located)
             size += len(located.event.body)
-            is_end = place.order >= end.order and not transactions.is_open and bool(created)
+            is_end = coordinates.order >= end.order and not transactions.is_open and bool(created)
             if is_end or len(piece) >= PIECE_EVENTS or size >= PIECE_BYTES:
                 yield piece
                 piece, size = [], 0
             if is_end:
-                self._tokens[split] = {"end": str(place), "created": created}
+                self._tokens[split] = {"end": str(coordinates), "created": created}
                 return
 
     # --- snapshots ---
@@ -93,10 +93,10 @@ class BinlogReader(EventReader):
     def _rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[Event]:
         self.limit.wait()
         with self.server.session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
-            self.server.refuse_other(connection, Place.parse(chunk["start"]), dict(chunk["log"]))
+            self.server.refuse_other(connection, LogCoordinates.parse(chunk["start"]), dict(chunk["log"]))
             opened = open_chunk(self.server, connection, chunk, self.form.values)
             server_id = int(chunk["log"]["server_id"])
             values = chunk_rows(connection, chunk, opened.shape)
             writer = LogEventWriter(self.server, self.form)
-            yield from writer.read_rows(opened.shape.table, values, opened.place, server_id, opened.now_us)
-        self._tokens[split] = chunk_token(opened.place)
+            yield from writer.read_rows(opened.shape.table, values, opened.coordinates, server_id, opened.now_us)
+        self._tokens[split] = chunk_token(opened.coordinates)

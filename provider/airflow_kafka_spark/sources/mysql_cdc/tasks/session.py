@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, MysqlServer
+from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, MysqlServer, fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogUnreadable, Transactions, parse_event
 
@@ -37,11 +37,11 @@ _DUMP, _NON_BLOCKING = 0x12, 1
 _CANNOT_READ = 1236
 _RIGHTS = (1045, 1227)
 
-NEW_PIPELINE = "To begin anew, use a new pipeline, and copy the tables again"
+NEW_PIPELINE = "To start over, use a new pipeline, and copy the tables again"
 
 
-class Place(NamedTuple):
-    """A place in the log.
+class LogCoordinates(NamedTuple):
+    """Coordinates in the binary log: a file and a position in it.
 
     :param file: the name of the file.
     :param position: the position in it, in bytes.
@@ -52,21 +52,21 @@ class Place(NamedTuple):
 
     @property
     def order(self) -> tuple[int, int]:
-        """The place as numbers; files are numbered by the ends of their names."""
+        """The coordinates as numbers; files are numbered by the ends of their names."""
         return int(self.file.rpartition(".")[2] or 0), self.position
 
     def __str__(self) -> str:
         return f"{self.file}:{self.position}"
 
     @classmethod
-    def parse(cls, text: str) -> Place:
-        """Return the place of a text ``file:position``.
+    def parse(cls, text: str) -> LogCoordinates:
+        """Return the coordinates of a text ``file:position``.
 
         :raises ValueError: it is no such text.
         """
         file, _, position = text.rpartition(":")
         if not file or not file.rpartition(".")[2].isdigit():
-            raise ValueError(f"`{text}` is no place of a log")
+            raise ValueError(f"`{text}` is not of the form `file:position`")
         return cls(file, int(position))
 
 
@@ -78,8 +78,8 @@ class Located(NamedTuple):
     """
 
     event: LogEvent
-    start: Place
-    end: Place
+    start: LogCoordinates
+    end: LogCoordinates
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class LogServer:
                 raise SourceRejected(self.where, f"{doing}: {detail}") from cause
             raise SourceUnavailable(self.where, doing, detail) from cause
 
-    def events(self, connection: Connection, start: Place) -> Iterator[Located]:
-        """Yield the events from a place on, up to the end of the log. The connection can be used for nothing else from then on.
+    def events(self, connection: Connection, start: LogCoordinates) -> Iterator[Located]:
+        """Yield the events from ``start`` on, up to the end of the log. The connection can be used for nothing else from then on.
 
         Events of the server's own that are in no file have ``start`` and ``end`` where the log is read at that moment.
 
@@ -138,7 +138,7 @@ class LogServer:
         number = random.SystemRandom().randrange(1 << 31, (1 << 32) - 1)
         command = struct.pack("<IHI", start.position, _NON_BLOCKING, number) + start.file.encode()
         connection._execute_command(_DUMP, command)
-        place, checked = start, False
+        coordinates, checked = start, False
         while True:
             packet = connection._read_packet()
             if packet.is_eof_packet():
@@ -146,46 +146,47 @@ class LogServer:
             try:
                 event = parse_event(packet.get_all_data()[1:], checked)
             except LogUnreadable as error:
-                raise self.unreadable(place, error) from None
-            before = place
+                raise self.unreadable(coordinates, error) from None
+            before = coordinates
             if event.log_pos:
                 # Positions in headers have 32 bits only.
-                place = Place(place.file, place.position + (event.log_pos - place.position & 0xFFFFFFFF))
+                moved = event.log_pos - coordinates.position & 0xFFFFFFFF
+                coordinates = LogCoordinates(coordinates.file, coordinates.position + moved)
             if event.kind == binlog.FORMAT:
                 checked = binlog.has_checksums(event.body)
             elif event.kind == binlog.ROTATE:
-                file, position = binlog.rotated(event.body)
-                place = Place(file, position if not event.log_pos else FIRST)
-            yield Located(event, before, place)
+                file, position = binlog.parse_rotate(event.body)
+                coordinates = LogCoordinates(file, position if not event.log_pos else FIRST)
+            yield Located(event, before, coordinates)
 
-    def events_up_to(self, start: Place, end: Place) -> Iterator[Located]:
-        """Yield the events from a place on, at least up to another one.
+    def events_up_to(self, start: LogCoordinates, end: LogCoordinates) -> Iterator[Located]:
+        """Yield the events from ``start`` on, at least up to ``end``.
 
-        The server may tell the end of its log a moment before it sends what lies before it.
+        The server may report the end of its log a moment before it sends the events up to it.
 
         :raises SourceUnavailable: the server does not answer, or does not send so much.
         :raises LogLost: the server no longer has this part of the log.
         :raises SourceRejected: an event cannot be read.
         """
-        doing, place, transactions = f"reading the log from {start} to {end}", start, Transactions()
+        doing, coordinates, transactions = f"reading the log from {start} to {end}", start, Transactions()
         deadline = time.monotonic() + SENT_SECONDS
         while True:
             with self.session(doing) as connection:
-                for located in self.events(connection, place):
+                for located in self.events(connection, coordinates):
                     transactions.enter(located.event)
-                    place = located.end
+                    coordinates = located.end
                     yield located
             if transactions.is_open or time.monotonic() > deadline:
-                raise SourceUnavailable(self.where, doing, f"the server sent its log up to {place} only")
+                raise SourceUnavailable(self.where, doing, f"the server sent its log up to {coordinates} only")
             time.sleep(0.05)
 
-    def unreadable(self, place: Place, error: LogUnreadable) -> SourceRejected:
+    def unreadable(self, coordinates: LogCoordinates, error: LogUnreadable) -> SourceRejected:
         """Return the error of a part of the log that is not understood."""
-        return SourceRejected(self.where, f"the log at {place} cannot be read: {error}", NEW_PIPELINE)
+        return SourceRejected(self.where, f"the log at {coordinates} cannot be read: {error}", NEW_PIPELINE)
 
     # --- positions ---
 
-    def end(self, connection: Connection) -> Place:
+    def end(self, connection: Connection) -> LogCoordinates:
         """Return the end of the log: every transaction before it is complete.
 
         :raises SourceRejected: the server writes no log.
@@ -193,19 +194,19 @@ class LogServer:
         found = fetch_rows(connection, self.status_statement(connection))
         if not found:
             raise SourceRejected(self.where, "the server writes no binary log", "Set `log_bin`, and restart the server")
-        return Place(str(found[0][0]), int(found[0][1]))
+        return LogCoordinates(str(found[0][0]), int(found[0][1]))
 
     def status_statement(self, connection: Connection) -> str:
-        """Return the statement that tells the end of the log."""
+        """Return the statement that returns the end of the log."""
         is_new = not is_mariadb(connection) and version(connection) >= (8, 4)
         return "SHOW BINARY LOG STATUS" if is_new else "SHOW MASTER STATUS"
 
-    def files(self, connection: Connection) -> list[Place]:
+    def files(self, connection: Connection) -> list[LogCoordinates]:
         """Return the files of the log, each with its size as position."""
-        return [Place(str(row[0]), int(row[1])) for row in fetch_rows(connection, "SHOW BINARY LOGS")]
+        return [LogCoordinates(str(row[0]), int(row[1])) for row in fetch_rows(connection, "SHOW BINARY LOGS")]
 
     def identity(self, connection: Connection) -> dict[str, Any]:
-        """Return what tells this server from others: its ``server_id``, and MySQL's ``server_uuid``."""
+        """Return the facts that identify this server: its ``server_id``, and MySQL's ``server_uuid``."""
         names = ("server_id",) if is_mariadb(connection) else ("server_id", "server_uuid")
         found = fetch_rows(connection, f"SELECT {', '.join(f'@@global.{name}' for name in names)}")[0]
         return dict(zip(names, found, strict=True))
@@ -216,17 +217,17 @@ class LogServer:
         :raises LogLost: the server does not have the file.
         """
         with self.session(f"reading the beginning of {file}") as connection:
-            for found in self.events(connection, Place(file, FIRST)):
+            for found in self.events(connection, LogCoordinates(file, FIRST)):
                 if found.event.kind == binlog.FORMAT:
                     return found.event.seconds
         raise SourceRejected(self.where, f"its file {file} has no beginning", NEW_PIPELINE)
 
-    def refuse_other(self, connection: Connection, start: Place, log: dict[str, Any]) -> list[Place]:
-        """Make sure that the server has the log from a place on, and return its files.
+    def refuse_other(self, connection: Connection, start: LogCoordinates, log: dict[str, Any]) -> list[LogCoordinates]:
+        """Make sure that the server has the log from ``start`` on, and return its files.
 
-        :param log: the identity of the log for which the place was recorded.
+        :param log: the identity of the log for which ``start`` was recorded.
         :raises SourceRejected: it is another server.
-        :raises LogLost: its log does not have the place: it was purged, reset, or lost its end.
+        :raises LogLost: its log does not have ``start``: it was purged, reset, or lost its end.
         """
         found = self.identity(connection)
         for name, value in found.items():
@@ -268,18 +269,6 @@ class LogServer:
             )
 
 
-def fetch_rows(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement."""
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
-        return list(cursor.fetchall())
-
-
-def sql_text(value: str) -> str:
-    """Return a text as SQL."""
-    return f"_utf8mb4 X'{value.encode().hex()}'"
-
-
 def is_mariadb(connection: Connection) -> bool:
     """Return True if the server is MariaDB, False if it is MySQL."""
     return "mariadb" in connection.get_server_info().lower()
@@ -291,8 +280,8 @@ def version(connection: Connection) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def distance(files: Sequence[Place], start: Place, end: Place) -> int:
-    """Return the bytes of the log from one place to another.
+def distance(files: Sequence[LogCoordinates], start: LogCoordinates, end: LogCoordinates) -> int:
+    """Return the bytes of the log between two coordinates.
 
     :param files: of the log, with their sizes.
     """
@@ -301,23 +290,23 @@ def distance(files: Sequence[Place], start: Place, end: Place) -> int:
     return sum(sizes[number] for number in sizes if first <= number < last) - at + to if (first, at) < (last, to) else 0
 
 
-def advanced(files: Sequence[Place], start: Place, bytes: int, end: Place) -> Place:
-    """Return the place a number of bytes behind another one, at most ``end``."""
-    place, left = start, bytes
+def advance(files: Sequence[LogCoordinates], start: LogCoordinates, bytes: int, end: LogCoordinates) -> LogCoordinates:
+    """Return the coordinates a number of bytes after ``start``, at most ``end``."""
+    coordinates, left = start, bytes
     for file in files:
         if not start.order[0] <= file.order[0] <= end.order[0]:
             continue
         begin = start.position if file.file == start.file else 0
         size = end.position if file.file == end.file else file.position
         if begin + left <= size:
-            return Place(file.file, max(FIRST, begin + left))
+            return LogCoordinates(file.file, max(FIRST, begin + left))
         left -= size - begin
-        place = Place(file.file, size)
-    return end if place.order > end.order or left > 0 else place
+        coordinates = LogCoordinates(file.file, size)
+    return end if coordinates.order > end.order or left > 0 else coordinates
 
 
 LAG_SECONDS = 1
-"""Seconds between two looks at the lag of a replica."""
+"""Seconds between two checks of the lag of a replica."""
 
 
 @dataclass(frozen=True)
@@ -339,11 +328,11 @@ class ReplicaLag:
         """
         for replica in self.replicas:
             with replica.session("asking for the lag of a replica") as connection:
-                while behind_master(replica, connection) > self.seconds:
+                while read_replica_lag(replica, connection) > self.seconds:
                     time.sleep(LAG_SECONDS)
 
 
-def behind_master(replica: LogServer, connection: Any) -> float:
+def read_replica_lag(replica: LogServer, connection: Connection) -> float:
     """Return how many seconds a replica is behind, the most of its channels; infinity if the replication of one has stopped, or
     is not connected.
 

@@ -1,6 +1,6 @@
-"""Chunks of a table's snapshot: how they are read, their place in the log, and the chunks of keys of the log.
+"""Chunks of a table's snapshot: how they are read, their coordinates in the log, and the chunks of keys of the log.
 
-A chunk is read in ``START TRANSACTION WITH CONSISTENT SNAPSHOT``, for which MariaDB tells the place in the log: the rows include
+A chunk is read in ``START TRANSACTION WITH CONSISTENT SNAPSHOT``, whose coordinates in the log MariaDB reports: the rows include
 exactly the transactions before it.
 """
 
@@ -16,10 +16,11 @@ from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import ChunkFilter, Key, TableSnapshot
 from airflow_kafka_spark.sources.jdbc.database import SourceColumn
+from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape, table_shape
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import TABLE_CHANGED, LogServer, Place, fetch_rows
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import TABLE_CHANGED, LogCoordinates, LogServer
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
 
 if TYPE_CHECKING:
@@ -44,21 +45,21 @@ class MySqlOpenChunk:
     """A chunk in the transaction that reads it.
 
     :param shape: the table.
-    :param place: the place of the snapshot in the log.
+    :param coordinates: those of the snapshot in the log.
     :param now_us: the time of the snapshot, microseconds since 1970.
     """
 
     shape: MySqlTableShape
-    place: Place
+    coordinates: LogCoordinates
     now_us: int
 
 
-def take_snapshot(connection: Connection) -> Place:
-    """Begin a transaction, and return the place in the log of what it sees."""
+def take_snapshot(connection: Connection) -> LogCoordinates:
+    """Begin a transaction, and return the coordinates of the log up to which it sees changes."""
     for statement in (*SESSION, "START TRANSACTION WITH CONSISTENT SNAPSHOT"):
         fetch_rows(connection, statement)
     found = {str(name).casefold(): value for name, value in fetch_rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'")}
-    return Place(str(found["binlog_snapshot_file"]), int(found["binlog_snapshot_position"]))
+    return LogCoordinates(str(found["binlog_snapshot_file"]), int(found["binlog_snapshot_position"]))
 
 
 def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, Any], form: ValueForm) -> MySqlOpenChunk:
@@ -71,11 +72,11 @@ def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, An
     :raises SourceRejected: the table is gone, or has another key.
     :raises SourceUnavailable: there is no such snapshot for :data:`OPEN_SECONDS`.
     """
-    name, start = tuple(chunk["table"]), Place.parse(chunk["start"])
+    name, start = tuple(chunk["table"]), LogCoordinates.parse(chunk["start"])
     deadline = time.monotonic() + OPEN_SECONDS
     while True:
-        place = take_snapshot(connection)
-        if _includes(server, place, start) and _use(connection, name) and not _is_changed(server, connection, place, name):
+        seen = take_snapshot(connection)
+        if _includes(server, seen, start) and _use(connection, name) and not _is_changed(server, connection, seen, name):
             break
         fetch_rows(connection, "ROLLBACK")
         if time.monotonic() > deadline:
@@ -87,18 +88,18 @@ def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, An
     if shape is None:
         raise SourceRejected(".".join(name), "it is no table any more")
     shape.refuse_other_key(tuple(chunk["key"]), tuple(chunk.get("types", ())))
-    return MySqlOpenChunk(shape, place, int(now))
+    return MySqlOpenChunk(shape, seen, int(now))
 
 
-def _includes(server: LogServer, place: Place, start: Place) -> bool:
-    """Return True if a snapshot includes all transactions before a place of the log.
+def _includes(server: LogServer, coordinates: LogCoordinates, start: LogCoordinates) -> bool:
+    """Return True if a snapshot includes all transactions before ``start``.
 
-    :param place: the place of the snapshot; the server's own events may lie behind it.
+    :param coordinates: those of the snapshot; the server's own events may follow them.
     """
-    if place.order >= start.order:
+    if coordinates.order >= start.order:
         return True
     transactions = Transactions()
-    for located in server.events_up_to(place, start):
+    for located in server.events_up_to(coordinates, start):
         if transactions.enter(located.event):
             return False
         if located.end.order >= start.order:
@@ -119,14 +120,14 @@ def _use(connection: Connection, name: Sequence[str]) -> bool:
     return True
 
 
-def _is_changed(server: LogServer, connection: Connection, place: Place, name: Sequence[str]) -> bool:
-    """Return True if there may be a statement on a table between a place and the end of the log, as a RENAME."""
+def _is_changed(server: LogServer, connection: Connection, coordinates: LogCoordinates, name: Sequence[str]) -> bool:
+    """Return True if there may be a statement on a table between some coordinates and the end of the log, as a RENAME."""
     end = server.end(connection)
-    if end.order <= place.order:
+    if end.order <= coordinates.order:
         return False
     named = re.compile(rf"(?<![\w$]){re.escape(name[1].replace('`', '``'))}(?![\w$])", re.IGNORECASE)
-    for located in server.events_up_to(place, end):
-        if located.event.kind == binlog.QUERY and named.search(binlog.query(located.event.body)[1]):
+    for located in server.events_up_to(coordinates, end):
+        if located.event.kind == binlog.QUERY and named.search(binlog.parse_query(located.event.body)[1]):
             return True
         if located.end.order >= end.order:
             break
@@ -153,12 +154,12 @@ def chunk_rows(connection: Connection, chunk: Mapping[str, Any], shape: MySqlTab
             yield from found
 
 
-def chunk_token(place: Place) -> dict[str, Any]:
+def chunk_token(coordinates: LogCoordinates) -> dict[str, Any]:
     """Return what the source has to know of a chunk that is read.
 
-    :param place: of its snapshot in the log.
+    :param coordinates: of its snapshot in the log.
     """
-    return {"seen": str(place), "behind": str(place)}
+    return {"seen": str(coordinates), "behind": str(coordinates)}
 
 
 def literals(types: Sequence[str], key: Key) -> list[str]:
@@ -187,14 +188,14 @@ class BinlogFilter(ChunkFilter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._seen = {chunk.seen: Place.parse(chunk.seen).order for t in self.tables.values() for chunk in t.read}
+        self._seen = {chunk.seen: LogCoordinates.parse(chunk.seen).order for t in self.tables.values() for chunk in t.read}
         self._at = (0, 0)
         for statement in SESSION:
             fetch_rows(self.connection, statement)
 
-    def enter(self, place: Place) -> None:
+    def enter(self, coordinates: LogCoordinates) -> None:
         """Note where the event of the log is whose changes come next."""
-        self._at = place.order
+        self._at = coordinates.order
 
     def has_seen(self, seen: str) -> bool:
         """Return True if a chunk includes the event of :meth:`enter`. See :meth:`ChunkFilter.has_seen`."""

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
-from typing import Any, Literal
+from typing import Any
 
 from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
 from airflow_kafka_spark.sources.cdc.tasks.values import (
@@ -23,16 +23,14 @@ from airflow_kafka_spark.sources.cdc.tasks.values import (
     point_json,
     unscaled_integer_json,
 )
+from airflow_kafka_spark.sources.mysql_cdc.options import UnsignedHandling, ZeroDateHandling
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogColumn
 
-UnsignedHandling = Literal["long", "precise"]
-ZeroDates = Literal["fail", "null"]
-
 Read = Callable[[bytes, int], "tuple[str, int]"]
-"""Reads a value at a place of the bytes of a row; returns it as JSON, and the place behind it."""
+"""Reads a value at an index of a row's bytes; returns it as JSON, and the index after it."""
 
-Shown = Callable[[bytes], str]
+ToText = Callable[[bytes], str]
 """Returns a value as text, from bytes of it."""
 
 BINARY = 63
@@ -57,7 +55,7 @@ class ValueForm:
     decimals: DecimalHandling = "precise"
     times: TimePrecision = "adaptive"
     unsigned: UnsignedHandling = "long"
-    zero_dates: ZeroDates = "fail"
+    zero_dates: ZeroDateHandling = "fail"
     charsets: Mapping[int, str] = field(default_factory=dict, repr=False)
 
 
@@ -79,8 +77,8 @@ class ReadColumn:
 
     read: Read
     schema: Mapping[str, Any]
-    of_query: Shown
-    key: Shown | None = None
+    of_query: ToText
+    key: ToText | None = None
     compared: str = ""
 
 
@@ -204,10 +202,10 @@ def _decimal(precision: int, scale: int, form: ValueForm) -> ReadColumn:
         raw[0] ^= 0x80
         if is_negative:
             raw = bytearray(byte ^ 0xFF for byte in raw)
-        number = place = 0
+        number = at = 0
         for count, digits in groups:
-            number = number * 10**digits + int.from_bytes(raw[place : place + count], "big")
-            place += count
+            number = number * 10**digits + int.from_bytes(raw[at : at + count], "big")
+            at += count
         return -number if is_negative else number
 
     def text(number: int) -> str:
@@ -365,7 +363,7 @@ _FRACTIONS = ((0, 1), (1, 10_000), (1, 10_000), (2, 100), (2, 100), (3, 1), (3, 
 _MONTH_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
-_PLACES = (slice(0, 4), slice(5, 7), slice(8, 10), slice(11, 13), slice(14, 16), slice(17, 19))
+_PARTS_OF_TIME = (slice(0, 4), slice(5, 7), slice(8, 10), slice(11, 13), slice(14, 16), slice(17, 19))
 """The numbers of a date and time as the server shows it; behind them is the fraction."""
 
 
@@ -428,7 +426,7 @@ def _time(column: LogColumn, form: ValueForm) -> ReadColumn:
     return ReadColumn(
         lambda data, at: (local(*parts(data, at)), at + 5 + fraction),
         named("int64", name if millis else "io.debezium.time.MicroTimestamp"),
-        lambda raw: local([int(raw[place]) for place in _PLACES], int(raw[20:].ljust(6, b"0"))),
+        lambda raw: local([int(raw[part]) for part in _PARTS_OF_TIME], int(raw[20:].ljust(6, b"0"))),
         key,
         "datetime",
     )
@@ -448,8 +446,8 @@ def _duration(fraction: int, unit: int) -> Callable[[bytes, int], int]:
     return micros
 
 
-def _day(year: int, month: int, day: int, zero_dates: ZeroDates) -> int | None:
-    """Return the number of a day; None for a date that is none, as 0000-00-00."""
+def _day(year: int, month: int, day: int, zero_dates: ZeroDateHandling) -> int | None:
+    """Return the number of a day; None for an invalid date, such as 0000-00-00."""
     is_day = 1 <= month <= 12 and 1 <= day <= _MONTH_DAYS[month - 1]
     if is_day and month == 2 and day == 29:
         is_day = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)

@@ -12,7 +12,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     Event,
     EventColumn,
     EventForm,
-    Row,
+    RowValues,
     TableName,
     TableWriter,
     source_schema,
@@ -83,7 +83,7 @@ class _RelationWriter(TableWriter):
         assert isinstance(raw, bytes)
         return self._converts[at](raw)
 
-    def row(self, values: Row) -> str:
+    def row(self, values: RowValues) -> str:
         converts, special = self._converts, self.convert
         try:
             pieces = [
@@ -162,7 +162,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         """Yield the events of rows that were read from a table.
 
         :param relation: the table.
-        :param lsn: the place of the log at which they were read.
+        :param lsn: the LSN at which they were read.
         :param now_us: the time at which they were read, microseconds since 1970.
         :raises SourceRejected: a value cannot be written.
         """
@@ -182,13 +182,13 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         """Prepare the parts of ``source`` that all events of a transaction, or of a chunk, share."""
         self.timestamp = at_us // 1000
         last = f'\\"{self._last}\\"' if self._last else "null"
-        place = f'"ts_ms":{self.timestamp},"snapshot":"{snapshot}","db":{self._of_database}'
-        self._before_lsn = f'{{{self.of_server},{place},"sequence":"[{last},\\"'
+        details = f'"ts_ms":{self.timestamp},"snapshot":"{snapshot}","db":{self._of_database}'
+        self._before_lsn = f'{{{self.of_server},{details},"sequence":"[{last},\\"'
         self._before_table = f'\\"]","ts_us":{at_us},"ts_ns":{at_us * 1000},'
         self._after_table = f',"txId":{xid},"lsn":'
 
-    def source(self, table: _RelationWriter, place: int) -> str:
-        return f'{self._before_lsn}{place}{self._before_table}{table.source}{self._after_table}{place},"xmin":null}}'
+    def source(self, table: _RelationWriter, lsn: int) -> str:
+        return f'{self._before_lsn}{lsn}{self._before_table}{table.source}{self._after_table}{lsn},"xmin":null}}'
 
     def _change(self, lsn: int, change: ChangeMessage) -> Iterator[Event]:
         table, old, new = self._tables[change.relation], change.old, change.new
@@ -199,7 +199,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
             new = [old[at] if value is UNCHANGED and at in table.identity else value for at, value in enumerate(new)]
         yield from self.change(table, lsn, old, new, is_insert=change.op == "I")
 
-    def is_included(self, table: _RelationWriter, values: Row, old: Row | None = None) -> bool:
+    def is_included(self, table: _RelationWriter, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will."""
         return self._filter is not None and self._filter.includes(table.relation, values, old)
 

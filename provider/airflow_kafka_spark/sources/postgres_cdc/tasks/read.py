@@ -36,7 +36,7 @@ class CdcReader(EventReader):
     :param server: the server and the slot.
     :param publication: the publication.
     :param options: the form of events.
-    :param max_replica_lag: seconds that a replica may be behind when a chunk is read; None if replicas are not looked at.
+    :param max_replica_lag: seconds that a replica may be behind when a chunk is read; None if it is not checked.
     :param splits: per split its bounds and the identity of the log (JSON).
     """
 

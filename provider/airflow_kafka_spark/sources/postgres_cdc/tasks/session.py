@@ -139,7 +139,7 @@ class SlotServer:
             time.sleep(0.05)
 
     def identity(self, connection: psycopg.Connection[Any]) -> dict[str, Any]:
-        """Return what tells this server's log from others: system identifier, timeline and database."""
+        """Return the facts that identify this server's log: system identifier, timeline and database."""
         query = "SELECT substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8)"
         timeline = fetch_rows(connection, query)[0][0]
         return {
@@ -195,7 +195,7 @@ class SlotServer:
         return state
 
 
-NEW_PIPELINE = "To begin anew, use a new slot and a new pipeline, and copy the tables again"
+NEW_PIPELINE = "To start over, use a new slot and a new pipeline, and copy the tables again"
 
 
 def foreign_use(slot: str, state: SlotState) -> str:

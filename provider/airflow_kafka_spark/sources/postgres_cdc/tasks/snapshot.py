@@ -61,7 +61,7 @@ class VisibleTransactions:
 
 
 def current_snapshot(connection: psycopg.Connection[Any]) -> str:
-    """Return the call of the function that tells the snapshot; PostgreSQL 12 has it under an older name."""
+    """Return the call of the function that returns the snapshot. PostgreSQL 12 has it under an older name."""
     of_release = "pg_current_snapshot" if connection.info.server_version >= 130000 else "txid_current_snapshot"
     return f"pg_catalog.{of_release}()::text"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SECRET = re.compile("(?i)password|secret|token|user.info|bearer.auth.custom")
 _TRY_AGAIN = (408, 429)
 _NOT_FOUND = 404
-NOT_TOLD = "the registry does not say why"
+UNEXPLAINED = "the registry does not say why"
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class RegistryRequests(ABC):
             raise
         if answer.get("is_compatible"):
             return []
-        return [str(m) for m in answer.get("messages") or ()] or [NOT_TOLD]
+        return [str(m) for m in answer.get("messages") or ()] or [UNEXPLAINED]
 
     def register(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> int:
         """Register a schema and return its id. A schema that is registered already keeps its id.
