@@ -401,6 +401,13 @@ def _definitions(columns: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{quote(name)} {kind}" for name, kind in columns)
 
 
+def join_in_order() -> str:
+    """Let the transaction join rows with a table by its index, in the order of the rows. The planner does not know how many keys
+    are staged, and might choose a hash join, which writes, and locks, the rows in no order.
+    """
+    return "SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_seqscan', 'off', true)"
+
+
 # --- from stages into the target --------------------------------------------------------------------------------------
 
 

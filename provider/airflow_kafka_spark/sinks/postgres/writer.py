@@ -155,6 +155,7 @@ class Transaction:
         if self._merges:
             try:
                 with self.session.transaction():
+                    run(self.session, sql.join_in_order())
                     return run(self.session, self.attempt.merge.merge(stages))
             except psycopg.Error as error:
                 if not (is_refusal(error) or (error.sqlstate or "")[:2] in _NO_MERGE):
