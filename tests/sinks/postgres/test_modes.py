@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,44 @@ def test_the_last_offset_of_a_key_wins_within_and_between_windows(place: Place, 
     second = write(sink, pipeline, [{"id": 1, "v": "b"}, {"id": 9, "v": None}], [])
     assert rows_by_id(place) == {0: "a9", 1: "b", 2: "a8", 7: "x", 9: None}
     assert second.written == 2
+
+
+def test_a_key_that_another_session_inserts_while_the_window_commits_is_updated(place: Place):
+    """MERGE then fails with a unique violation, and ON CONFLICT has to write."""
+    place.execute("CREATE TABLE t (id bigint PRIMARY KEY, v text)")
+    with place.server.connect() as other, ThreadPoolExecutor(1) as pool:
+        other.execute(f"INSERT INTO {place.quoted}.t VALUES (2, 'theirs')".encode())
+        writing = pool.submit(write, place.sink(**UPSERT), Pipeline(KEYED), [{"id": i, "v": "ours"} for i in range(4)])
+        while not writing.done() and not place.one(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'transactionid' "
+            "AND application_name LIKE 'airflow-kafka-spark %'"
+        ):
+            time.sleep(0.01)
+        assert not writing.done(), writing.exception()
+        other.commit()
+        assert writing.result().written == 4
+    assert rows_by_id(place) == dict.fromkeys(range(4), "ours")
+
+
+@pytest.mark.parametrize(
+    "more, left",
+    [
+        ("CREATE TABLE heirs () INHERITS (t); INSERT INTO heirs VALUES (1, 'of an heir')", {1: "new", 2: "new"}),
+        ("CREATE RULE keeps AS ON DELETE TO t DO INSTEAD NOTHING", {1: "new", 2: "new"}),
+        (
+            "INSERT INTO t VALUES (1, 'old'); CREATE FUNCTION shout() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN NEW.v := upper(NEW.v); RETURN NEW; END'; "
+            "CREATE TRIGGER shouts BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION shout()",
+            {1: "NEW", 2: "NEW"},
+        ),
+    ],
+    ids=["heirs", "rule", "trigger"],
+)
+def test_an_upsert_writes_as_on_conflict_does_where_merge_does_not(place: Place, more: str, left: dict[int, str]):
+    place.execute(f"CREATE TABLE t (id bigint PRIMARY KEY, v text); {more}")
+    assert write(place.sink(**UPSERT), Pipeline(KEYED), [{"id": i, "v": "new"} for i in (1, 2)]).written == 2
+    assert dict(place.rows("SELECT id, v FROM ONLY t")) == left
+    assert place.rows("SELECT v FROM t EXCEPT SELECT v FROM ONLY t") == ([("of an heir",)] if "heirs" in more else [])
 
 
 def test_pieces_of_one_partition_keep_the_order_of_their_offsets(place: Place):

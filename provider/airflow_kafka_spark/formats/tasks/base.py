@@ -25,7 +25,7 @@ from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoded, Encoder
 from airflow_kafka_spark.formats.text_values import MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Decimal
 
-CHUNK_RECORDS, CHUNK_BYTES = 4096, 8 << 20
+CHUNK_RECORDS, CHUNK_BYTES = 4096, 2 << 20
 """The largest chunks in which a batch is read. Chunks of more bytes do not fit into the processor's cache. With fewer records,
 the time counts in which the reader is started for each chunk."""
 DIVIDED_BYTES = 32 << 20

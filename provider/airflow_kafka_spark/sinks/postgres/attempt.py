@@ -266,6 +266,7 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
         if target is None:
             raise SinkRejected(str(name), str(window), "there is no such table", "Create it, or set `auto_create=True`")
         columns, merge, direct = _plan(sink, target, shape, window)
+        merge = replace(merge, merges=bool(merge.key) and _merges(connection, target))
         attempt = WindowAttempt(
             server, window, tuple(splits), name, windows, markers, stage_schema, key, token, columns, merge, direct,
             tolerates=shape.tolerates, keep_windows=sink.keep_windows,
@@ -448,6 +449,18 @@ def _plan(sink: PostgresSinkOptions, target: Table, shape: Shape, window: Window
         and all(target.columns[n].type == sql.OFFSET_TYPES[sql.OFFSET_COLUMNS.index(n)] for n in filled)
     )
     return columns, merge, direct
+
+
+_MERGE_VERSION = 150000
+"""The first version of the server that has MERGE, and of the client's library that counts its rows."""
+
+
+def _merges(connection: psycopg.Connection, target: Table) -> bool:
+    """Return True if MERGE writes into a table what ON CONFLICT writes, unless another session writes the same keys."""
+    from psycopg import pq
+
+    is_known = min(connection.info.server_version, pq.version()) >= _MERGE_VERSION
+    return is_known and target.kind == "r" and not target.filters
 
 
 def _refuse_open_markers(

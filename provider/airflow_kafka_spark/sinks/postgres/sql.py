@@ -401,6 +401,13 @@ def _definitions(columns: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{quote(name)} {kind}" for name, kind in columns)
 
 
+def join_in_order() -> str:
+    """Let the transaction join rows with a table by its index, in the order of the rows. The planner does not know how many keys
+    are staged, and might choose a hash join, which writes, and locks, the rows in no order.
+    """
+    return "SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_seqscan', 'off', true)"
+
+
 # --- from stages into the target --------------------------------------------------------------------------------------
 
 
@@ -458,6 +465,7 @@ class Merge:
     :param guarded: True if the target has all of them, so that an older offset never overwrites a newer one.
     :param again: True if the target may have rows of equal offsets, which are written again, as in a replay.
     :param window: a column and its value in every row, the window's name.
+    :param merges: True if MERGE writes the rows that ON CONFLICT writes, as :meth:`merge` describes.
     """
 
     target: Name
@@ -469,6 +477,7 @@ class Merge:
     guarded: bool = False
     again: bool = False
     window: tuple[str, str] | None = None
+    merges: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -483,6 +492,22 @@ class Merge:
         """Insert or update the last row of each key: that with the highest offset in the last partition."""
         return f"{self._put(f'({self._last(stages)}) AS last')}"
 
+    def merge(self, stages: Sequence[StagedSplit]) -> str:
+        """Upsert as :meth:`upsert`, by MERGE, which takes two thirds of the time for rows that are new.
+
+        It differs from ON CONFLICT in two ways. If another session inserts a key meanwhile, it fails with a unique violation. A
+        trigger before INSERT does not see the rows that are updated; :attr:`merges` is False for a table that has one.
+        """
+        changed = [name for name in self.names if name not in self.key]
+        update = "UPDATE SET " + ", ".join(f"{quote(name)} = last.{quote(name)}" for name in changed)
+        matched = f"{self._guard('last', ' AND ')} THEN {update}" if changed else " THEN DO NOTHING"
+        # ONLY: rows of tables that inherit from the target are not in its index, so ON CONFLICT does not find them.
+        return (
+            f"MERGE INTO ONLY {self.target} AS t USING ({self._last(stages)}) AS last ON {self._same_key} "
+            f"WHEN MATCHED{matched} "
+            f"WHEN NOT MATCHED THEN INSERT ({_list(self.names)}) VALUES ({', '.join(f'last.{quote(n)}' for n in self.names)})"
+        )
+
     def upsert_and_delete(self, stages: Sequence[StagedSplit]) -> str:
         """Upsert with deletes: the last event of a key may be its deletion. Selects the numbers of written and of deleted rows.
 
@@ -490,14 +515,17 @@ class Merge:
         """
         assert self.tombstone
         dead = f"last.{quote(self.tombstone)}"
-        same = " AND ".join(f"t.{quote(k)} = last.{quote(k)}" for k in self.key)
         guard = self._guard("last", " AND ")
         return (
             f"WITH last AS MATERIALIZED ({self._last(stages)}), "
-            f"gone AS (DELETE FROM {self.target} AS t USING last WHERE {dead} AND {same}{guard} RETURNING 1), "
+            f"gone AS (DELETE FROM {self.target} AS t USING last WHERE {dead} AND {self._same_key}{guard} RETURNING 1), "
             f"put AS ({self._put('last', f' WHERE NOT {dead}')} RETURNING 1) "
             "SELECT (SELECT count(*) FROM put), (SELECT count(*) FROM gone)"
         )
+
+    @property
+    def _same_key(self) -> str:
+        return " AND ".join(f"t.{quote(k)} = last.{quote(k)}" for k in self.key)
 
     def _values(self) -> list[str]:
         named = [f"{literal(self.window[1])}::text"] if self.window else []

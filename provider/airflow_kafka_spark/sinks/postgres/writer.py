@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+_NO_MERGE = ("0A", "42")
+"""Classes of SQLSTATE that say that a table or a role cannot MERGE, as for a table with rules."""
+
+
 class Transaction:
     """The transaction of a window, on one connection: claim, compare, write, count, commit."""
 
@@ -49,6 +53,7 @@ class Transaction:
         """Splits that are in the target: index -> rows."""
         self.finder: RefusedRowFinder | None = None
         """Leaves out the rows that the target refuses; None where bad records are not tolerated."""
+        self._merges = attempt.merge.merges
 
     @property
     def session(self) -> psycopg.Connection:
@@ -136,11 +141,28 @@ class Transaction:
 
         def put(some: Sequence[StagedSplit]) -> tuple[int, int]:
             if not any(tombstones for *_, tombstones in found):
-                return run(self.session, merge.upsert(some)), 0
+                return self._upsert(some), 0
             written, deleted = fetch_rows(self.session, merge.upsert_and_delete(some))[0]
             return written, deleted
 
         return self.finder.upsert(list(stages.items()), put) if self.finder else put(list(stages.values()))
+
+    def _upsert(self, stages: Sequence[StagedSplit]) -> int:
+        """Upsert rows by MERGE if it may be used, and return how many were written. If it fails, ON CONFLICT decides, also about
+        all later rows."""
+        import psycopg
+
+        if self._merges:
+            try:
+                with self.session.transaction():
+                    run(self.session, sql.join_in_order())
+                    return run(self.session, self.attempt.merge.merge(stages))
+            except psycopg.Error as error:
+                if not (is_refusal(error) or (error.sqlstate or "")[:2] in _NO_MERGE):
+                    raise
+                log.info("MERGE into %s failed (%s): ON CONFLICT writes instead", self.attempt.target, error.sqlstate)
+                self._merges = False
+        return run(self.session, self.attempt.merge.upsert(stages))
 
     def put_staged(self) -> tuple[int, int]:
         """Move all staged rows into the target, except those that are refused. Returns rows written and rows deleted."""
