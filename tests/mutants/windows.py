@@ -226,6 +226,46 @@ _OF_PLANNING = (
     ),
 )
 
+_CONTINUITY = "tests/windows/test_continuity.py"
+
+_OF_CONTINUITY = (
+    Mutant(
+        name="continuity-hole-behind-the-last-window",
+        path="windows/continuity.py",
+        old="(*window.passed, *window.gaps), window.after == ELSEWHERE",
+        new="(*window.passed, *window.gaps), True",
+        breaks="A sink takes no window that leaves out offsets behind the last one that it has recorded.",
+        tests=(f"{_CONTINUITY}::test_offsets_that_would_be_left_out_are_named",),
+    ),
+    Mutant(
+        name="continuity-windows-without-records-are-a-hole",
+        path="windows/continuity.py",
+        old="(*window.passed, *window.gaps), window.after == ELSEWHERE",
+        new="window.gaps, window.after == ELSEWHERE",
+        breaks="What windows without records have passed over is no hole in the record of a sink, which never sees them.",
+        tests=(f"{_CONTINUITY}::test_offsets_that_went_elsewhere_or_that_windows_without_records_have_skipped_are_no_hole",),
+    ),
+    Mutant(
+        name="continuity-lost-record-unnoticed",
+        path="windows/continuity.py",
+        old="if window.after > 0 and not window.moved:",
+        new="if window.after > window.number:",
+        breaks="A sink that has lost its record of windows takes no further one.",
+        tests=(f"{_CONTINUITY}::test_a_sink_without_a_record_takes_a_first_window_and_none_that_has_a_predecessor_there",),
+    ),
+    Mutant(
+        name="continuity-window-elsewhere-counts-as-committed-here",
+        path="operators/binding.py",
+        old="        return ELSEWHERE\n    return last.number if",
+        new="        pass\n    return last.number if",
+        breaks="A pipeline that goes to another destination needs no record there of windows that went elsewhere.",
+        tests=(
+            "tests/operators/test_binding.py"
+            "::test_a_window_names_the_last_one_with_records_at_the_same_place_unless_somebody_has_decided_since",
+        ),
+    ),
+)
+
 _OF_INTERVALS = (
     Mutant(
         name="intervals-overlap-not-withdrawn",
@@ -417,6 +457,25 @@ _OF_SNAPSHOTS = (
         breaks="Chunks are forgotten only when the log is read up to a place behind them.",
         tests=(_OF_ROWS_AND_LOG,),
     ),
+    Mutant(
+        name="snapshot-includes-transactions-that-were-open",
+        path="sources/postgres_cdc/tasks/snapshot.py",
+        old="return distance < 0 and self.end + distance not in self.running",
+        new="return distance < 0",
+        breaks="A change of a transaction that was open while a chunk was read is published.",
+        tests=(
+            "tests/sources/postgres_cdc/test_snapshots.py"
+            "::test_a_snapshot_includes_what_was_committed_before_it_also_where_ids_wrap_around",
+        ),
+    ),
 )
 
-OF_WINDOWS: tuple[Mutant, ...] = (*_OF_LEDGER, *_OF_PLANNING, *_OF_INTERVALS, *_OF_READING, *_OF_SOURCES, *_OF_SNAPSHOTS)
+OF_WINDOWS: tuple[Mutant, ...] = (
+    *_OF_LEDGER,
+    *_OF_PLANNING,
+    *_OF_CONTINUITY,
+    *_OF_INTERVALS,
+    *_OF_READING,
+    *_OF_SOURCES,
+    *_OF_SNAPSHOTS,
+)

@@ -8,6 +8,8 @@ _CONTRACT = "tests/sinks/test_contract.py::TestContract"
 _POSTGRES_FAULTS = "tests/sinks/postgres/test_faults.py"
 _POSTGRES_MODES = "tests/sinks/postgres/test_modes.py"
 _FILES = "tests/sinks/files/test_sink.py"
+_LAKE_UPSERT = "tests/sinks/lake/test_upsert.py"
+_MANIFEST = "tests/sinks/files/test_manifest.py"
 _PUBLISH = "tests/sinks/kafka/test_publish.py"
 
 _OF_POSTGRES = (
@@ -131,6 +133,113 @@ _OF_FILES = (
         new="        super().finish()\n",
         breaks="The files of a split are durable before the driver is told of them.",
         tests=(f"{_FILES}::test_files_are_durable_before_they_are_published_and_names_after",),
+    ),
+)
+
+_OF_OBJECTS = (
+    Mutant(
+        name="files-entry-of-the-log-replaced",
+        path="sinks/storage/store.py",
+        old="os.link(temporary, target)",
+        new="os.replace(temporary, target)",
+        breaks="Of several attempts that commit under one number of the log, one does.",
+        tests=(
+            f"{_MANIFEST}::test_a_write_that_arrives_after_its_attempt_has_given_up_is_excluded_by_the_fence_or_is_the_window",
+        ),
+    ),
+    Mutant(
+        name="files-entry-of-the-log-in-a-store-replaced",
+        path="sinks/storage/objects.py",
+        old='mode="create"',
+        new='mode="overwrite"',
+        breaks="Of several attempts that commit under one number of the log in an object store, one does.",
+        tests=("tests/test_s3.py::test_all_cases_of_an_object_store",),
+    ),
+    Mutant(
+        name="files-earlier-attempts-not-fenced",
+        path="sinks/files/manifest.py",
+        old="if any(sequence_of(marker) > newest.sequence for marker in left):",
+        new="if not left:",
+        breaks="An attempt commits nothing once a later one has begun.",
+        tests=(f"{_MANIFEST}::test_an_attempt_that_begins_later_fences_the_earlier_one_which_commits_nothing",),
+    ),
+)
+
+_FENCED = "tests/sinks/lake/test_lake.py::test_an_attempt_that_was_fenced_commits_nothing_though_all_its_files_are_there"
+
+_OF_LAKES = (
+    Mutant(
+        name="delta-overtaken-attempt-commits",
+        path="sinks/delta/writer.py",
+        old="if table.version(self.window.pipeline) != self.base:",
+        new="if self.base is None:",
+        breaks="An attempt commits nothing once another one of its pipeline has committed to the Delta table, or fenced.",
+        tests=(f"{_FENCED}[delta]",),
+    ),
+    Mutant(
+        name="iceberg-overtaken-attempt-commits",
+        path="sinks/iceberg/writer.py",
+        old="        if state.tag != self.base:\n            raise Fenced(self.window.pipeline, self.committing)\n",
+        new="",
+        breaks="An attempt commits nothing once another one of its pipeline has committed to the Iceberg table, or fenced.",
+        tests=(f"{_FENCED}[iceberg]",),
+    ),
+    Mutant(
+        name="lake-commit-whose-answer-was-lost-is-repeated",
+        path="sinks/lake/writer.py",
+        old="if found.applied.replay >= window.replay:",
+        new="if found.applied.replay > window.replay:",
+        breaks="A window that is in the table is not committed again.",
+        tests=("tests/sinks/iceberg/test_sink.py::test_a_commit_whose_answer_was_lost_is_looked_up_and_not_repeated",),
+    ),
+    Mutant(
+        name="lake-files-of-a-commit-in-doubt-removed",
+        path="sinks/lake/writer.py",
+        old="self.in_doubt, tried = True, seen",
+        new="self.in_doubt, tried = False, seen",
+        breaks="The files of a commit whose outcome is not known stay.",
+        tests=("tests/sinks/lake/test_lake.py::test_files_of_a_commit_whose_outcome_is_not_known_stay",),
+    ),
+    Mutant(
+        name="lake-upsert-first-event-wins",
+        path="sinks/lake/tasks/upsert.py",
+        old='aggregate([(_ROW, "max")]).column(f"{_ROW}_max")',
+        new='aggregate([(_ROW, "min")]).column(f"{_ROW}_min")',
+        breaks="Of several records of a key in a window the last one is in the table.",
+        tests=(f"{_LAKE_UPSERT}::test_the_last_offset_of_a_key_wins_within_and_between_windows",),
+    ),
+    Mutant(
+        name="lake-upsert-older-offset-overwrites",
+        path="sinks/lake/tasks/upsert.py",
+        old="lost[matches.row[matches.newer]] = True",
+        new="lost[matches.row[matches.newer]] = False",
+        breaks="An older offset never overwrites a newer one where the rows of a lake table hold their offsets.",
+        tests=(f"{_LAKE_UPSERT}::test_older_offsets_never_overwrite_newer_ones_where_rows_hold_their_offsets",),
+    ),
+)
+
+_OF_ROUTING = (
+    Mutant(
+        name="routed-records-not-compared-with-those-that-are-committed",
+        path="operators/routed_sinks.py",
+        old="is_other = digest != known.digest if known else records != there",
+        new="is_other = False",
+        breaks="A record that another sink of a window has committed does not go into the operator's own sink as well.",
+        tests=(
+            "tests/faults/test_capturing.py"
+            "::test_killed_between_the_commits_of_the_two_sinks_the_retry_finishes_and_nothing_else_would_do",
+        ),
+    ),
+)
+
+_OF_VERIFICATION = (
+    Mutant(
+        name="verification-compares-counts-only",
+        path="verification/ranges.py",
+        old="        if source != sink:\n            self.differing.append(chunk)",
+        new="        if source.rows != sink.rows:\n            self.differing.append(chunk)",
+        breaks="A row that has another value in the copy is found.",
+        tests=("tests/verification/test_verify.py::test_rows_that_are_missing_extra_or_different_are_counted_and_named",),
     ),
 )
 
@@ -271,4 +380,13 @@ _OF_DEAD_LETTERS = (
     ),
 )
 
-OF_WRITING: tuple[Mutant, ...] = (*_OF_POSTGRES, *_OF_FILES, *_OF_PUBLISHING, *_OF_DEAD_LETTERS)
+OF_WRITING: tuple[Mutant, ...] = (
+    *_OF_POSTGRES,
+    *_OF_FILES,
+    *_OF_OBJECTS,
+    *_OF_LAKES,
+    *_OF_PUBLISHING,
+    *_OF_DEAD_LETTERS,
+    *_OF_ROUTING,
+    *_OF_VERIFICATION,
+)

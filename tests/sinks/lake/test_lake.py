@@ -9,12 +9,15 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
+from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape
+from airflow_kafka_spark.sinks.delta.records import Records
+from airflow_kafka_spark.sinks.iceberg.fencing import Attempts
 from airflow_kafka_spark.sinks.storage.store import TableStore
 from tests.sinks.attempt import Victim, apply, write_all
 from tests.sinks.delta.cases import DeltaCase
@@ -93,6 +96,60 @@ def test_an_attempt_whose_files_were_removed_commits_nothing_though_nobody_else_
     same_multiset(first.expected, lake.read())
     apply(lake.sink, job)
     same_multiset(first.expected + job.expected, lake.read())
+    assert lake.leftovers() == []
+
+
+def test_an_attempt_that_was_fenced_commits_nothing_though_all_its_files_are_there(lake, feed, monkeypatch):
+    """Its successor dies between the fence and the removal of the files."""
+    first, job = feed.next(), feed.next()
+    apply(lake.sink, first)
+
+    def die(*_: object, **__: object) -> None:
+        raise RuntimeError("killed")
+
+    with lake.sink.begin(job.window, job.splits, job.shape) as writer:
+        results = write_all(writer, job)
+        with monkeypatch.context() as patch:
+            patch.setattr(Records, "_remove", die)
+            patch.setattr(Attempts, "remove", die)
+            with pytest.raises(RuntimeError, match="killed"):
+                lake.sink.begin(job.window, job.splits, job.shape)
+        with pytest.raises(Fenced):
+            writer.commit(results)
+    assert lake.sink.applied(job.window) is None
+    same_multiset(first.expected, lake.read())
+    apply(lake.sink, job)
+    same_multiset(first.expected + job.expected, lake.read())
+    assert lake.leftovers() == []
+
+
+def test_files_of_a_commit_whose_outcome_is_not_known_stay(lake, feed, monkeypatch):
+    """The commit arrives, its answer does not, and then the table does not answer either."""
+    job = feed.next()
+    with (
+        pytest.raises(SinkUnavailable, match="no answer"),
+        lake.sink.begin(job.window, job.splits, job.shape) as writer,
+    ):
+        prepare = writer.prepare
+
+        def unanswered() -> None:
+            raise writer.unavailable(writer.committing, "no answer")
+
+        def lose_answers(table: Any, change: Any) -> Any:
+            record, try_commit = prepare(table, change)
+
+            def commit() -> Exception:
+                assert try_commit() is None
+                monkeypatch.setattr(writer, "load", unanswered)
+                return TimeoutError()
+
+            return record, commit
+
+        monkeypatch.setattr(writer, "prepare", lose_answers)
+        writer.commit(write_all(writer, job))
+    same_multiset(job.expected, lake.read())
+    apply(lake.sink, feed.next())
+    assert Counter(i for i in lake.ids() if i in job.ids) == Counter(job.ids)
     assert lake.leftovers() == []
 
 
