@@ -41,8 +41,13 @@ def fencing_producer(config: Mapping[str, Any], transactional_id: str, seconds: 
     settings = {**ALL_BROKERS, **config, "transactional.id": transactional_id, "error_cb": events.on_error}
     producer = Producer(settings, logger=events)
     right = Right("transactional id", "Write", transactional_id)
-    with named_rights(config, "fencing earlier attempts", right, events=events):
-        producer.init_transactions(seconds)
+    try:
+        with named_rights(config, "fencing earlier attempts", right, events=events):
+            producer.init_transactions(seconds)
+    except BaseException:
+        # The error holds this frame for as long as it is kept, and a producer connects again and again.
+        del producer
+        raise
     return producer
 
 
