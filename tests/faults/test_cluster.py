@@ -36,6 +36,8 @@ from tests.support.workers import ancestors, executor_of, listening, session, wa
 
 ORDERS = 400
 SMALL = {"spark.executor.memory": "512m"}
+NEXT_PORTS = 4
+"""Ports behind the one of its setting that Spark tries if another process has that."""
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +144,8 @@ def check_table(table, report, *, attempts=1):
 
 @pytest.mark.faults
 def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_two_ports(orders, driver, master, tmp_path):
-    """Speculation, and a firewall before the driver: executors and master connect to two ports that are known beforehand."""
+    """Speculation, and a firewall before the driver: executors and master connect to two ports that are known beforehand, or
+    to one of the next few."""
     once = tmp_path / "fired"
     port, blocks = free_ports(2)
     eager = {
@@ -150,6 +153,7 @@ def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_
         **SMALL,
         "spark.driver.port": str(port),
         "spark.driver.blockManager.port": str(blocks),
+        "spark.port.maxRetries": str(NEXT_PORTS),
         "spark.speculation": "true",
         "spark.speculation.interval": "100ms",
         "spark.speculation.minTaskRuntime": "200ms",
@@ -164,8 +168,8 @@ def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_
     # It sleeps in the middle of its split: that the window completes all the same is the other copy's doing.
     report = driver.result()
     wake(stopped)
-    # The third is that of the JVM for the Python of its own task.
-    assert {port, blocks} <= heard and len(heard) == 3, heard
+    # The third is that of the JVM for the Python of its own task. Another process may have taken a port since it was chosen.
+    assert all(heard & set(range(first, first + NEXT_PORTS + 1)) for first in (port, blocks)) and len(heard) == 3, heard
     check(orders, report)
 
 
