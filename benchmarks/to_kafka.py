@@ -91,7 +91,7 @@ def _find_markers(stand: Stand, splits: int = 64) -> None:
     from airflow_kafka_spark.formats import Json
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.operators.publishing import publisher
+    from airflow_kafka_spark.operators.publishing import make_publisher
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
     from airflow_kafka_spark.windows.model import SourcePlan, Window
@@ -99,7 +99,7 @@ def _find_markers(stand: Stand, splits: int = 64) -> None:
     stand.kafka.create_topic("markers", 4)
     with KafkaHook() as hook, Ledger(hook, "markers", "run") as ledger:
         ledger.plan(Window("markers", 1, (), "run", "", source=SourcePlan(tuple({"n": n} for n in range(splits)))))
-        worker = publisher(hook, KafkaSink("markers", Json()), ledger)
+        worker = make_publisher(hook, KafkaSink("markers", Json()), ledger)
         for split in range(splits):
             worker.publish(split, RecordBatches(iter(())))
         seconds = []
