@@ -47,17 +47,22 @@ class SchemaInvalid(KafkaSparkError):
     """Raised when the schema of a format cannot be parsed.
 
     :param schema: text of the schema.
-    :param position: position of the error in the text, in characters from 0.
+    :param position: position of the error in the text, in characters from 0; None if ``found`` names it.
     :param found: what was found there.
     :param expected: what was expected there.
     """
 
-    def __init__(self, schema: str, position: int, found: str, expected: str) -> None:
+    def __init__(self, schema: str, position: int | None, found: str, expected: str) -> None:
         self.schema = schema
         self.position = position
-        before = schema[max(0, position - 30) : position]
-        where = f"at character {position + 1}, after `{before}`" if before else "at its beginning"
-        what = f"The schema has {found} {where}" if schema.strip() else "The schema is empty"
+        if position is None:
+            what = f"The schema has {found}"
+        elif not schema.strip():
+            what = "The schema is empty"
+        else:
+            before = schema[max(0, position - 30) : position]
+            where = f"at character {position + 1}, after `{before}`" if before else "at its beginning"
+            what = f"The schema has {found} {where}"
         super().__init__(what, expected=expected, action="Correct it; the types are those of Spark's DDL")
 
 

@@ -89,7 +89,7 @@ def columns_of_json_schema(schema: Mapping[str, Any]) -> tuple[Column, ...]:
 
 
 def _invalid(path: str, found: str, expected: str) -> SchemaInvalid:
-    return SchemaInvalid("", 0, f"{found} at `{path}`,", expected)
+    return SchemaInvalid("", None, f"{found} at `{path}`", expected)
 
 
 class _SchemaReader:
