@@ -14,6 +14,7 @@ from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import column_types
 from airflow_kafka_spark.sinks.files.validation import changed_column_problems
+from airflow_kafka_spark.transforms import Condition, Filter
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import Pipeline
@@ -48,15 +49,21 @@ def test_an_interval_whose_columns_are_others_is_refused_beside_the_other_interv
     for partition in (1, 2):
         intervals.produce(190, partition=partition)
     place, columns = files.place, "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
-    intervals.run(1, value=Json(schema=columns), sink=FilesSink(path=place))
+
+    def sinks(**options) -> dict:
+        routed = FilesSink(path=f"{place} routed", **options)
+        return {"sink": FilesSink(path=place, **options), "transforms": [Filter(predicate=Condition("id < 0"), to=routed)]}
+
+    intervals.run(1, value=Json(schema=columns), **sinks())
     for changed, told in (("id string", "found string; expected int64"), ("note string", "it is new")):
         other = f"{columns}, {changed}" if "note" in changed else columns.replace("id bigint", changed)
-        with pytest.raises(ValidationError, match=told):
-            intervals.run(0, value=Json(schema=other), sink=FilesSink(path=place))
+        with pytest.raises(ValidationError) as raised:
+            intervals.run(0, value=Json(schema=other), **sinks())
+        assert len(raised.value.problems) == 2 and all(told in problem.what for problem in raised.value.problems)
     wider = Json(schema=f"{columns}, note string")
-    intervals.run(0, value=wider, sink=FilesSink(path=place, auto_evolve=True))
+    intervals.run(0, value=wider, **sinks(auto_evolve=True))
     # What the one that came last knows of all before it counts, whichever interval that was.
-    report = intervals.run(2, value=wider, sink=FilesSink(path=place))
+    report = intervals.run(2, value=wider, **sinks())
     assert report["records_written"] == 1
 
 

@@ -20,6 +20,8 @@ from airflow_kafka_spark.windows.times import instant_ms, instant_of, iso
 _INSTANT = r"\d{8}T\d{6}(?:\.\d{3})?Z"
 _NAME = re.compile(rf"^({_INSTANT})-({_INSTANT})$")
 _LEDGER_NAME = re.compile(rf"^(?P<pipeline>.+)\.(?P<interval>{_INSTANT}-{_INSTANT})$", re.DOTALL)
+# A sink that a filter routes to has the suffix `.to.<sink>`.
+_SINK_NAME = re.compile(rf"^(?P<pipeline>.+)\.{_INSTANT}-{_INSTANT}(?P<route>\.to\..+)?$", re.DOTALL)
 
 
 @dataclass(frozen=True, order=True)
@@ -152,6 +154,15 @@ def parse_ledger_name(name: str) -> tuple[str, str | None]:
     """
     found = _LEDGER_NAME.match(name)
     return (found["pipeline"], found["interval"]) if found else (name, None)
+
+
+def without_interval(name: str) -> str:
+    """Return the name that all data intervals of a pipeline have in common in a sink.
+
+    :param name: the name of the pipeline, or of one of its intervals, as the sink's records have it.
+    """
+    found = _SINK_NAME.match(name)
+    return f"{found['pipeline']}{found['route'] or ''}" if found else name
 
 
 def find_overlapping(interval: Interval, known: Iterable[IntervalState]) -> list[IntervalState]:

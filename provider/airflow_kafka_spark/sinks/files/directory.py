@@ -35,7 +35,7 @@ from airflow_kafka_spark.sinks.storage.attempts import SWEPT_AT_ONCE, AttemptLoc
 from airflow_kafka_spark.sinks.storage.store import escape, flush, pipeline_slug
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord
 from airflow_kafka_spark.windows.continuity import refuse_other
-from airflow_kafka_spark.windows.interval import parse_ledger_name
+from airflow_kafka_spark.windows.interval import without_interval
 from airflow_kafka_spark.windows.model import Window
 
 if TYPE_CHECKING:
@@ -234,10 +234,11 @@ class FilesTable:
 
         :param pipeline: the pipeline's name, or the name of one of its intervals.
         """
-        family, interval = parse_ledger_name(pipeline)
-        if interval is None and (newest := self.newest_record(pipeline)):
+        common = without_interval(pipeline)
+        if common == pipeline and (newest := self.newest_record(pipeline)):
             return newest
-        begins = f"{escape(self.window_column)}={pipeline_slug(family).partition('~')[0]}"
+        # In `<pipeline>.<interval>.to.<sink>` the interval lies before the name of the sink.
+        begins = f"{escape(self.window_column)}={pipeline_slug(common.partition('.to.')[0]).partition('~')[0]}"
         try:
             with os.scandir(self.directory) as entries:
                 found = sorted((entry.stat().st_mtime_ns, entry.path) for entry in entries if entry.name.startswith(begins))
@@ -249,7 +250,7 @@ class FilesTable:
             # Skip directories that are no window of this sink, or are being replaced.
             with suppress(OSError, ValueError):
                 record = WindowRecord.load((Path(path) / RECORD).read_text(encoding="utf-8"))
-                if parse_ledger_name(record.applied.pipeline)[0] == family:
+                if without_interval(record.applied.pipeline) == common:
                     return record
         return None
 

@@ -6,7 +6,7 @@
     <table>/_windows/<pipeline>/<number>/<replay>.json                        the windows that readers see, with their files
     <table>/_windows/<pipeline>/log/<sequence>.json                           the commits of a pipeline, one after the other
     <table>/_windows/<pipeline>/log/newest                                    a sequence number, at most that of the newest commit
-    <table>/_windows/<family>.json                                            format and columns of a family's newest window
+    <table>/_windows/<pipeline>.json                                          format and columns of the newest window, of any interval
     <table>/_airflow/attempts/<attempt>/attempt.json                          an attempt has begun, and was not cleaned up after
 
 An attempt reads the newest commit of its pipeline when it begins, and commits under the next sequence number, by a write that
@@ -49,7 +49,7 @@ from airflow_kafka_spark.sinks.storage.objects import UploadsGone, UploadStore, 
 from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore, pipeline_slug
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, files_of
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
-from airflow_kafka_spark.windows.interval import parse_ledger_name
+from airflow_kafka_spark.windows.interval import without_interval
 from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
 
 if TYPE_CHECKING:
@@ -378,7 +378,7 @@ class ManifestTable:
         return f"{WINDOWS}/{pipeline_slug(pipeline)}/{number:010d}"
 
     def _latest(self, pipeline: str) -> str:
-        return f"{WINDOWS}/{pipeline_slug(parse_ledger_name(pipeline)[0])}.json"
+        return f"{WINDOWS}/{pipeline_slug(without_interval(pipeline))}.json"
 
     def _load(self, text: str, path: str) -> WindowRecord:
         try:

@@ -19,7 +19,7 @@ from airflow_kafka_spark.errors import WindowConflict
 from airflow_kafka_spark.sinks.lake.sink import REPLACED, LoadedTable
 from airflow_kafka_spark.sinks.storage.attempts import data_directory, marker_name
 from airflow_kafka_spark.sinks.storage.window_record import commit_metadata, recorded_window
-from airflow_kafka_spark.windows.interval import parse_ledger_name
+from airflow_kafka_spark.windows.interval import without_interval
 from airflow_kafka_spark.windows.model import Applied, Window
 
 if TYPE_CHECKING:
@@ -300,10 +300,7 @@ def set_ref(metadata: TableMetadata, name: str, kind: SnapshotRefType, snapshot_
     options = ("max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep")
     kept = {option: getattr(there, option) for option in options if there is not None}
     if there is None and kind == SnapshotRefType.TAG:
-        # A sink that a filter routes to has the suffix `.to.<sink>`.
-        names = (name, name.rpartition(".to.")[0])
-        is_interval = any(parse_ledger_name(part)[1] for part in names)
-        kept["max_ref_age_ms"] = INTERVAL_TAG_DAYS * 86_400_000 if is_interval else _FOREVER
+        kept["max_ref_age_ms"] = INTERVAL_TAG_DAYS * 86_400_000 if without_interval(name) != name else _FOREVER
     return SetSnapshotRefUpdate(**{"ref_name": name, "type": kind, "snapshot_id": snapshot_id, **kept})
 
 
