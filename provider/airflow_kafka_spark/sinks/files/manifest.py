@@ -6,7 +6,7 @@
     <table>/_windows/<pipeline>/<number>/<replay>.json                        the windows that readers see, with their files
     <table>/_windows/<pipeline>/log/<sequence>.json                           the commits of a pipeline, one after the other
     <table>/_windows/<pipeline>/log/newest                                    a sequence number, at most that of the newest commit
-    <table>/_windows/<pipeline>.json                                          format and columns of the newest window, of any interval
+    <table>/_windows/<pipeline>.json                                          format and columns of the newest window of all
     <table>/_airflow/attempts/<attempt>/attempt.json                          an attempt has begun, and was not cleaned up after
 
 An attempt reads the newest commit of its pipeline when it begins, and commits under the next sequence number, by a write that
