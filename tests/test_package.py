@@ -388,13 +388,23 @@ def floor_of(module: str) -> int | None:
     return FLOORS.get(below[0]) if top == "airflow_kafka_spark" and below else None
 
 
-def test_every_benchmark_can_be_imported():
+def test_every_benchmark_can_be_imported_and_imports_what_exists():
     from importlib import import_module
 
-    names = sorted(path.stem for path in (PACKAGE.parents[1] / "benchmarks").glob("*.py") if path.stem != "__main__")
-    assert len(names) > 5
-    for name in names:
-        import_module(f"benchmarks.{name}")
+    paths = sorted(path for path in (PACKAGE.parents[1] / "benchmarks").glob("*.py") if path.stem != "__main__")
+    assert len(paths) > 5
+    missing = []
+    for path in paths:
+        import_module(f"benchmarks.{path.stem}")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            # Imports within functions, too.
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("airflow_kafka_spark"):
+                module = import_module(str(node.module))
+                found = {*vars(module), *getattr(module, "__all__", ())}
+                for name in [alias.name for alias in node.names if alias.name not in found]:
+                    is_module = hasattr(module, "__path__") and importlib.util.find_spec(f"{node.module}.{name}") is not None
+                    missing += [] if is_module else [f"{path.name}: {node.module}.{name}"]
+    assert missing == []
 
 
 def test_a_module_of_the_name_of_the_distribution_exists_in_which_airflow_looks_for_example_dags():
