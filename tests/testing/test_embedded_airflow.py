@@ -34,7 +34,7 @@ with DAG("{name}", schedule=None):
 def airflow(postgres: EmbeddedPostgres, tmp_path_factory):
     folder = tmp_path_factory.mktemp("dags")
     (folder / "first.py").write_text(DAG.format(name="first", number=1))
-    (folder / "broken.py").write_text("import no_module_of_this_name")
+    (folder / "broken.py").write_text("import no_module_of_this_name\nfrom airflow.sdk import DAG\n")
     settings = {"AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "1"}
     with EmbeddedAirflow(folder, metadata=postgres, env=settings, home=tmp_path_factory.mktemp("home")) as made:
         yield made
