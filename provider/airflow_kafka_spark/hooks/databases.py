@@ -270,7 +270,7 @@ def is_session_ended(message: str) -> bool:
 
 
 _HINTS = re.compile(r"^connection failed: |\s*Is the server running on that host and accepting TCP/IP connections\?")
-"""What libpq adds to the reason for which it has no connection."""
+"""The text that libpq adds to the reason for which it has no connection."""
 
 
 def describe_driver_message(message: str) -> str:
