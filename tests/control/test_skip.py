@@ -94,7 +94,7 @@ def test_the_rows_of_a_source_are_given_up_with_their_window_and_what_waits_only
     piped.settle()
     memory = memory_of(piped)
     assert (done.group_id, memory.position.source, memory.last_number, memory.open_entry) == (None, {"id": 70}, 1, None)
-    with pytest.raises(ChangeRefused, match="only its source knows"):
+    with pytest.raises(ChangeRefused, match="only the source knows"):
         skip(piped.hook, piped.name, why="x", **piped.place)
 
 
