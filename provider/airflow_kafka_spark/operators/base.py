@@ -49,7 +49,7 @@ from airflow_kafka_spark.operators.control import skip_paused, skip_though_inval
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions, option
 from airflow_kafka_spark.operators.visibility.operator import VisibleOperator
 from airflow_kafka_spark.operators.visibility.progress import emit
-from airflow_kafka_spark.sinks.base import Sink, unknown_window
+from airflow_kafka_spark.sinks.base import Sink, unknown_window_problems
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, with_details
 from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, SplitResult, Window, first_bad_records
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
@@ -392,9 +392,7 @@ class WindowOperator(VisibleOperator):
 
     def unknown_window_problems(self, replay: Window) -> list[Problem]:
         """Return a problem for each sink of this run that has no record of a window that is replayed."""
-        if not isinstance(self.sink, Sink) or self.sink.last_applied(replay.pipeline) is not None:
-            return []
-        return [unknown_window(replay, self.sink.uri)]
+        return unknown_window_problems(self.sink, replay) if isinstance(self.sink, Sink) else []
 
     def _refuse_replay(self, ledger: Ledger, unfinished: WindowEntry) -> None:
         """Make sure that the sink can replace rows before an open replay continues: the replay may have been planned for another

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -34,7 +34,7 @@ from airflow_kafka_spark.operators.routed_sinks import (
     with_routed,
     without_routed_sinks,
 )
-from airflow_kafka_spark.sinks.base import Sink, unknown_window
+from airflow_kafka_spark.sinks.base import Sink, unknown_window_problems
 from airflow_kafka_spark.sources.kafka.topics import compacted_topics
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
@@ -340,20 +340,23 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def unknown_window_problems(self, replay: Window) -> list[Problem]:
         found = super().unknown_window_problems(replay)
-        for routed in self._routed_sinks if not replay.is_empty else ():
-            part = replace(replay, pipeline=routed.pipeline(replay.pipeline))
-            if routed.sink.last_applied(part.pipeline) is None:
-                found += routed.prefixed([unknown_window(part, routed.sink.uri)])
+        for routed, part in self._routed_replays(replay):
+            found += routed.prefixed(unknown_window_problems(routed.sink, part))
         return found
 
     def window_replay_problems(self, replay: Window) -> list[Problem]:
         found = super().window_replay_problems(replay)
-        for routed in self._routed_sinks if not replay.is_empty else ():
-            part = replace(replay, pipeline=routed.pipeline(replay.pipeline))
+        for routed, part in self._routed_replays(replay):
             # A filter may be newer than the window: its sink has no rows of it to replace.
             if routed.sink.applied(replace(part, replay=0)) is not None:
                 found += routed.prefixed(routed.sink.window_replay_problems(part))
         return found
+
+    def _routed_replays(self, replay: Window) -> Iterator[tuple[RoutedSink, Window]]:
+        """Yield the sinks of filters, and the replay under the name that each of them records; none for a window without
+        records."""
+        for routed in self._routed_sinks if not replay.is_empty else ():
+            yield routed, replace(replay, pipeline=routed.pipeline(replay.pipeline))
 
     def null_value_problems(self) -> list[Problem]:
         behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"

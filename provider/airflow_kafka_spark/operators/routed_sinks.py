@@ -21,6 +21,7 @@ from airflow_kafka_spark.transforms.chain import as_transform
 from airflow_kafka_spark.transforms.routing import Filter
 from airflow_kafka_spark.windows.continuity import drop_recreated_topics
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters, OffsetSet, digest_of
+from airflow_kafka_spark.windows.interval import ROUTED
 from airflow_kafka_spark.windows.model import (
     ELSEWHERE,
     TASK_PUT,
@@ -74,7 +75,7 @@ class RoutedSink:
 
     def pipeline(self, pipeline: str) -> str:
         """Return the name under which the sink records the windows of a pipeline."""
-        return f"{pipeline}.to.{self.name}"
+        return f"{pipeline}{ROUTED}{self.name}"
 
     def window(self, window: Window) -> Window:
         """Return the sink's window. Offsets that were moved while no filter routed to the sink are gaps in it.

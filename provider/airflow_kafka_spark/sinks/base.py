@@ -185,6 +185,11 @@ def unknown_window(replay: Window, uri: str) -> Problem:
     return Problem("on_rerun", found, LEAVE_ROWS)
 
 
+def unknown_window_problems(sink: Sink, replay: Window) -> list[Problem]:
+    """Return the problem of a replay in a sink that has no record of the pipeline; none if it has one."""
+    return [] if sink.last_applied(replay.pipeline) is not None else [unknown_window(replay, sink.uri)]
+
+
 def rewritten_window(error: KafkaSparkError) -> Problem:
     """Return that others have rewritten the rows of a window that is to be replayed."""
     return Problem("on_rerun", error.found, LEAVE_ROWS)

@@ -19,9 +19,11 @@ from airflow_kafka_spark.windows.times import instant_ms, instant_of, iso
 
 _INSTANT = r"\d{8}T\d{6}(?:\.\d{3})?Z"
 _NAME = re.compile(rf"^({_INSTANT})-({_INSTANT})$")
-_LEDGER_NAME = re.compile(rf"^(?P<pipeline>.+)\.(?P<interval>{_INSTANT}-{_INSTANT})$", re.DOTALL)
-# A sink that a filter routes to has the suffix `.to.<sink>`.
-_SINK_NAME = re.compile(rf"^(?P<pipeline>.+)\.{_INSTANT}-{_INSTANT}(?P<route>\.to\..+)?$", re.DOTALL)
+ROUTED = ".to."
+"""Separates a pipeline's name from the name of a sink that a filter routes to, in the records of that sink."""
+_INTERVAL_NAME = re.compile(
+    rf"^(?P<pipeline>.+)\.(?P<interval>{_INSTANT}-{_INSTANT})(?P<route>{re.escape(ROUTED)}.+)?$", re.DOTALL
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -152,8 +154,8 @@ def parse_ledger_name(name: str) -> tuple[str, str | None]:
     """Return the pipeline and the data interval that a name in the ledger or in a sink refers to. The interval is None for the
     name of the pipeline itself.
     """
-    found = _LEDGER_NAME.match(name)
-    return (found["pipeline"], found["interval"]) if found else (name, None)
+    found = _INTERVAL_NAME.match(name)
+    return (found["pipeline"], found["interval"]) if found and not found["route"] else (name, None)
 
 
 def without_interval(name: str) -> str:
@@ -161,7 +163,7 @@ def without_interval(name: str) -> str:
 
     :param name: the name of the pipeline, or of one of its intervals, as the sink's records have it.
     """
-    found = _SINK_NAME.match(name)
+    found = _INTERVAL_NAME.match(name)
     return f"{found['pipeline']}{found['route'] or ''}" if found else name
 
 

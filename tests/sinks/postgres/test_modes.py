@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ import pytest
 from airflow_kafka_spark.errors import KafkaSparkError, SinkRejected, WindowConflict
 from airflow_kafka_spark.sinks.postgres.sink import PostgresSink
 from airflow_kafka_spark.testing import EmbeddedPostgres
+from airflow_kafka_spark.testing._processes import wait_until
 from tests.sinks.attempt import apply, write_all
 from tests.sinks.oracle import same_multiset
 from tests.sinks.postgres.kit import DEAD, EVENTS_OF_KEYS, Pipeline, Place, dead, new_place, write
@@ -54,11 +54,11 @@ def test_a_key_that_another_session_inserts_while_the_window_commits_is_updated(
     with place.server.connect() as other, ThreadPoolExecutor(1) as pool:
         other.execute(f"INSERT INTO {place.quoted}.t VALUES (2, 'theirs')".encode())
         writing = pool.submit(write, place.sink(**UPSERT), Pipeline(KEYED), [{"id": i, "v": "ours"} for i in range(4)])
-        while not writing.done() and not place.one(
+        waiting = (
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'transactionid' "
             "AND application_name LIKE 'airflow-kafka-spark %'"
-        ):
-            time.sleep(0.01)
+        )
+        assert wait_until(lambda: writing.done() or bool(place.one(waiting)), 180)
         assert not writing.done(), writing.exception()
         other.commit()
         assert writing.result().written == 4

@@ -17,7 +17,7 @@ from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, TopicCollection
+    from confluent_kafka import Consumer, KafkaError, TopicCollection
     from confluent_kafka import TopicPartition as KafkaTopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
     from confluent_kafka.admin import TopicDescription as KafkaTopicDescription
@@ -236,22 +236,13 @@ def create_topic(
     calls: KafkaCalls, name: str, partitions: int, replication_factor: int, config: Mapping[str, str], *, exist_ok: bool
 ) -> bool:
     """Create a topic, and wait until the leaders of its partitions serve it. Return True if it was created by this call."""
-    from confluent_kafka.admin import NewTopic, OffsetSpec
+    from confluent_kafka.admin import OffsetSpec
 
-    topic = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
-    asked = 0
-
-    def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
-        nonlocal asked
-        asked += 1
-        return client.create_topics([topic], request_timeout=timeout, operation_timeout=timeout)
-
-    rights = [Right("topic", "Create")]
-    _, exists = calls.request_each("creating a topic", [name], submit, tolerate=("TOPIC_ALREADY_EXISTS",), rights=rights)
+    exists, asked = _request_topic(calls, "creating a topic", name, partitions, replication_factor, config)
     # If the topic exists after an attempt whose answer was lost, this call has most likely created it.
-    created = not exists or asked > 1
-    if not (created or exist_ok):
-        raise calls.translate("creating a topic", exists[name], name)
+    created = exists is None or asked > 1
+    if exists is not None and not (created or exist_ok):
+        raise calls.translate("creating a topic", exists, name)
     described = calls.request_each(
         "waiting for a new topic",
         [name],
@@ -268,19 +259,38 @@ def check_new_topic(
     calls: KafkaCalls, name: str, partitions: int, replication_factor: int, config: Mapping[str, str]
 ) -> KafkaSparkError | None:
     """Return why the brokers would not create a topic; None if they would, or if it exists. Creates nothing."""
-    from confluent_kafka.admin import NewTopic
-
-    topic = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
-
-    def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
-        return client.create_topics([topic], request_timeout=timeout, operation_timeout=timeout, validate_only=True)
-
-    rights = [Right("topic", "Create")]
     try:
-        calls.request_each("checking a new topic", [name], submit, tolerate=("TOPIC_ALREADY_EXISTS",), rights=rights)
+        _request_topic(calls, "checking a new topic", name, partitions, replication_factor, config, validate_only=True)
     except (KafkaRefused, RightMissing) as error:
         return error
     return None
+
+
+def _request_topic(
+    calls: KafkaCalls,
+    doing: str,
+    name: str,
+    partitions: int,
+    replication_factor: int,
+    config: Mapping[str, str],
+    *,
+    validate_only: bool = False,
+) -> tuple[KafkaError | None, int]:
+    """Ask the brokers to create a topic, or only to check that they would. Return the error that says that it exists, or None,
+    and the number of requests."""
+    from confluent_kafka.admin import NewTopic
+
+    topic = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
+    asked = 0
+
+    def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
+        nonlocal asked
+        asked += 1
+        return client.create_topics([topic], request_timeout=timeout, operation_timeout=timeout, validate_only=validate_only)
+
+    rights = [Right("topic", "Create")]
+    _, exists = calls.request_each(doing, [name], submit, tolerate=("TOPIC_ALREADY_EXISTS",), rights=rights)
+    return exists.get(name), asked
 
 
 def _collection(names: list[str]) -> TopicCollection:

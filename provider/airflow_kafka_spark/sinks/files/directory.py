@@ -35,7 +35,7 @@ from airflow_kafka_spark.sinks.storage.attempts import SWEPT_AT_ONCE, AttemptLoc
 from airflow_kafka_spark.sinks.storage.store import escape, flush, pipeline_slug
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord
 from airflow_kafka_spark.windows.continuity import refuse_other
-from airflow_kafka_spark.windows.interval import without_interval
+from airflow_kafka_spark.windows.interval import ROUTED, without_interval
 from airflow_kafka_spark.windows.model import Window
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class FilesTable:
         if common == pipeline and (newest := self.newest_record(pipeline)):
             return newest
         # In `<pipeline>.<interval>.to.<sink>` the interval lies before the name of the sink.
-        begins = f"{escape(self.window_column)}={pipeline_slug(common.partition('.to.')[0]).partition('~')[0]}"
+        begins = f"{escape(self.window_column)}={pipeline_slug(common.partition(ROUTED)[0]).partition('~')[0]}"
         try:
             with os.scandir(self.directory) as entries:
                 found = sorted((entry.stat().st_mtime_ns, entry.path) for entry in entries if entry.name.startswith(begins))

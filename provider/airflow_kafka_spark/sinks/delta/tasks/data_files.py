@@ -170,7 +170,7 @@ def _put(into: dict[str, Any], path: list[str], value: object) -> None:
 
 
 Statistic: TypeAlias = str | int | float | None
-"""The minimum or the maximum of a column as JSON; None if there is none."""
+"""A minimum or maximum of a column, as the log writes it in JSON. It is None if the column has no such bound."""
 
 
 def _bounds(kind: pa.DataType, found: Iterable[Any]) -> tuple[Statistic, Statistic]:
