@@ -135,10 +135,31 @@ def _add(settings: list[str], *, is_own: bool = False) -> Engine:
     return engine
 
 
+def remember_classes() -> None:
+    """Let Py4J ask the JVM for each class and static method once. PySpark asks for both at each use of a function, in two requests
+    of four: a window with transforms makes a thousand."""
+    from py4j.java_gateway import JavaClass, JavaMember, JVMView
+
+    def keep(owner: type, kept: type) -> None:
+        find = owner.__getattr__
+
+        def __getattr__(self: Any, name: str) -> Any:
+            found = find(self, name)
+            if isinstance(found, kept):
+                vars(self)[name] = found
+            return found
+
+        owner.__getattr__ = __getattr__  # type: ignore[attr-defined]
+
+    keep(JVMView, JavaClass)
+    keep(JavaClass, JavaMember)
+
+
 def use_here() -> None:
     """Let the Spark of this process be in its own engine, whoever asks for it first; :func:`not_here` takes that back."""
     from pyspark import SparkConf, SparkContext
 
+    remember_classes()
     get_or_create = SparkContext.getOrCreate
 
     def enter(conf: SparkConf | None = None) -> SparkContext:
@@ -166,6 +187,7 @@ def take() -> None:
     """In the attempt's process: its Spark will be that of the engine; one of its own where the engine's has other settings."""
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
+    remember_classes()
     address, start = Path(os.environ[FOUND_BY]), SparkHook._start
 
     def enter(hook: SparkHook, jars: tuple[str, ...]) -> Any:

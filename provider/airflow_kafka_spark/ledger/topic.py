@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, RightMissing
+from airflow_kafka_spark.hooks.kafka.client import KeptConsumers
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.transactions import abort_command
@@ -20,6 +21,8 @@ from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersio
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
 
@@ -343,7 +346,7 @@ class LedgerTopic:
         if begin < bounds.high:
             config = self.hook.consumer_config(**PROMPT, **FETCH_SETTINGS)
             try:
-                for record in read_to(config, tp, begin, bounds.high, wait_for, on_hidden, self.abort):
+                for record in read_to(config, tp, begin, bounds.high, wait_for, on_hidden, self.abort, self.hook.consumers):
                     read.past = record.offset + 1
                     if record.key.startswith(prefixes):
                         read.add(record, prefixes)
@@ -432,6 +435,7 @@ def read_to(
     mine: tuple[bytes, ...] = (),
     on_hidden: OnHidden | None = None,
     on_open_transaction: AbortTransaction | None = None,
+    kept: KeptConsumers | None = None,
 ) -> Iterator[LedgerRecord]:
     """Yield the committed records of ``[start, end)``, until the consumer has passed every record, control records included.
 
@@ -441,36 +445,45 @@ def read_to(
     :param mine: prefixes of the keys of wanted records; empty for all records.
     :param on_hidden: called once with the wanted keys in open transactions, so that these can be aborted.
     :param on_open_transaction: aborts the first open transaction, after :data:`ABORT_AFTER_SECONDS`.
+    :param kept: the consumers of a hook with this configuration, for reading again soon. Default: a consumer of its own.
     :raises LedgerUnreadable: records are still hidden after :data:`READ_SECONDS`; the message names the open transaction.
     :raises RightMissing: the user may not read the ledger.
     """
     import confluent_kafka
 
-    consumer = confluent_kafka.Consumer(dict(config), logger=ClientEvents())
+    def make() -> Consumer:
+        return confluent_kafka.Consumer(dict(config), logger=ClientEvents())
+
+    consumers = KeptConsumers() if kept is None else kept
     waiting, looked_ahead = _StallTimer(config, tp, end, on_open_transaction), False
     try:
-        consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, start)])
-        while True:
-            # The timeout is short, because consume() waits for the full number of records, even at the end of the partition.
-            messages: list[Any] = consume(consumer, RECORDS_PER_CALL, 0.02, config, f"reading {tp}")
-            for message in messages:
-                at_end = message.error() is not None
-                if at_end and message.error().code() != confluent_kafka.KafkaError._PARTITION_EOF:
-                    raise KafkaUnavailable(config["bootstrap.servers"], f"reading {tp}", message.error().str())
-                if not at_end and message.offset() < end:
-                    epoch = message.leader_epoch()
-                    yield LedgerRecord(message.key() or b"", message.value(), message.offset(), -1 if epoch is None else epoch)
-                # A read_committed reader is at the last stable offset, which may be before `end`.
-                if message.offset() + (not at_end) >= end:
-                    return
-                waiting.reached(message.offset(), hidden=at_end and bool(mine))
-                if at_end and mine and not looked_ahead:
-                    looked_ahead = True
-                    if not _ours_are_hidden(config, tp, message.offset(), end, mine, on_hidden):
+        with consumers.lend((tp, config.get("isolation.level")), make, start) as lent:
+            lent.consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, start)])
+            while True:
+                # The timeout is short, because consume() waits for the full number of records, even at the end of the partition.
+                messages: list[Any] = consume(lent.consumer, RECORDS_PER_CALL, 0.02, config, f"reading {tp}")
+                for message in messages:
+                    at_end = message.error() is not None
+                    if at_end and message.error().code() != confluent_kafka.KafkaError._PARTITION_EOF:
+                        raise KafkaUnavailable(config["bootstrap.servers"], f"reading {tp}", message.error().str())
+                    if not at_end and message.offset() < end:
+                        lent.past = message.offset() + 1
+                        epoch = message.leader_epoch()
+                        yield LedgerRecord(
+                            message.key() or b"", message.value(), message.offset(), -1 if epoch is None else epoch
+                        )
+                    # A read_committed reader is at the last stable offset, which may be before `end`.
+                    if message.offset() + (not at_end) >= end:
                         return
-            waiting.check()
+                    waiting.reached(message.offset(), hidden=at_end and bool(mine))
+                    if at_end and mine and not looked_ahead:
+                        looked_ahead = True
+                        if not _ours_are_hidden(config, tp, message.offset(), end, mine, on_hidden):
+                            return
+                waiting.check()
     finally:
-        consumer.close()
+        if kept is None:
+            consumers.close()
 
 
 class _StallTimer:

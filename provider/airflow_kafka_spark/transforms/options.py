@@ -151,7 +151,7 @@ def java_regex_problems(where: str, regex: str) -> list[Problem]:
     if java is None:
         return []
     try:
-        java.java.util.regex.Pattern.compile(regex)
+        getattr(java, "java.util.regex.Pattern").compile(regex)
     except Exception as error:
         said = str(getattr(error, "java_exception", error)).partition("\n")[0].rpartition("Exception: ")[2]
         return [Problem(where, f"`{regex}` is no regular expression: {said}", "Correct it")]

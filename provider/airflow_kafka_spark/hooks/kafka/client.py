@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -23,7 +23,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSpa
 from airflow_kafka_spark.hooks.kafka.client_errors import CONNECTION_LOG, REFUSED_LOGIN, ClientEvents, Right, right_missing
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError
+    from confluent_kafka import Consumer, KafkaError
     from confluent_kafka.admin import AdminClient
 
 K = TypeVar("K", bound=Hashable)
@@ -155,6 +155,7 @@ class KafkaCalls:
         self._identity = identity
         self._timeout = timeout
         self._connected = False
+        self.consumers = KeptConsumers()
 
     @property
     def client(self) -> AdminClient:
@@ -375,6 +376,80 @@ def temporary_reason(error: KafkaError | None, wait_for: Collection[str] = ()) -
         if error is not None and (error.name() in _TRANSIENT or error.name() in wait_for)
         else ""
     )
+
+
+# --- consumers that are used again ---------------------------------------------------------------------------------------
+
+KEEP_SECONDS = 30.0
+"""Seconds after its creation for which a consumer is used again: for that long its metadata and its token are as good as new."""
+
+
+@dataclass
+class LentConsumer:
+    """A consumer in use.
+
+    :param consumer: the consumer, without an assignment when it is lent.
+    :param created: when it was created, in seconds of the monotonic clock.
+    :param past: the offset after the last record that its users have read. It is lent again only to read from there on: there, a
+        record or an end of the partition that is left from an earlier use is true, too.
+    """
+
+    consumer: Consumer
+    created: float
+    past: int = 0
+
+
+class KeptConsumers:
+    """The consumers of one cluster that are not in use, for the next request of their kind.
+
+    A new consumer opens three connections, one of them to the coordinator of a group, and a window reads the ledger and the
+    group's offsets several times. A consumer whose use has failed is closed.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[Hashable, LentConsumer] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def lend(self, kind: Hashable, make: Callable[[], Consumer], start: int = 0) -> Iterator[LentConsumer]:
+        """Lend the kept consumer of a kind, or a new one.
+
+        :param kind: what identifies the settings of the consumer, and the partition that it reads.
+        :param make: creates a consumer.
+        :param start: the offset at which reading begins.
+        """
+        with self._lock:
+            lent = self._idle.pop(kind, None)
+        if lent is not None and (time.monotonic() - lent.created > KEEP_SECONDS or start < lent.past):
+            lent.consumer.close()
+            lent = None
+        lent = lent or LentConsumer(make(), time.monotonic())
+        usable = False
+        try:
+            yield lent
+            usable = True
+        except GeneratorExit:
+            usable = True  # a reader that wanted no more records
+            raise
+        finally:
+            other = self._keep(kind, lent) if usable else lent
+            if other is not None:
+                other.consumer.close()
+
+    def _keep(self, kind: Hashable, lent: LentConsumer) -> LentConsumer | None:
+        """Keep a consumer; return the one that was kept before it, or None."""
+        lent.consumer.unassign()
+        with self._lock:
+            before = self._idle.get(kind)
+            self._idle[kind] = lent
+        return before
+
+    def close(self) -> None:
+        """Close the kept consumers."""
+        with self._lock:
+            idle, self._idle = list(self._idle.values()), {}
+        for lent in idle:
+            lent.consumer.close()
 
 
 # --- release of clients -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, GroupHasMembers, Kafka
 from airflow_kafka_spark.hooks.connections import require_connection
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
-from airflow_kafka_spark.hooks.kafka.client import KafkaCalls
+from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, KeptConsumers
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.hooks.kafka.requests import (
     CommittedOffset,
@@ -136,6 +136,11 @@ class KafkaHook(KafkaBaseHook):
         """The client of confluent-kafka. It is kept until :meth:`close`, or until it has to be discarded."""
         return self._calls.client
 
+    @property
+    def consumers(self) -> KeptConsumers:
+        """The consumers that are kept for the next reader, until :meth:`close`."""
+        return self._calls.consumers
+
     @cached_property
     def _calls(self) -> KafkaCalls:
         config = self.config
@@ -156,9 +161,10 @@ class KafkaHook(KafkaBaseHook):
             raise ConnectionInvalid(self.conn_id, f"librdkafka does not accept its extra: {reason}") from None
 
     def close(self) -> None:
-        """Release the client; the next call makes a new one."""
+        """Release the clients; the next call makes new ones."""
         if "_calls" in self.__dict__:
             self._calls.discard_client()
+            self._calls.consumers.close()
         for name in ("_calls", "config"):
             self.__dict__.pop(name, None)
 

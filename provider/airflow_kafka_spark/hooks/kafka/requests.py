@@ -360,35 +360,39 @@ def committed(
     settings = {**ALL_BROKERS, **consumer_config(config, **{"group.id": group_id, "error_cb": calls.events.on_error})}
     if not stable:
         settings["isolation.level"] = "read_uncommitted"
-    consumer = confluent_kafka.Consumer(settings, logger=calls.events)
 
     # Short calls, because a signal or an error of the consumer is handled only between them.
     pieces = chain((1.0, 2.0, 4.0), repeat(8.0))
-
-    def submit(client: AdminClient, timeout: float) -> Future[list[KafkaTopicPartition]]:
-        answer: Future[list[KafkaTopicPartition]] = Future()
-        try:
-            answer.set_result(_committed_now(consumer, partitions, min(timeout, next(pieces))))
-        except confluent_kafka.KafkaException as error:
-            # Errors of the group, as a missing right, are returned instead of a record.
-            message = consumer.poll(0)
-            reason = message.error() if message is not None else None
-            answer.set_exception(confluent_kafka.KafkaException(reason) if reason else error)
-        return answer
 
     def check(answer: list[KafkaTopicPartition]) -> str:
         shortfall = f"the brokers answered for {len(answer)} of {len(partitions)} partitions"
         return _first_passing(answer) if len(answer) == len(partitions) else shortfall
 
-    try:
-        answer = calls.request_one(doing, submit, check=check, rights=rights)
-    except KafkaUnavailable:
-        if _held_by_a_transaction(settings, partitions, calls):
-            detail = "a transaction with offsets of this group is open; it ends after its `transaction.timeout.ms` at the latest"
-            raise calls.unavailable(doing, detail + _advice_if_lost(calls, group_id)) from None
-        raise
-    finally:
-        consumer.close()
+    def make() -> Consumer:
+        return confluent_kafka.Consumer(settings, logger=calls.events)
+
+    with calls.consumers.lend(("committed", group_id, stable), make) as lent:
+
+        def submit(client: AdminClient, timeout: float) -> Future[list[KafkaTopicPartition]]:
+            answer: Future[list[KafkaTopicPartition]] = Future()
+            try:
+                answer.set_result(_committed_now(lent.consumer, partitions, min(timeout, next(pieces))))
+            except confluent_kafka.KafkaException as error:
+                # Errors of the group, as a missing right, are returned instead of a record.
+                message = lent.consumer.poll(0)
+                reason = message.error() if message is not None else None
+                answer.set_exception(confluent_kafka.KafkaException(reason) if reason else error)
+            return answer
+
+        try:
+            answer = calls.request_one(doing, submit, check=check, rights=rights)
+        except KafkaUnavailable:
+            if _held_by_a_transaction(settings, partitions, calls):
+                detail = (
+                    "a transaction with offsets of this group is open; it ends after its `transaction.timeout.ms` at the latest"
+                )
+                raise calls.unavailable(doing, detail + _advice_if_lost(calls, group_id)) from None
+            raise
     _raise_first(calls, doing, answer, rights)
     found: dict[TopicPartition, CommittedOffset | None] = dict.fromkeys(partitions)
     for p in answer:

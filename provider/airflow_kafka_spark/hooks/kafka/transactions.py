@@ -98,8 +98,8 @@ def send_offsets(
     offsets = list(offsets)
     topics = "`, `".join(sorted({tp.topic for tp, _, _ in offsets}))
     rights = Right("group", "Read", group_id), Right("topic", "Read", topics)
-    # This consumer does not join the group; it only provides the group's metadata.
-    consumer = confluent_kafka.Consumer({**consumer_config, "group.id": group_id}, logger=ClientEvents())
+    # This consumer only provides the group's metadata. Without brokers it opens no connection.
+    consumer = confluent_kafka.Consumer({"group.id": group_id}, logger=ClientEvents())
     try:
         group = consumer.consumer_group_metadata()
         for part in _in_parts(offsets, group_id):

@@ -116,7 +116,8 @@ def _jvm_ended(gateway: JavaGateway) -> str:
     process = getattr(gateway, "proc", None)
     if process is None or process.poll() is None:
         try:
-            gateway.jvm.java.lang.System.nanoTime()
+            # By the full name: Java would look for each package of a path as a class, in each of some 250 jars.
+            getattr(gateway.jvm, "java.lang.System").nanoTime()
             return ""
         except Exception:
             if process is None:

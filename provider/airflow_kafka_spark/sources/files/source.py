@@ -174,7 +174,7 @@ class SparkFileReader:
         if type(frame).__module__.startswith("pyspark.sql.connect"):
             return
         partitions: Any = frame._jdf.queryExecution().toRdd().partitions()
-        describe: Any = frame.sparkSession._jvm.scala.runtime.ScalaRunTime.stringOf  # type: ignore[union-attr]
+        describe: Any = getattr(frame.sparkSession._jvm, "scala.runtime.ScalaRunTime").stringOf
         found = [
             [
                 (urllib.parse.unquote(path), int(start), int(end))

@@ -256,7 +256,7 @@ def _open(answer: dict[str, Any]) -> SparkSession:
         )  # fmt: skip
     # The values of accumulators go to the warm process instead of this one: the thread that schedules all jobs sends them, and
     # would block all tasks while this process is stopped.
-    context._javaAccumulator = jvm.org.apache.spark.util.AccumulatorContext.get(answer["accumulator"]).get()
+    context._javaAccumulator = getattr(jvm, "org.apache.spark.util.AccumulatorContext").get(answer["accumulator"]).get()
     classes = java_session_class(jvm)
     root = classes.getDefaultSession().get()
     session = SparkSession(context, root.newSession())

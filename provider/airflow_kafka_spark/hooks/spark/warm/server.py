@@ -297,7 +297,7 @@ def end_jobs(spark: JavaObject, name: str, value: str, *, seconds: float, gatewa
 
 def open_gateway(spark: JavaObject, jvm: JVMView) -> JavaObject:
     """Return a new gateway to a JVM (``Py4JServer``), with a port and a secret of its own, whose connections can be counted."""
-    gateway = jvm.org.apache.spark.api.python.Py4JServer(spark.conf())
+    gateway = getattr(jvm, "org.apache.spark.api.python.Py4JServer")(spark.conf())
     # The gateway removes closed connections from its list only if it is registered as its own listener.
     server = _java_server(gateway)
     server.addListener(server)
