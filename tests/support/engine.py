@@ -136,8 +136,8 @@ def _add(settings: list[str], *, is_own: bool = False) -> Engine:
 
 
 def remember_classes() -> None:
-    """Let Py4J ask the JVM for each class and static method once. PySpark asks for both at each use of a function, in two requests
-    of four: a window with transforms makes a thousand."""
+    """Let Py4J ask the JVM for each class and static method once. PySpark asks for both at each use of a function, in two of four
+    requests: a window with transforms makes a thousand."""
     from py4j.java_gateway import JavaClass, JavaMember, JVMView
 
     def keep(owner: type, kept: type) -> None:

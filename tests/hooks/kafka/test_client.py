@@ -8,7 +8,11 @@ import sys
 import threading
 import weakref
 
-from airflow_kafka_spark.hooks.kafka.client import keep_client
+import pytest
+from confluent_kafka import Consumer
+
+from airflow_kafka_spark.hooks.kafka import client as kafka_client
+from airflow_kafka_spark.hooks.kafka.client import KeptConsumers, keep_client
 from tests.support.waiting import eventually
 
 
@@ -78,3 +82,37 @@ print("alive")
 def test_a_hook_that_is_collected_on_the_thread_of_its_own_client_does_not_abort_the_process():
     done = subprocess.run([sys.executable, "-c", ABORTS], capture_output=True, text=True, timeout=180, check=False)
     assert (done.returncode, done.stdout.strip()[-5:]) == (0, "alive"), done.stderr[-2000:]
+
+
+def test_a_consumer_is_lent_again_until_it_is_old_has_failed_or_would_read_what_it_has_read(monkeypatch):
+    kept, made = KeptConsumers(), []
+
+    def make() -> Consumer:
+        made.append(Consumer({"group.id": "none"}))
+        return made[-1]
+
+    def lend(start: int = 0, kind: str = "ledger") -> Consumer:
+        with kept.lend(kind, make, start) as lent:
+            lent.past = max(lent.past, start)
+            return lent.consumer
+
+    assert lend(5) is lend(5) is lend(9) is made[0]
+    assert lend(0, "committed") is made[1], "one of another kind"
+    with kept.lend("ledger", make, 9) as used:
+        assert lend(9) is made[2], "one that is in use is not lent"
+    assert used.consumer is lend(9) is made[0]
+    assert lend(8) is made[3], "what lies before may still be in its queue"
+    with pytest.raises(KeyError), kept.lend("ledger", make, 9) as used:
+        raise KeyError
+    assert used.consumer is made[3]
+    assert lend(9) is made[4], "one that has failed is not lent again"
+    monkeypatch.setattr(kafka_client, "KEEP_SECONDS", -1.0)
+    assert lend(9) is made[5], "an old one has old metadata"
+    kept.close()
+    closed = []
+    for consumer in made:
+        try:
+            consumer.assignment()
+        except RuntimeError:
+            closed.append(consumer)
+    assert closed == made
