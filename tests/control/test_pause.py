@@ -1,4 +1,4 @@
-"""Pausing and resuming on a real broker: beside whoever is at work, whole or not at all, and seen by whoever comes next."""
+"""Pausing and resuming on a real broker: while attempts run, as a whole or not at all, and seen by the next attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Letting a pipeline be bound anew, on a real broker: once, never a window that is at work, and seen by whoever comes next."""
+"""Rebinding a pipeline on a real broker: once, never for a window that is being moved, and seen by the next attempt."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_output_and_consumed_offset_of_a_partition_move_together(orders):
     places = [TopicPartition(orders.topic, p) for p in range(3)]
 
     def together():
-        # A commit is answered before every partition, of the output and of the group, is told of it.
+        # Kafka answers a commit before every partition, of the output and of the group, has its marker.
         there = {r.content for r in orders.read(orders.output, stable=False)}
         with KafkaHook() as hook:
             committed = hook.committed(orders.name, places, stable=False)

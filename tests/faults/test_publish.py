@@ -142,7 +142,7 @@ def test_rows_that_change_between_two_attempts_are_not_published_twice(orders):
     orders.sell(900)
     victim = orders.victim("run1", fault="publish.committed")
     assert victim.wait() == 1 and victim.fired, victim.tail()
-    # A commit is answered before every partition is told of it; others that have died with it may still be open.
+    # Kafka answers a commit before every partition has its marker; transactions of other dead attempts may still be open.
     before = eventually(lambda: orders.records(stable=False), 400)
     with orders.postgres.connect(autocommit=True) as connection:
         connection.execute(f"UPDATE \"{orders.table}\" SET customer = 'somebody else'")

@@ -1,4 +1,4 @@
-"""Rows that a format has no place for are told one by one, the others are written; and what is shown of rows."""
+"""Rows that a format cannot hold are reported one by one, and the others are written; how rows are shown in messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real schema registry: what Confluent's own clients register and write is read; and what goes wrong with it is told."""
+"""Records that clients of Confluent have registered and written are read from a real registry; errors name their cause."""
 
 from __future__ import annotations
 

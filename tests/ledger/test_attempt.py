@@ -250,7 +250,7 @@ def hanging(hang):
 
 
 def test_another_pipelines_open_transaction_alone_holds_nobody_up(attempt, hanging, monkeypatch):
-    # Less than the brokers let it stay open: whoever waited for it would fail.
+    # Shorter than the brokers let the transaction stay open: waiting for its end would fail.
     monkeypatch.setattr(ledger_topic, "READ_SECONDS", 30.0)
     with attempt() as ledger:
         assert ledger.memory.last_number == 1

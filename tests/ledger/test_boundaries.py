@@ -1,4 +1,4 @@
-"""Boundaries on a real broker: decided once for all, whoever asks meanwhile, and removed when nothing before them is left."""
+"""Boundaries on a real broker: decided once, also by concurrent runs, and removed when no records before them are left."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class TestArchives:
         assert len(found.recent) == 4
         assert [found[hourly.hour(n).name].ranges[0].start for n in range(10)] == [10 * n for n in range(10)]
         assert show(hook, hourly.name, ledger_topic=hourly.ledger).intervals == (10, 10)
-        # What is archived is complete, whoever asks.
+        # Archived intervals are complete for every reader.
         with hourly.attempt(1, "again") as ledger:
             entry = ledger.completed("again")
             assert entry is not None

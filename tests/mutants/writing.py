@@ -131,7 +131,7 @@ _OF_FILES = (
         path="sinks/files/tasks/write.py",
         old="        super().finish()\n        flush(self.path)\n",
         new="        super().finish()\n",
-        breaks="The files of a split are durable before the driver is told of them.",
+        breaks="The files of a split are durable before the driver gets their names.",
         tests=(f"{_FILES}::test_files_are_durable_before_they_are_published_and_names_after",),
     ),
 )

@@ -69,7 +69,7 @@ def test_a_bad_key_is_told_from_a_bad_value(files: Pipeline):
     produce_mixed(files, 9, 4)
     files.run("run1", **tolerant(f"keys-{files.topic}", key=Json(schema="id bigint")))
     stages = [told(headers)["stage"] for *_, headers in letters(files.kafka.connection_extra(), f"keys-{files.topic}")]
-    # The keys of the good ones are numbers, and no objects; a bad value is told first.
+    # The keys of the good records are numbers, no objects; the problem of a bad value is reported first.
     assert sorted(stages) == ["KEY_CONVERTER"] * 9 + ["VALUE_CONVERTER"] * 2
 
 

@@ -1,4 +1,4 @@
-"""Which offsets a data interval has, beside other windows of its pipeline: each offset is moved once, whoever plans when."""
+"""Offsets of data intervals beside other windows of their pipeline: each is moved once, in any order of planning."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_two_pipelines_with_the_same_boundaries_agree_also_on_the_records_of_a_p
     hourly.append(intervals.run(1))
     assert {r["partition"]: (r["start"], r["end"]) for r in hourly[1]["ranges"]}[3] == (0, 1)
     assert intervals.check(hourly) == 3
-    # What comes late belongs to neither, whoever asks first.
+    # Late records belong to neither interval, whichever of them is planned first.
     intervals.produce(40, 110, partition=0)
     name = unique("daily")
     options = {"pipeline": name, "group_id": name, "place": str(tmp_path / "daily")}

@@ -44,7 +44,7 @@ def test_a_window_that_is_at_work_is_finished_and_the_next_run_is_skipped_until_
     table.produce(50)
     with pytest.raises(AirflowSkipException):
         table.run("run2")
-    assert table.run("run1") == first, "what is complete is told, also while it is paused"
+    assert table.run("run1") == first, "a complete window is reported while the pipeline is paused, too"
     ask(resume, table)
     assert table.run("run2")["records_read"] == 50
     assert table.check() == 250

@@ -98,7 +98,7 @@ def bindings(commands: str) -> Iterator[AclBinding]:
 
 
 class Cluster:
-    """The broker, and whoever may change its ACLs."""
+    """The broker, and the user who may change its ACLs."""
 
     def __init__(self, kafka: EmbeddedKafka) -> None:
         self.kafka = kafka

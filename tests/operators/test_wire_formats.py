@@ -1,5 +1,5 @@
 """Protobuf and JSON Schema in Confluent's wire format, with a real registry: what Confluent's clients write is read, they read
-what is written, and what the registry does not take is told before anything starts."""
+what is written, and schemas that the registry refuses are reported before anything starts."""
 
 from __future__ import annotations
 

@@ -766,7 +766,7 @@ def kinds(
     :param stack: ends what all pipelines share.
     """
 
-    # Only deployments that have names are told apart.
+    # Only deployments with names can be distinguished.
     stack.enter_context(variable("AIRFLOW__KAFKA_SPARK__DEPLOYMENT", "soak"))
     stack.enter_context(usual_limits())
 

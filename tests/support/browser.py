@@ -20,7 +20,7 @@ PATIENCE = 180_000
 
 Open = Callable[..., "Visit"]
 
-# What a link of the application does: the address changes, and the router is told.
+# Follow a link of the application: change the address, and notify the router.
 _FOLLOW = "to => { history.pushState(null, '', to); dispatchEvent(new PopStateEvent('popstate', { state: null })); }"
 
 

@@ -156,7 +156,7 @@ def remember_classes() -> None:
 
 
 def use_here() -> None:
-    """Let the Spark of this process be in its own engine, whoever asks for it first; :func:`not_here` takes that back."""
+    """Let the Spark of this process run in an engine of its own, whichever test starts it; :func:`not_here` undoes that."""
     from pyspark import SparkConf, SparkContext
 
     remember_classes()

@@ -87,7 +87,7 @@ class Reader:
         return list(self._records)
 
     def _ends(self) -> dict[int, int]:
-        """High watermarks, not last stable offsets: a reader that is not read_committed is told them."""
+        """Return high watermarks, not last stable offsets: Kafka returns these to readers that are not ``read_committed``."""
         fresh = Consumer({**self._config, "isolation.level": "read_uncommitted", "error_cb": lambda error: None})
         try:
             return {p: fresh.get_watermark_offsets(TopicPartition(self.topic, p), timeout=60)[1] for p in self._partitions}
@@ -116,4 +116,4 @@ class Reader:
                 self._at[message.partition()] = message.offset()
             elif error.code() == KafkaError._AUTO_OFFSET_RESET or error.fatal():
                 raise KafkaException(error)
-            # What else is told is a broker that is away: the client goes on by itself.
+            # Other errors report a broker that does not answer: the client retries by itself.

@@ -86,7 +86,7 @@ def serializer(url: str, schema: Mapping[str, Any], part: str = "value", **conf:
 
 
 class EmbeddedRegistry:
-    """Ends with this process. Nothing it is told outlives it."""
+    """It ends with this process, and so do all schemas that were registered."""
 
     def __enter__(self) -> EmbeddedRegistry:
         home = application()

@@ -33,7 +33,7 @@ def main(payload: str) -> None:
         spark_daemon.set_variables(os.environ[spark_daemon.FILE], wanted)
     logging.basicConfig(level=logging.INFO, stream=sys.stdout)
     operator = make(**options)
-    # As Airflow's task runner does: nothing is raised, the operator is told.
+    # As Airflow's task runner: it raises nothing, and calls the operator's `on_kill`.
     signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())
     if seconds := os.environ.get(TIMEOUT):
         report = with_timeout(operator, float(seconds), context(run_id, **facts))

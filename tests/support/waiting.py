@@ -23,7 +23,7 @@ def eventually(look: Callable[[], T], seconds: float = 180.0) -> T:
 
 
 def settled(*topics: str, seconds: float = 45.0) -> None:
-    """Wait until no transaction is open in topics. A commit is answered before every partition is told of it.
+    """Wait until no transaction is open in topics. Kafka answers a commit before every partition has its marker.
 
     :param seconds: less than it takes until the brokers end one that was left open: that is to be found.
     """

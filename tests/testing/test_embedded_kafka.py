@@ -1,4 +1,4 @@
-"""The embedded Kafka is a real one, survives what real ones survive, and ends with whoever started it."""
+"""The embedded Kafka is a real one, survives the faults that brokers survive, and ends with the process that started it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL is a real one, is durable, and ends with whoever started it."""
+"""The embedded PostgreSQL is a real one, is durable, and ends with the process that started it."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_a_clock_that_is_slow_makes_no_pipeline_go_back():
         return Lag("p", {tp: PartitionLag(committed, 0, 100, BacklogHead(committed, int((at - 5) * 1000)), seconds=5.0)}, at)
 
     assert tracker.judge(seen(now, 30), {tp: [Observation(now - 60, 30, active=True)]}).status is Status.OK
-    # It was moved on from 30 to 40 behind our back; whoever did so has a clock that is two minutes slow, or two fast.
+    # Another client has moved it from 30 to 40. Its clock is two minutes slow, or two minutes fast.
     for moved_at in (now - 110, now + 120):
         past = {tp: [Observation(now - 60, 30, active=True), Observation(moved_at, 40, active=True)]}
         assert tracker.judge(seen(now + 10, 40), past).status is Status.OK

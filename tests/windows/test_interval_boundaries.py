@@ -16,6 +16,7 @@ from airflow_kafka_spark.windows import interval_boundaries as boundaries
 from airflow_kafka_spark.windows.interval_boundaries import (
     Boundary,
     BoundaryArchive,
+    InstantInLog,
     archive_from_record,
     archive_to_record,
     boundary_from_record,
@@ -302,7 +303,8 @@ class TestWhatWasDeletedBeforeItWasDecided:
     """If the beginning of the log was deleted, it is unknown whether the deleted records were older than an instant."""
 
     def propose(self, instant: int, found: int, low: int, *settled: Boundary, now: int = 1000) -> Boundary:
-        return propose("t", "id", instant, {0: found}, {0: low}, {b.instant: b for b in settled}, by="a test", now=now)
+        at_instant = InstantInLog("t", "id", instant, {0: found}, {0: low})
+        return propose(at_instant, {b.instant: b for b in settled}, by="a test", now=now)
 
     def test_an_older_record_that_is_left_shows_where_the_instant_lies(self):
         assert not self.propose(100, found=7, low=5).earliest

@@ -1,4 +1,4 @@
-"""A clear is told from a retry by Airflow's counters, whatever the DAG author does to ``retries``."""
+"""Airflow's counters distinguish a clear from a retry, with any value of ``retries``."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_somebody_logs_in_and_sees_every_pipeline_whatever_its_name(opened, site
     visit = opened(site.url)
     visit.go(PAGE)
     visit.see("input[name=username]")
-    visit.troubles.clear()  # who has not logged in is told so, by 401
+    visit.troubles.clear()  # without a login the answer is 401
     visit.login("editor", "editor-secret")
     visit.see("tr[data-row]")
     for name in (*AWKWARD, COPY, "shop.never_ran"):

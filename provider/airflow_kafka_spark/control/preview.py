@@ -16,9 +16,9 @@ from airflow_kafka_spark.ledger.beginning import Beginning, LastApplied, decide_
 from airflow_kafka_spark.ledger.group import owner_of
 from airflow_kafka_spark.ledger.topic import TOPIC
 from airflow_kafka_spark.windows.memory import Memory
-from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition, Window
 from airflow_kafka_spark.windows.offset_specs import Start, Stop, Written, parse_start, parse_stop
-from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, plan_ranges
+from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Ranges, plan_ranges
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -151,7 +151,7 @@ def preview(
         raise ChangeRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
     for entry in open_entries(memory):
         window = entry.window
-        return _preview(hook, memory, "open window", window.ranges, window.gaps, window.held_back, window.number, window.run)
+        return _preview(hook, memory, "open window", window, window.number, window.run)
 
     subscribed = sorted(set(options.topics)) or sorted({tp.topic for tp in memory.position.offsets})
     group = options.group_id or group_of(memory)
@@ -172,7 +172,7 @@ def preview(
         max_records=options.max_records,
     )
     number = max(beginning.last_number, memory.last_used) + 1
-    found = _preview(hook, memory, beginning.decided_by, planned.ranges, planned.gaps, planned.held_back, number)
+    found = _preview(hook, memory, beginning.decided_by, planned, number)
     return replace(found, warnings=_warnings(pipeline, beginning))
 
 
@@ -228,18 +228,11 @@ def _warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
 
 
 def _preview(
-    hook: KafkaHook,
-    memory: Memory,
-    begins: Begins,
-    ranges: Sequence[OffsetRange],
-    gaps: tuple[Gap, ...],
-    held_back: int,
-    number: int,
-    run: str | None = None,
+    hook: KafkaHook, memory: Memory, begins: Begins, plan: Window | Ranges, number: int, run: str | None = None
 ) -> Preview:
-    samples = sample_ranges(hook, ranges)
+    samples = sample_ranges(hook, plan.ranges)
     parts = []
-    for r in ranges:
+    for r in plan.ranges:
         found = samples.get(r.topic_partition)
         size = None if found is None else round(found.bytes * r.span / found.offsets) if found.offsets else 0
         parts.append(PreviewRange(r.topic, r.partition, r.start, r.end, r.span, size, found.oldest if found else None))
@@ -248,7 +241,18 @@ def _preview(
     total = sum(p.bytes if p.bytes is not None else round(per_offset * p.offsets) for p in parts)
     oldest = min((p.oldest for p in parts if p.oldest is not None), default=None)
     age = None if oldest is None else round(max(0.0, time.time() - oldest / 1000), 1)
-    return Preview(memory.pipeline, number, begins, run, tuple(parts), gaps, sum(p.offsets for p in parts), total, age, held_back)
+    return Preview(
+        pipeline=memory.pipeline,
+        number=number,
+        begins=begins,
+        run=run,
+        ranges=tuple(parts),
+        gaps=plan.gaps,
+        offsets=sum(p.offsets for p in parts),
+        bytes=total,
+        age=age,
+        held_back=plan.held_back,
+    )
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from airflow_kafka_spark.ledger.topic import LedgerTopic, unreadable_version
 from airflow_kafka_spark.windows.interval_boundaries import (
     Boundary,
     BoundaryArchive,
+    InstantInLog,
     archive_from_record,
     archive_prefix,
     archive_to_record,
@@ -190,9 +191,8 @@ class Boundaries:
                 lows = read_log().lows(topic)
                 topic_id = current.topic_ids.get(topic, "")
                 epochs = {tp.partition: epoch for tp in ends if (epoch := current.partitions[tp].epoch) >= 0}
-                proposals.append(
-                    propose(topic, topic_id, instant, at, lows, known[topic], by=self.by, now=now_ms(), epochs=epochs)
-                )
+                found = InstantInLog(topic, topic_id, instant, at, lows, epochs)
+                proposals.append(propose(found, known[topic], by=self.by, now=now_ms()))
         return proposals, open_until
 
     def _removed(self, topic: str, wanted: Iterable[int], known: Mapping[int, Boundary], current: Log) -> dict[int, Boundary]:
@@ -206,7 +206,7 @@ class Boundaries:
             return {}
         topic_id, now = current.topic_ids.get(topic, ""), now_ms()
         return {
-            instant: fit_proposal(propose(topic, topic_id, instant, lows, lows, known, by=self.by, now=now), known)
+            instant: fit_proposal(propose(InstantInLog(topic, topic_id, instant, lows, lows), known, by=self.by, now=now), known)
             for instant in wanted
             if instant < horizon.instant and instant not in known
         }

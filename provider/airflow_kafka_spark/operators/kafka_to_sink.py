@@ -723,11 +723,14 @@ class SinkMove:
             {split.index: split.range for split in self.splits},
             flushed=now_ms(),
             upstream=self.operator.read_options.counts,
+        )
+        refused = sum(account.rejected for account in self.refused)
+        return replace(
+            report,
+            records_rejected=report.records_rejected + refused,
+            records_routed=report.records_routed - refused,
             dead_letters=self.sent.landed if self.sent else (),
             routed=self.sent.routes if self.sent else (),
             captured=others.decided,
             records_removed=self.removed,
         )
-        refused = sum(account.rejected for account in self.refused)
-        rejected, routed = report.records_rejected + refused, report.records_routed - refused
-        return replace(report, records_rejected=rejected, records_routed=routed)

@@ -52,37 +52,44 @@ class Boundary:
     epochs: Mapping[int, int] = field(default_factory=dict)
 
 
-def propose(
-    topic: str,
-    topic_id: str,
-    instant: int,
-    found: Mapping[int, int],
-    lows: Mapping[int, int],
-    settled: Mapping[int, Boundary],
-    *,
-    by: str,
-    now: int,
-    epochs: Mapping[int, int] | None = None,
-) -> Boundary:
+@dataclass(frozen=True)
+class InstantInLog:
+    """Where an instant lies in the log of a topic.
+
+    :param instant: milliseconds since the epoch.
+    :param offsets: by partition, the first offset whose timestamp is at or after the instant.
+    :param lows: by partition, the first offset that is left in the log, read after ``offsets``.
+    :param epochs: by partition, the leader epoch of its offset, if known.
+    """
+
+    topic: str
+    topic_id: str
+    instant: int
+    offsets: Mapping[int, int]
+    lows: Mapping[int, int]
+    epochs: Mapping[int, int] = field(default_factory=dict)
+
+
+def propose(found: InstantInLog, settled: Mapping[int, Boundary], *, by: str, now: int) -> Boundary:
     """Return the boundary to propose for an instant, with the partitions in which its offset is uncertain (``earliest``).
 
     If the log begins at or after the boundary, the deleted records may have been older than the instant, or not. The offset is
     certain if a record before it is left (provided that timestamps ascend), if nothing was ever deleted, or if an earlier
     boundary lies at the beginning of the log and is itself certain, or was decided before this instant had come.
 
-    :param found: by partition, the first offset whose timestamp is at or after the instant.
-    :param lows: by partition, the first offset that is left in the log, read after ``found``.
-    :param settled: the settled boundaries, by instant.
+    :param settled: the settled boundaries of the topic, by instant.
+    :param by: the run that proposes it.
     :param now: the current time, milliseconds since the epoch.
-    :param epochs: by partition, the leader epoch of ``found``, if known.
     """
-    proposal = Boundary(topic, topic_id, instant, dict(found), by, decided_at=now, epochs=dict(epochs or {}))
-    below, _ = _around(instant, settled)
+    proposal = Boundary(
+        found.topic, found.topic_id, found.instant, dict(found.offsets), by, decided_at=now, epochs=dict(found.epochs)
+    )
+    below, _ = _around(found.instant, settled)
     earliest = {}
     for partition, offset in fit_proposal(proposal, settled).offsets.items():
-        low = lows.get(partition, 0)
+        low = found.lows.get(partition, 0)
         known = below.offsets.get(partition, 0) if below else 0
-        is_exact = below is not None and (partition not in below.earliest or 0 < below.decided_at < instant)
+        is_exact = below is not None and (partition not in below.earliest or 0 < below.decided_at < found.instant)
         if offset > low or (is_exact and known == offset):
             continue
         lowest = below.earliest.get(partition, known) if below else 0

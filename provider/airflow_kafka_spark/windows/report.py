@@ -290,10 +290,6 @@ def sum_up(
     *,
     flushed: int = 0,
     upstream: Mapping[int, int] | None = None,
-    dead_letters: tuple[Landed, ...] = (),
-    routed: tuple[Landed, ...] = (),
-    captured: tuple[Captured, ...] = (),
-    records_removed: int = 0,
 ) -> Report:
     """Return the report of a window from the results of its tasks and the record of its sink.
 
@@ -302,7 +298,7 @@ def sum_up(
     :param splits: offsets of each split, by its index.
     :param flushed: time of the sink's commit, in milliseconds since the epoch.
     :param upstream: number of records that were counted upstream, by instant in milliseconds since the epoch.
-    :param dead_letters: as in :class:`Report`, like the parameters behind it.
+    :return: the report, without what was sent elsewhere: dead letters, routed and captured records.
     """
     records: dict[str, int] = {}
     for result in results:
@@ -331,10 +327,6 @@ def sum_up(
         **_work_of(results),
         latency=summarize_latency(times, oldest, newest, flushed),
         consumption=summarize_consumption(times, upstream=upstream) if times.counts or (results and upstream) else None,
-        dead_letters=dead_letters,
-        routed=routed,
-        captured=captured,
-        records_removed=records_removed,
     )
 
 
@@ -350,8 +342,13 @@ def sum_up_applied(window: Window, applied: Applied, dead: DeadLetters | None) -
     :param dead: the ledger's record of its bad records.
     """
     rejected = dead.rejected(window.replay) if dead else 0
-    report = sum_up(window, (), applied, {}, dead_letters=dead.landed if dead else ())
-    return replace(report, records_read=report.records_read + rejected, records_rejected=rejected)
+    report = sum_up(window, (), applied, {})
+    return replace(
+        report,
+        records_read=report.records_read + rejected,
+        records_rejected=rejected,
+        dead_letters=dead.landed if dead else (),
+    )
 
 
 def sum_up_published(window: Window, markers: Sequence[Marker]) -> Report:
@@ -387,10 +384,16 @@ def sum_up_kafka_to_kafka(
     dead_letters: tuple[Landed, ...],
 ) -> Report:
     """Return the report of a window from Kafka to Kafka from the markers of its splits: records read as counted by the tasks, and
-    records written as counted in the target topics. The parameters are those of :func:`sum_up`.
+    records written as counted in the target topics. The parameters are those of :func:`sum_up` and :class:`Report`.
     """
     results = [marker.result for marker in markers if marker.result]
-    report = sum_up(window, results, None, splits, flushed=flushed, upstream=upstream, dead_letters=dead_letters)
+    report = sum_up(window, results, None, splits, flushed=flushed, upstream=upstream)
     published = merge_landed(part for marker in markers for part in marker.landed)
     routed = merge_landed(part for marker in markers for part in marker.routed)
-    return replace(report, records_written=sum(marker.records for marker in markers), published=published, routed=routed)
+    return replace(
+        report,
+        records_written=sum(marker.records for marker in markers),
+        published=published,
+        dead_letters=dead_letters,
+        routed=routed,
+    )

@@ -316,7 +316,7 @@ def test_a_type_that_is_no_record_is_one_column_and_a_null_is_no_value() -> None
         AvroEncoder(parse('"int"'), parse_ddl("id bigint")).encode({"id": pa.array([None] * 6 + [1 << 40])})
 
 
-# --- what is told before anything is written -----------------------------------------------------------------------------
+# --- problems that are reported before anything is written -----------------------------------------------------------------
 
 
 RECORD = json.dumps(

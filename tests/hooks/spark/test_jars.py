@@ -143,7 +143,7 @@ def test_parallel_processes_fetch_once(repository: Repository) -> None:
 def test_a_fetch_that_is_killed_publishes_nothing_and_the_next_one_succeeds(repository: Repository, tmp_path: Path) -> None:
     repository.add(THING)
     sets, home, go = tmp_path / "cache" / "jars", tmp_path / "slow", tmp_path / "go"
-    # A Java that fetches nothing until it is told to: else it might be done before it is killed.
+    # This Java fetches nothing before a signal. Otherwise it might have ended before it is killed.
     java = home / "bin" / "java"
     java.parent.mkdir(parents=True)
     slow = f'while [ "$1" != -version ] && [ ! -e "{go}" ]; do sleep 0.05; done'

@@ -184,7 +184,7 @@ def test_files_are_durable_before_they_are_published_and_names_after(path, monke
         assert all(step == "flush" for step, _ in before[last_move + 1 :])
         assert after == [("flush", str(path)), ("flush", str(path.parent))]
         steps.clear()
-        # A retry is told that the window is there: it must be there after a power cut, too, whoever published it.
+        # A retry finds the window published. It must exist after a power cut, too, by whichever attempt it was published.
         sink.applied(job.window)
         assert steps == [("flush", str(path)), ("flush", str(path.parent))]
 

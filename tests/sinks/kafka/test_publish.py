@@ -217,7 +217,7 @@ def test_a_row_that_cannot_be_a_record_is_named_and_nothing_of_its_split_is_comm
 def test_a_record_that_its_topic_does_not_take_is_no_fault_of_the_brokers_and_nothing_is_committed(
     kafka, hook, publisher, unique, config, said
 ):
-    """A retry alone does not help, so nobody is told that it may. Random bytes: what is sent is compressed."""
+    """A retry alone does not help, so the error does not recommend one. Random bytes, because batches are compressed."""
     strict = unique("strict")
     kafka.create_topic(strict, 1, config=config)
     rows = batch(3, value=pa.array([os.urandom(3000)] * 3, pa.binary()), timestamp=pa.array([1_700_000_000_000] * 3))

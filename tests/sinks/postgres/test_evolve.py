@@ -67,7 +67,7 @@ def test_without_the_option_every_difference_is_named_with_what_can_be_done(plac
     assert "found `id`, `v`, `needed`; expected `Amount` numeric(12,2)" in amount
     assert "`auto_evolve=True`" in amount and 'ADD COLUMN "Amount" numeric(12,2)' in amount
     assert "integer" in found["v"].what and 'ALTER COLUMN "v" TYPE text USING "v"::text' in found["v"].action
-    # What is told can be done, as it stands.
+    # The proposed statement works unchanged.
     place.execute(found["v"].action.partition("run: ")[2])
     for name in ("Amount", "tags", "where", "seen"):
         place.execute(found[name].action.partition("run: ")[2].partition(";")[0])
@@ -79,7 +79,7 @@ def test_without_the_option_every_difference_is_named_with_what_can_be_done(plac
 def test_no_column_is_dropped_or_given_another_type_or_left_without_a_value_it_needs(place: Place):
     place.execute("CREATE TABLE t (id integer, v text, old text DEFAULT 'd', needed text NOT NULL)")
     found = problems(place, NEW, auto_evolve=True)
-    assert names(found) == {"sink.table column `needed`"}, "what nobody fills is told as ever"
+    assert names(found) == {"sink.table column `needed`"}, "a column that no row fills is reported as before"
     place.execute("ALTER TABLE t ALTER COLUMN needed DROP NOT NULL, ALTER COLUMN v TYPE integer USING 1")
     assert names(problems(place, NEW, auto_evolve=True)) == {"sink.table column `v`"}
     place.execute("ALTER TABLE t ALTER COLUMN v TYPE varchar(5)")

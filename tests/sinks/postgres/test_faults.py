@@ -265,7 +265,7 @@ def test_tasks_of_an_attempt_that_was_overtaken_are_fenced(place: Place, options
         else:
             with pytest.raises(Fenced):
                 late.open(job.splits[1])
-        # The window is there, whoever asks.
+        # Every session sees the window.
         assert zombie.commit(fake_results(job)).written == 2005
     check(place, lines(0, 2005))
 
@@ -372,7 +372,7 @@ def test_a_split_that_two_tasks_wrote_leaves_one_stage_and_then_none(place: Plac
             task.open(job.splits[0])
             task.write(job.rows[0][0])
         tokens = [task.close() for task in tasks]
-        assert tokens[0] == tokens[1] == tokens[2], "whoever is asked names the same stage"
+        assert tokens[0] == tokens[1] == tokens[2], "every connection names the same stage"
         assert [name for name in place.tables() if "stage" in name] == sorted([tokens[0]["stage"], writer.attempt.registry.table])
         late = travelled(writer.split_writer())
         assert write_split(late, job.splits[0], job.rows[0]).token == tokens[0], "it looks before it loads"

@@ -69,7 +69,7 @@ def test_a_server_that_cannot_be_reached_is_one_clear_problem_without_the_passwo
     place.connect_with(connection(place, **changes))
     sink = place.sink(mode="upsert")
     found = problems(sink)
-    # The rest of what is wrong is told too.
+    # The other problems are reported, too.
     assert names(found) == {"sink.conn_id", "sink.key"}
     problem = next(p for p in found if p.where == "sink.conn_id")
     assert says in problem.what and place.conn_id in problem.what

@@ -244,7 +244,7 @@ def test_timestamps_wait_for_the_delay(place: Place) -> None:
 
 
 def test_a_window_may_end_between_rows_of_one_timestamp(place: Place) -> None:
-    """They are told apart by the key, or by the incrementing column."""
+    """The key, or the incrementing column, distinguishes them."""
     moments = [datetime(2026, 1, 1 + n // 10, tzinfo=timezone.utc) for n in range(30)]
     fill(
         place,

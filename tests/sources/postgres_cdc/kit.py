@@ -44,7 +44,7 @@ def log_of(place: Place, *tables: str, root: bool = False) -> Iterator[Log]:
 
 
 def drop_slot(place: Place, name: str) -> None:
-    """Drop a slot, whoever uses it."""
+    """Drop a slot, also one that another session uses."""
     of_slot = f"FROM pg_replication_slots WHERE slot_name = '{name}'"
     place.execute(f"SELECT pg_terminate_backend(active_pid, 10000) {of_slot} AND active_pid > 0")
     place.execute(f"SELECT pg_drop_replication_slot(slot_name) {of_slot}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
@@ -38,6 +38,20 @@ _COLUMNS = (
     "character_octet_length, is_nullable FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
     "ORDER BY ordinal_position"
 )
+
+
+class _ColumnRow(NamedTuple):
+    """A row of :data:`_COLUMNS`."""
+
+    name: str
+    kind: str
+    declared: str
+    precision: int | None
+    scale: int | None
+    time_precision: int | None
+    charset: str | None
+    octets: int | None
+    nullable: str
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,7 @@ def table_shape(server: LogServer, connection: Connection, name: TableName, form
         cursor.execute("SELECT engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s", name)
         (engine,) = cursor.fetchone()
         cursor.execute(_COLUMNS, name)
-        columns = [_column(form, *row) for row in cursor.fetchall()]
+        columns = [_column(form, _ColumnRow(*row)) for row in cursor.fetchall()]
         cursor.execute(
             "SELECT column_name FROM information_schema.statistics WHERE table_schema = %s AND table_name = %s "
             "AND index_name = 'PRIMARY' ORDER BY seq_in_index",
@@ -124,43 +138,33 @@ def _cut_by(relation: Relation, columns: dict[str, LogColumn], form: ValueForm) 
     return ()
 
 
-def _column(
-    form: ValueForm,
-    name: str,
-    kind: str,
-    declared: str,
-    precision: int | None,
-    scale: int | None,
-    of_time: int | None,
-    charset: str | None,
-    size: int | None,
-    nullable: str,
-) -> LogColumn:
+def _column(form: ValueForm, row: _ColumnRow) -> LogColumn:
     """Return a column as the log describes it."""
-    kind, code, meta = kind.lower(), _KINDS.get(kind.lower()), b""
+    kind, code, meta = row.kind.lower(), _KINDS.get(row.kind.lower()), b""
     if text := re.fullmatch(r"(tiny|medium|long|)(?:text|blob)", kind):
         code, meta = binlog.BLOB, bytes([_SIZES[text[1]]])
     elif code is None:
         code, meta = binlog.GEOMETRY, b"\4"
     elif kind == "decimal":
-        meta = bytes([int(precision or 0), int(scale or 0)])
+        meta = bytes([int(row.precision or 0), int(row.scale or 0)])
     elif kind in ("time", "datetime", "timestamp"):
-        meta = bytes([int(of_time or 0)])
+        meta = bytes([int(row.time_precision or 0)])
     elif kind == "bit":
-        meta = bytes([int(precision or 0) % 8, int(precision or 0) // 8])
+        meta = bytes([int(row.precision or 0) % 8, int(row.precision or 0) // 8])
     elif kind in ("varchar", "varbinary"):
-        meta = int(size or 0).to_bytes(2, "little")
+        meta = int(row.octets or 0).to_bytes(2, "little")
     elif kind in ("char", "binary"):
-        length = int(size or 0)
+        length = int(row.octets or 0)
         meta = bytes([binlog.STRING ^ (length & 0x300) >> 4, length & 0xFF])
     elif kind in ("enum", "set"):
         meta = bytes([code, 1])
-    values = tuple(value.replace("''", "'") for value in re.findall(r"'((?:[^']|'')*)'", declared)) if code in _CHOSEN else ()
+    values = tuple(value.replace("''", "'") for value in re.findall(r"'((?:[^']|'')*)'", row.declared)) if code in _CHOSEN else ()
+    charset = row.charset
     collation = BINARY if charset is None else next((n for n, of in sorted(form.charsets.items()) if of == charset), 0)
     codec = "cp1252" if charset == "latin1" else CODECS.get(charset or "", "latin1")
     encoded = tuple(value.encode(codec, "replace") for value in values)
-    geometry, is_unsigned = int(kind == "point"), "unsigned" in declared.lower()
-    return LogColumn(code, meta, name, is_unsigned, collation, encoded, geometry, nullable == "YES")
+    geometry, is_unsigned = int(kind == "point"), "unsigned" in row.declared.lower()
+    return LogColumn(code, meta, row.name, is_unsigned, collation, encoded, geometry, row.nullable == "YES")
 
 
 _CHOSEN = (binlog.ENUM, binlog.SET)
