@@ -464,6 +464,23 @@ def test_old_windows_are_forgotten(attempt, pipeline, topic):
         assert ledger.memory.last_number == 5
 
 
+def test_a_replay_that_is_too_old_by_now_is_complete_and_forgotten_by_the_next_window(attempt, pipeline, topic):
+    for number in range(1, 4):
+        with attempt(f"run{number}") as ledger:
+            ledger.close({}, ledger.plan(window(pipeline, topic, number, f"run{number}")).window.ends)
+    with attempt("run1") as ledger:
+        ledger.replay(ledger.memory.entries[1])
+    with attempt("run1", keep_windows=1) as ledger:
+        ledger.reopen(ledger.memory.open_entry)
+        ledger.close({"n": 1}, {})
+    with attempt("run1", keep_windows=1) as ledger:
+        done = ledger.completed("run1")
+        assert (done.window.replay, done.report) == (1, {"n": 1}), "its run would plan a new window"
+        ledger.close({}, ledger.plan(window(pipeline, topic, 4, "run4")).window.ends)
+    with attempt() as ledger:
+        assert sorted(ledger.memory.entries) == [4]
+
+
 def counted(monkeypatch) -> list[int]:
     """Counts the records that reading a ledger takes."""
     read, original = [0], ledger_topic.read_to

@@ -688,7 +688,8 @@ class Ledger:
         if window.publishes:
             position = replace(position, published=add_landed(self.memory.published or {}, landed_of(entry)))
         last_number = max(self.memory.last_number, window.number)
-        forgotten = [n for n in self.memory.entries if n <= last_number - self.keep_windows]
+        # A replay may be of a window that is too old by now, if `keep_windows` was lowered. A tombstone would follow its record.
+        forgotten = [n for n in self.memory.entries if n <= last_number - self.keep_windows and n != window.number]
         records = [
             window_record(entry),
             *self.companion_records(entry),
