@@ -391,7 +391,7 @@ class TimestampsInFuture(PlanError):
 
 
 class FollowBroken(PlanError):
-    """Raised when the pipeline to follow does not exist, was renamed, or does not publish.
+    """Raised when the pipeline to follow does not exist, was renamed, or does not publish records that count to a topic.
 
     :param pipeline: name of the pipeline to follow.
     :param detail: what is wrong with it.

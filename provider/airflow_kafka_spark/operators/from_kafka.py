@@ -505,6 +505,10 @@ class FromKafkaOperator(WindowOperator):
         recreated = {t for t in topics if is_recreated(t, log, position)}
         begins = resolve_starts(log, position, starts, expects_all=self.read_options.data_loss == "fail")
         followed, ends = follow(upstream, reached_of(upstream, position), topics, begins, recreated)
+        if nothing := [topic for topic, total in followed.totals.items() if not total]:
+            self.log.warning(
+                "Pipeline %s has published nothing to %s so far: nothing is read there", followed.pipeline, ", ".join(nothing)
+            )
         self.log.info(
             "Following pipeline %s: windows %d to %d, %s",
             followed.pipeline,
