@@ -16,6 +16,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.lifecycle import unblock
 from airflow_kafka_spark.errors import Fenced, GroupOwned, LedgerUnreadable, WindowTooWide
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
 from airflow_kafka_spark.hooks.kafka.transactions import send_offsets
@@ -464,6 +465,23 @@ def test_old_windows_are_forgotten(attempt, pipeline, topic):
         assert ledger.memory.last_number == 5
 
 
+def test_a_replay_that_is_too_old_by_now_is_complete_and_forgotten_by_the_next_window(attempt, pipeline, topic):
+    for number in range(1, 4):
+        with attempt(f"run{number}") as ledger:
+            ledger.close({}, ledger.plan(window(pipeline, topic, number, f"run{number}")).window.ends)
+    with attempt("run1") as ledger:
+        ledger.replay(ledger.memory.entries[1])
+    with attempt("run1", keep_windows=1) as ledger:
+        ledger.reopen(ledger.memory.open_entry)
+        ledger.close({"n": 1}, {})
+    with attempt("run1", keep_windows=1) as ledger:
+        done = ledger.completed("run1")
+        assert (done.window.replay, done.report) == (1, {"n": 1}), "its run would plan a new window"
+        ledger.close({}, ledger.plan(window(pipeline, topic, 4, "run4")).window.ends)
+    with attempt() as ledger:
+        assert sorted(ledger.memory.entries) == [4]
+
+
 def counted(monkeypatch) -> list[int]:
     """Counts the records that reading a ledger takes."""
     read, original = [0], ledger_topic.read_to
@@ -539,19 +557,35 @@ def test_a_pipeline_is_found_when_partitions_were_added_to_the_ledger(attempt, h
             assert ledger.memory.last_number == 2
 
 
-def test_an_attempt_fenced_inside_its_transaction_knows_it_and_does_not_fence_back(attempt, pipeline, topic, monkeypatch):
+LOST = "<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception"
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["error", "error that the client has lost"])
+@pytest.mark.parametrize("step", ["plan", "close"])
+def test_an_attempt_fenced_inside_its_transaction_knows_it_and_does_not_fence_back(
+    attempt, pipeline, topic, monkeypatch, step, lost
+):
     with attempt() as zombie:
         original, newer = zombie.send, attempt()
 
         def overtaken(producer, records):
             monkeypatch.undo()
             newer.__enter__()
-            return original(producer, records)
+            try:
+                return original(producer, records)
+            except (KafkaException, SystemError):
+                if not lost:
+                    raise
+                zombie._events = ClientEvents()
+                raise SystemError(LOST) from None
 
+        if step == "close":
+            zombie.plan(window(pipeline, topic, 1))
         monkeypatch.setattr(zombie, "send", overtaken)
         with pytest.raises(Fenced):
-            zombie.plan(window(pipeline, topic, 1))
-        newer.close({}, newer.plan(window(pipeline, topic, 1)).window.ends)
+            zombie.plan(window(pipeline, topic, 1)) if step == "plan" else zombie.close({}, {})
+        entry = newer.plan(window(pipeline, topic, 1)) if step == "plan" else newer.reopen(newer.memory.open_entry)
+        newer.close({}, entry.window.ends)
 
 
 def test_what_an_older_attempt_writes_until_it_is_fenced_is_seen(attempt, pipeline, topic, monkeypatch):

@@ -17,6 +17,7 @@ from airflow_kafka_spark.errors import (
     IntervalNotOver,
     IntervalOverlaps,
     IntervalsOpen,
+    OldOffsetsInRows,
     SinkRejected,
     TooManyOutOfInterval,
     TopicRecreated,
@@ -216,6 +217,10 @@ class TestReplay:
         with pytest.raises(ValidationError, match="offset_columns"):
             plain = PostgresSink(conn_id="warehouse", table=name, mode="upsert", key="id")
             table.run("c", facts={"interval": hour(2)}, window="interval", sink=plain)
+        table.kafka.delete_topic(table.topic)
+        table.kafka.create_topic(table.topic, 3)
+        with pytest.raises(OldOffsetsInRows, match=table.topic):
+            table.run("c", facts={"interval": hour(2)}, data_loss="skip", **options)
 
     def test_clearing_a_progress_window_is_a_no_op_unless_it_is_to_be_replayed(self, files):
         files.produce(50)

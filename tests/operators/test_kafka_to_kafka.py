@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import BadRecords, PartitionsChanged, SparkJobFailed, SqlFailed, ValidationError
+from airflow_kafka_spark.errors import BadRecords, PartitionsChanged, SparkJobFailed, SqlFailed, TopicRecreated, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger
@@ -283,6 +283,21 @@ def test_a_sink_window_may_follow_it(orders, tmp_path):
         "run1",
     )  # fmt: skip
     assert follower["follows"]["records"] == follower["records_written"] == report["records_written"] == 100
+
+
+def test_what_was_published_of_a_topic_that_is_gone_counts(orders, monkeypatch):
+    orders.send(300)
+    monkeypatch.setenv(faults.FAULT, "job.done:raise")
+    with pytest.raises(RuntimeError, match="job.done"):
+        orders.run("run1")
+    monkeypatch.delenv(faults.FAULT)
+    orders.kafka.delete_topic(orders.topic)
+    orders.kafka.create_topic(orders.topic, 3)
+    with pytest.raises(TopicRecreated):
+        orders.run("run1")
+    report = orders.run("run1", data_loss="skip")
+    assert (report["records_read"], report["records_written"]) == (300, 300)
+    assert sum(part["records"] for part in report["published"]) == 300, "a pipeline that follows reads them"
 
 
 def test_a_ledger_that_is_lost_goes_on_where_the_group_stands(orders, unique):

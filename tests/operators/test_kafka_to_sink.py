@@ -15,6 +15,7 @@ from airflow_kafka_spark.errors import (
     ForeignOffsets,
     GroupOwned,
     OffsetsWentBack,
+    OldOffsetsInRows,
     TopicRecreated,
     ValidationError,
 )
@@ -248,6 +249,48 @@ class TestDataLoss:
         report = files.run("run2", data_loss="skip")
         assert report["records_read"] == 900
         assert len(files.rows()) == 1200
+
+    def test_records_of_a_topic_created_again_do_not_lose_against_the_offsets_of_the_old_one(self, table):
+        """An upsert with ``offset_columns`` ignores records with lower offsets than those in the row of their key."""
+        name, ledger = table.place, {"ledger_topic": f"ledger-{table.name}"}
+        with table.postgres.connect(autocommit=True) as connection:
+            connection.execute(
+                f'ALTER TABLE "{name}" ADD PRIMARY KEY (id), ADD COLUMN "__connect_topic" text, '
+                'ADD COLUMN "__connect_partition" integer, ADD COLUMN "__connect_offset" bigint'
+            )
+        sink = PostgresSink(conn_id="warehouse", table=name, mode="upsert", key="id", offset_columns=True)
+
+        def produce(*versions):
+            send(table, *[(b"1", json.dumps(json.loads(order(1)) | {"customer": version}).encode()) for version in versions])
+
+        def ask(statement):
+            with table.postgres.connect(autocommit=True) as connection:
+                found = connection.execute(statement)
+                return found.fetchall() if found.description else []
+
+        clear = f'UPDATE "{name}" SET "__connect_topic" = NULL, "__connect_partition" = NULL, "__connect_offset" = NULL'
+        produce(*(f"old-{number}" for number in range(5)))
+        table.run(sink=sink)
+        self.recreate(table)
+        produce("new")
+        with pytest.raises(OldOffsetsInRows, match=f"`{table.topic}`.*Set `__connect_topic`"):
+            table.run("run2", sink=sink, data_loss="skip")
+        ask(clear)
+        assert table.run("run2", sink=sink, data_loss="skip")["records_written"] == 1
+        produce("newer")
+        assert table.run("run3", sink=sink)["records_written"] == 1, "rows with offsets of the present topic are no obstacle"
+        # Ledger and topic are gone, and the position is set by hand.
+        for topic in (table.topic, f"ledger-{table.name}"):
+            table.kafka.delete_topic(topic)
+        table.kafka.create_topic(table.topic, 3)
+        produce("newest")
+        said = {"only": [table.topic], "group_id": table.name, "why": "Kafka is another one", **ledger}
+        hook_of(lambda hook: reset(hook, table.name, "earliest", **said))
+        with pytest.raises(OldOffsetsInRows):
+            table.run("run4", sink=sink)
+        ask(clear)
+        table.run("run4", sink=sink)
+        assert ask(f'SELECT customer FROM "{name}"') == [("newest",)]
 
     def test_kafka_created_anew_is_not_read_from_where_the_sink_had_the_old_one(self, files):
         """Neither the ledger nor the topic is there any more, and both are created anew; the sink remembers."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_kafka_spark.errors import FollowBroken
+from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer
 from airflow_kafka_spark.windows.changes import Change, change_from_json, change_to_json
 from airflow_kafka_spark.windows.codec import position_from_json, position_to_json
 from airflow_kafka_spark.windows.follow import follow, published_behind, reached_of
@@ -87,6 +88,16 @@ def test_positions_and_changes_are_what_they_were():
         2, "forget", "ann", "", "", discarded=(9,), window=9, landed=(Landed("t", 0, 1, 2, 2),), published={TP: Published(10, 7)}
     )
     assert change_from_json(change_to_json(change)) == change
+
+
+@pytest.mark.parametrize("kind, message", [("dead_letters", "sends dead letters"), ("routes", "that a `Filter` takes out")])
+def test_topics_of_records_that_do_not_count_are_refused(kind, message):
+    """Else no window would ever read a record of them, without an error."""
+    bound = Binding(Writer("dag", "up"), Endpoint({"topic": "t"}, {kind: "aside, t"}))
+    found = upstream(entry(1, 0, 5), total=5, binding=bound)
+    assert follow(found, None, ["t"], {TP: 0})[0].records == 5
+    with pytest.raises(FollowBroken, match=message):
+        follow(found, None, ["t", "aside"], {TP: 0})
 
 
 def test_a_pipeline_that_was_renamed_is_followed_by_its_new_name_and_from_where_it_was():

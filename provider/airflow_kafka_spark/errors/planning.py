@@ -37,6 +37,25 @@ class TopicRecreated(PlanError):
         )
 
 
+class OldOffsetsInRows(PlanError):
+    """Raised when an upsert would ignore new records, because the target's rows have offsets of an earlier topic or cluster.
+
+    :param sink: URI of the sink.
+    :param topics: the topics that these rows name.
+    :param columns: the columns for topic, partition and offset.
+    """
+
+    def __init__(self, sink: str, topics: Sequence[str], columns: Sequence[str]) -> None:
+        self.sink, self.topics = sink, tuple(topics)
+        named = ", ".join(f"`{topic}`" for topic in self.topics)
+        super().__init__(
+            f"Rows of {sink} have offsets of an earlier topic {named}, which was deleted and created again, or is of another "
+            "cluster. Records of the present topic would lose against them, because their offsets are lower",
+            expected="no rows with offsets of an earlier topic",
+            action=f"Set {', '.join(f'`{name}`' for name in columns)} to NULL in the rows of this topic, and run the task again",
+        )
+
+
 class PartitionsVanished(PlanError):
     """Raised when the brokers report fewer partitions than the pipeline has read, although partitions can only be added.
 
@@ -372,7 +391,7 @@ class TimestampsInFuture(PlanError):
 
 
 class FollowBroken(PlanError):
-    """Raised when the pipeline to follow does not exist, was renamed, or does not publish.
+    """Raised when the pipeline to follow does not exist, was renamed, or does not publish records that count to a topic.
 
     :param pipeline: name of the pipeline to follow.
     :param detail: what is wrong with it.

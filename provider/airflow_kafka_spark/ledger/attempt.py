@@ -41,7 +41,14 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, right_missing
 from airflow_kafka_spark.hooks.kafka.config import identity
-from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer, is_fenced, produce_all, send_offsets
+from airflow_kafka_spark.hooks.kafka.transactions import (
+    describe,
+    fencing_producer,
+    find_fatal_error,
+    is_fenced,
+    produce_all,
+    send_offsets,
+)
 from airflow_kafka_spark.ledger.group import offset_metadata, planned_metadata
 from airflow_kafka_spark.ledger.open_transactions import OWNER, transactional_id_of
 from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerClaim, LedgerTopic, unreadable_version
@@ -405,7 +412,7 @@ class Ledger:
             produce_all(producer, self.topic.name, self.topic.partition_of(name), [record], TRANSACTION_SECONDS)
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
-            failure = self.translate(error, f"recording who uses `{name}`")
+            failure = self.translate(error, f"recording who uses `{name}`", producer=producer)
             if isinstance(failure, RightMissing):
                 raise failure from error
             return failure
@@ -513,7 +520,7 @@ class Ledger:
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
             # If this attempt has not removed the window, the next one reads it and withdraws it.
-            raise self.translate(error, "withdrawing a plan") from error
+            raise self.translate(error, "withdrawing a plan", producer=producer) from error
 
     def replay(self, entry: WindowEntry) -> WindowEntry:
         """Reopen a COMPLETE window with its offsets, so that the sink replaces its rows. Position and group do not move."""
@@ -542,7 +549,7 @@ class Ledger:
                 self._send_offsets(producer, self.group_id, self.plan_offsets, planned)
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
-            self._resolve_claim(error, entry)
+            self._resolve_claim(error, entry, producer)
             offsets = [self.memory.entries[entry.window.number].offset]
         is_first = entry.first < 0 and entry.attempt.number == 1
         entry = replace(entry, offset=offsets[0], first=offsets[0] if is_first else entry.first)
@@ -554,9 +561,9 @@ class Ledger:
         self._entry = entry
         return entry
 
-    def _resolve_claim(self, error: Exception, entry: WindowEntry) -> None:
+    def _resolve_claim(self, error: Exception, entry: WindowEntry, producer: Producer) -> None:
         """Read the ledger after a transaction whose outcome is unknown, and raise the error unless the plan was written."""
-        failure = self.translate(error, "writing the plan")
+        failure = self.translate(error, "writing the plan", producer=producer)
         if isinstance(failure, Fenced):
             raise failure from None
         log.warning("Writing the plan of window %s failed (%s): the ledger will say what happened", entry.window, failure)
@@ -670,7 +677,7 @@ class Ledger:
                 self._close_once(producer, entry, offsets)
                 return
             except Exception as error:
-                failure = self.translate(error, "closing the window")
+                failure = self.translate(error, "closing the window", producer=producer)
                 if isinstance(failure, (Fenced, GroupHasMembers, RightMissing)) or tries == CLOSE_TRIES:
                     raise failure from error
                 log.warning("Closing window %s failed (try %d of %d): %s", entry.window, tries, CLOSE_TRIES, failure)
@@ -688,7 +695,8 @@ class Ledger:
         if window.publishes:
             position = replace(position, published=add_landed(self.memory.published or {}, landed_of(entry)))
         last_number = max(self.memory.last_number, window.number)
-        forgotten = [n for n in self.memory.entries if n <= last_number - self.keep_windows]
+        # A replay may be of a window that is too old by now, if `keep_windows` was lowered. A tombstone would follow its record.
+        forgotten = [n for n in self.memory.entries if n <= last_number - self.keep_windows and n != window.number]
         records = [
             window_record(entry),
             *self.companion_records(entry),
@@ -734,11 +742,15 @@ class Ledger:
 
     # --- errors ---
 
-    def translate(self, error: Exception, doing: str, topic: str = "") -> KafkaSparkError:
+    def translate(
+        self, error: BaseException, doing: str, topic: str = "", *, producer: Producer | None = None
+    ) -> KafkaSparkError:
         """Return this package's error for one of the attempt's producers.
 
         :param doing: the failed action, for the message.
         :param topic: the topic that was written; default: the ledger topic.
+        :param producer: the producer, if its transaction is over. It is asked for an error that the client has lost. An attempt
+            that did not know that it is fenced would fence the newer attempt.
         """
         from confluent_kafka import KafkaException
 
@@ -746,6 +758,8 @@ class Ledger:
             return error.at(self.hook.conn_id)
         if isinstance(error, KafkaSparkError):
             return error
+        if producer is not None:
+            error = find_fatal_error(producer, error)
         if is_fenced(error, self._events):
             return Fenced(self.pipeline, doing)
         if not isinstance(error, KafkaException):
@@ -801,7 +815,7 @@ class ChangeLedger(Ledger):
             self.send(producer, [window_record(entry) for entry in claimed])
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
-            raise self.translate(error, "taking over an open window") from error
+            raise self.translate(error, "taking over an open window", producer=producer) from error
 
     def commit_change(
         self,
@@ -830,7 +844,7 @@ class ChangeLedger(Ledger):
             faults.reached("change.in_transaction")
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
-            failure = self.translate(error, "changing the pipeline's offsets")
+            failure = self.translate(error, "changing the pipeline's offsets", producer=producer)
             if isinstance(failure, (Fenced, GroupHasMembers)) or not is_done(self._fence_and_read()):
                 raise failure from error
 

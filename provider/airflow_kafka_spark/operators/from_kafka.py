@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -17,6 +17,7 @@ from airflow_kafka_spark.errors import (
     ChangeRefused,
     FollowedMismatch,
     KafkaSparkError,
+    OldOffsetsInRows,
     PlanError,
     Problem,
     TopicMissing,
@@ -30,8 +31,11 @@ from airflow_kafka_spark.operators.binding import Run, refuse_other_group
 from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of, interval_problem
 from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, RecordOptions, WindowOptions, option
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
+from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Sink
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.windows.binding import Endpoint
+from airflow_kafka_spark.windows.continuity import foreign_topics
+from airflow_kafka_spark.windows.memory import known_topic_ids
 from airflow_kafka_spark.windows.model import (
     KEY_CONVERTER,
     TRANSFORMATION,
@@ -370,7 +374,9 @@ class FromKafkaOperator(WindowOperator):
         from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         if isinstance(ledger, IntervalLedger):
-            return self._intervals.window(ledger, run)
+            window, known = self._intervals.window(ledger, run), known_topic_ids(ledger.parent_memory)
+            recreated = {t for t, found in window.topic_ids.items() if found not in known.get(t, (found,))}
+            return self._refuse_old_offsets(window, recreated)
         topics = self.resolve()
         log = read_log(self.kafka, topics)
         of_group = self.kafka.committed(self.group_id, log.partitions)
@@ -420,6 +426,20 @@ class FromKafkaOperator(WindowOperator):
         if followed is not None and followed.records is not None and window.span < followed.records:
             # Fewer offsets than records: reading cannot find more.
             self.check_followed(window, window.span)
+        recreated = {t for t in topics if is_recreated(t, log, position)}
+        if position.moved and (last := self.record_of_sink(ledger.pipeline)) is not None:
+            recreated |= foreign_topics(last, log.cluster_id, window.topic_ids)
+        return self._refuse_old_offsets(window, recreated)
+
+    def _refuse_old_offsets(self, window: Window, recreated: Collection[str]) -> Window:
+        """Return a window that is going to be planned, unless an upsert would take its records for older ones.
+
+        :param recreated: the topics that have other records under their offsets than those that the pipeline has read.
+        :raises OldOffsetsInRows: rows of a sink have offsets of these topics.
+        """
+        for sink in self.sinks if recreated else ():
+            if isinstance(sink, Sink) and (topics := sink.topics_in_rows(window, recreated)):
+                raise OldOffsetsInRows(sink.uri, topics, OFFSET_COLUMNS)
         return window
 
     def _beginning(
@@ -485,6 +505,10 @@ class FromKafkaOperator(WindowOperator):
         recreated = {t for t in topics if is_recreated(t, log, position)}
         begins = resolve_starts(log, position, starts, expects_all=self.read_options.data_loss == "fail")
         followed, ends = follow(upstream, reached_of(upstream, position), topics, begins, recreated)
+        if nothing := [topic for topic, total in followed.totals.items() if not total]:
+            self.log.warning(
+                "Pipeline %s has published nothing to %s so far: nothing is read there", followed.pipeline, ", ".join(nothing)
+            )
         self.log.info(
             "Following pipeline %s: windows %d to %d, %s",
             followed.pipeline,

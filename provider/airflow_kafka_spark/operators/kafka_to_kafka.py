@@ -414,9 +414,9 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             if unpublished:
                 self._publish_splits(window, ledger, tuple(splits[index] for index in unpublished))
 
-        markers = publish_splits(ledger, window, list(splits), publish)
+        ranges = {split.index: split.range for split in whole_splits(window)}
+        markers = publish_splits(ledger, window, list(splits), publish, [index for index in ranges if index not in splits])
         self.check(window)
-        ranges = {index: split.range for index, split in splits.items()}
         dead = merge_landed(part for marker in markers for part in marker.dead_letters)
         report = sum_up_kafka_to_kafka(
             window, markers, ranges, flushed=now_ms(), upstream=self.read_options.counts, dead_letters=dead

@@ -179,22 +179,28 @@ def accounts_of(markers: Iterable[Marker]) -> list[SplitResult]:
 
 
 def publish_splits(
-    ledger: Ledger, window: Window, splits: Sequence[int], publish: Callable[[tuple[int, ...]], None]
+    ledger: Ledger,
+    window: Window,
+    splits: Sequence[int],
+    publish: Callable[[tuple[int, ...]], None],
+    unreadable: Sequence[int] = (),
 ) -> list[Marker]:
     """Publish the splits that are not published yet.
 
-    :param splits: the indexes of all of them, ascending.
+    :param splits: the indexes of all splits that can be read, ascending.
     :param publish: publishes the splits with some indexes.
-    :return: the markers of all splits, in the order of their indexes.
+    :param unreadable: the indexes of splits that can no longer be read. An earlier attempt may have published some of them.
+    :return: the markers of all published splits, in the order of their indexes.
     :raises Fenced: a newer attempt has taken over.
-    :raises SparkJobFailed: a split has no marker afterwards.
+    :raises SparkJobFailed: a split that can be read has no marker afterwards.
     """
-    if ledger.attempts > 1 and splits:
+    every = sorted([*splits, *unreadable])
+    if ledger.attempts > 1 and every:
         # Earlier attempts cannot publish from now on, so that the markers that are read next stay complete.
-        ledger.fence_splits(splits[-1] + 1)
+        ledger.fence_splits(every[-1] + 1)
     there = ledger.published()
     if there:
-        log.info("%d of %d splits of window %s are published already", len(there), len(splits), window)
+        log.info("%d of %d splits of window %s are published already", len(there), len(every), window)
     for tries in range(1, PUBLISH_TRIES + 1):
         left = tuple(index for index in splits if index not in there)
         if not left:
@@ -216,4 +222,4 @@ def publish_splits(
     there = ledger.published()
     if missing := [index for index in splits if index not in there]:
         raise SparkJobFailed(str(window), f"split {missing[0]} (of {len(missing)}) has no marker in the ledger")
-    return [there[index] for index in splits]
+    return [there[index] for index in every if index in there]

@@ -9,7 +9,7 @@ nothing of the window; afterwards all of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -279,6 +279,17 @@ class Sink(ABC):
     def unordered_problems(self) -> list[Problem]:
         """Return why windows that are applied in another order than that of their offsets, as data intervals may be, would leave
         other rows behind. Empty if the order does not matter."""
+        return []
+
+    def topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
+        """Return those of some topics whose offsets are in rows of the target, if an upsert compares them with the offsets of new
+        records (``offset_columns``). Default: none.
+
+        Called before a window is planned whose topics were created again, so that offsets of the old ones mean nothing.
+
+        :param window: the window that is going to be planned.
+        :raises SinkUnavailable: the target cannot be read.
+        """
         return []
 
     @abstractmethod

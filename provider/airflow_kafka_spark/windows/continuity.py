@@ -99,6 +99,18 @@ def refuse_foreign(applied: Applied, cluster_id: str, topic_ids: Mapping[str, st
         raise ForeignOffsets(applied.pipeline, applied.number, applied.cluster_id, cluster_id, topics)
 
 
+def foreign_topics(applied: Applied, cluster_id: str, topic_ids: Mapping[str, str]) -> frozenset[str]:
+    """Return the topics of a sink's record whose offsets refer to another cluster or to other topics. Unknown ids are not
+    compared.
+
+    :param cluster_id: id of the cluster that is read.
+    :param topic_ids: ids of its topics.
+    """
+    if _differ(applied.cluster_id, cluster_id):
+        return frozenset(topic_ids)
+    return frozenset(topic for topic, known in topic_ids.items() if _differ(applied.topic_ids.get(topic), known))
+
+
 def drop_recreated_topics(previous: Applied, window: Window) -> Applied:
     """Return ``previous`` without topics that were deleted and recreated since: their offsets refer to other records now."""
     kept = tuple(r for r in previous.ranges if not _differ(previous.topic_ids.get(r.topic), window.topic_ids.get(r.topic)))

@@ -8,7 +8,7 @@ it is the number of upstream records at or after the position.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from airflow_kafka_spark.errors import FollowBroken, NotYetStable
@@ -33,9 +33,11 @@ def follow(
     :param starts: start of the window in each partition of these topics; 0 expects all records that were ever published there.
     :param recreated: topics that were deleted and recreated since they were read. Their expected count is unknown.
     :return: the windows after ``reached`` with their number of records, and the end of the last of them in each partition.
-    :raises FollowBroken: the ledger does not contain the pipeline, the pipeline has another name now, or it does not publish.
+    :raises FollowBroken: the ledger does not contain the pipeline, the pipeline has another name now, it does not publish, or it
+        sends only dead letters or routed records to a topic.
     """
     published = _published(upstream)
+    _refuse_uncounted(upstream, topics, {tp.topic for tp in published})
     totals = {topic: sum(p.records for tp, p in published.items() if tp.topic == topic) for topic in sorted(topics)}
     ends = {tp: p.end for tp, p in published.items() if tp.topic in topics}
     if reached is not None and any(totals.get(topic, 0) < count for topic, count in reached.totals.items() if topic in topics):
@@ -88,6 +90,20 @@ def _published(upstream: Memory) -> Mapping[TopicPartition, Published]:
     if published is None and not (upstream.is_blank and upstream.forgotten):
         raise FollowBroken(name, "it does not publish to Kafka", "Set `follows` to a pipeline that does, or leave it out")
     return published or {}
+
+
+def _refuse_uncounted(upstream: Memory, topics: Iterable[str], published: Collection[str]) -> None:
+    """Refuse topics of records that do not count as published. A window that follows would never read any of them.
+
+    :param published: the topics that have records of the pipeline that count.
+    """
+    aside = upstream.binding.destination.details if upstream.binding is not None else {}
+    kinds = (("dead_letters", "dead letters"), ("routes", "records that a `Filter` takes out"))
+    for topic in sorted(set(topics) - set(published)):
+        for name, kind in kinds:
+            if topic in aside.get(name, "").split(", "):
+                detail = f"it sends {kind} to topic `{topic}`, which are not counted as published"
+                raise FollowBroken(upstream.pipeline, detail, "Leave `follows` out for this topic")
 
 
 def published_behind(

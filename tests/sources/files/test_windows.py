@@ -84,6 +84,26 @@ def test_another_glob_finds_old_files_as_long_as_all_are_remembered(path):
         text(path).freeze(forgotten)
 
 
+@pytest.mark.parametrize("other", [{"glob": "*.csv"}, {"recursive": False}], ids=["glob", "recursive"])
+def test_files_that_were_read_with_other_options_are_not_read_again_when_the_options_return(path, monkeypatch, other):
+    monkeypatch.setattr(files_windows, "KEEP_REMOVED", 2)
+    options = {"glob": "*.txt", "recursive": True}
+    old = time.time() - 86_400
+    for name in ("sub/a.txt", "sub/b.txt", "sub/c.txt"):
+        put(path, name, mtime=old)
+    window = text(path, **options).freeze(None)
+    for name in ("d.csv", "e.csv", "f.csv", "g.txt"):
+        put(path, name, mtime=old)
+        window = text(path, **{**options, **other}, max_files=1).freeze(window.position)
+    (path / "sub/c.txt").unlink()
+    window = text(path, **{**options, **other}).freeze(window.position)
+    put(path, "h.txt")
+    window = text(path, **options).freeze(window.position)
+    assert names(window) == (["g.txt", "h.txt"] if "glob" in other else ["h.txt"])
+    put(path, "sub/c.txt", mtime=old)
+    assert names(text(path, **options).freeze(window.position)) == ["sub/c.txt"], "a file that was gone is forgotten"
+
+
 def test_links_to_files_are_files_and_links_to_directories_are_not_followed(path, tmp_path):
     put(tmp_path, "elsewhere/a")
     (path / "link").symlink_to(tmp_path / "elsewhere" / "a")

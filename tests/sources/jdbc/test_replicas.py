@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources import JdbcSource, PostgresCdcSource
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.testing import EmbeddedPostgres
@@ -92,6 +93,27 @@ def test_tasks_wait_while_a_replica_is_too_far_behind(servers, conn):
     assert waits_until_replayed(servers, at, lambda: sum(batch.num_rows for batch in reader.read(0))) == 9
     assert eventually(lambda: servers.ask(servers.primary, BEHIND) == [(0,)])
     assert sum(batch.num_rows for batch in reader.read(0)) == 9
+
+
+def test_a_cursor_is_refused_on_a_replica_which_does_not_show_what_is_being_written(servers):
+    """Row 1 is committed behind row 2, so that a window that has ended with row 2 has missed it."""
+    servers.ask(servers.primary, "CREATE TABLE late (id int PRIMARY KEY)")
+    source, blind = JdbcSource("replica", "late", cursor="id"), JdbcSource("replica", "late", cursor="id", writers_timeout=0)
+    with servers.primary.connect() as writing:
+        writing.execute("INSERT INTO late VALUES (1)")
+        servers.ask(servers.primary, "INSERT INTO late VALUES (2)")
+        assert eventually(lambda: servers.ask(servers.replica, "SELECT to_regclass('late') IS NOT NULL") == [(True,)])
+        assert eventually(lambda: servers.ask(servers.replica, "SELECT count(*) FROM late") == [(1,)])
+        assert [problem.where for problem in source.validate()] == ["source.writers_timeout"]
+        with pytest.raises(SourceRejected, match="the server is a standby"):
+            source.freeze(None)
+        assert blind.validate() == []
+        first = blind.freeze(None)
+        assert first.rows == 1
+        writing.commit()
+    assert eventually(lambda: servers.ask(servers.replica, "SELECT count(*) FROM late") == [(2,)])
+    assert blind.freeze(first.position).splits == (), "row 1 is never read"
+    assert JdbcSource("replica", "late").validate() == []
 
 
 def test_chunks_of_a_snapshot_wait_while_a_replica_is_too_far_behind(servers):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from airflow_kafka_spark.errors import Problem, WindowConflict
-from airflow_kafka_spark.sinks.base import Guarantee, KeyedSink, rewritten_window, unknown_window
+from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Guarantee, KeyedSink, rewritten_window, unknown_window
 from airflow_kafka_spark.sinks.lake.options import LakeSinkOptions
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.model import Applied, Window
@@ -78,11 +78,18 @@ class LoadedTable(ABC, Generic[RecordT, FileT]):
 
     def names_window(self, window: Window, column: str | None) -> bool:
         """Return True if a row has the name of a window in a column."""
+        return bool(column) and self.has_row(window, str(column), str(window))
+
+    def has_row(self, window: Window, column: str, text: str) -> bool:
+        """Return True if a row has a text in a column.
+
+        :param window: the window on whose behalf this is asked.
+        """
         from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
-        if not column or column not in self.columns:
+        if column not in self.columns:
             return False
-        deletion = Upsert.deletion(window, column)
+        deletion = Upsert.deletion(window, column, text)
         return deletion.is_met(self.files_with(deletion))
 
 
@@ -120,6 +127,14 @@ class LakeSink(LakeSinkOptions, KeyedSink):
             except WindowConflict as error:
                 return [] if table.names_window(replay, self.window_column) else [rewritten_window(error)]
         return []
+
+    def topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
+        """Return the topics that rows name in the column for topics, if ``offset_columns`` is set."""
+        if not (self.upserts and self.offset_columns):
+            return []
+        with self.load_table(f"looking for rows of {', '.join(sorted(topics))}") as table:
+            column = OFFSET_COLUMNS[0]
+            return [topic for topic in sorted(topics) if table is not None and table.has_row(window, column, topic)]
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the window of the pipeline with the highest number that the table's record has.

@@ -243,7 +243,9 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
         if self._deletion is None:
-            self._deletion = Upsert.deletion(self.window, column, self.attempt.data, self.splits, self.data_writer)
+            self._deletion = Upsert.deletion(
+                self.window, column, str(self.window), self.attempt.data, self.splits, self.data_writer
+            )
         merged = self.merge(table, self._deletion)
         if found is not None and not merged.deleted:
             what = "others have rewritten its files, and no row has its name in that column"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.databases import Name, parse_name, resolve, system_identifier
-from airflow_kafka_spark.sinks.base import Guarantee, KeyedSink, Shape, WindowWriter
+from airflow_kafka_spark.hooks.databases import Name, fetch_rows, literal, parse_name, quote, resolve, system_identifier
+from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Guarantee, KeyedSink, Shape, WindowWriter
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 from airflow_kafka_spark.windows.model import Applied, Split, Window
@@ -156,6 +156,24 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         if self.mode == "append" and not self.window_column:
             wrong.append(("appended rows do not say which window they are of", 'Set `window_column="..."` on the sink'))
         return [*(Problem(where, *why) for why in wrong), *super().replay_problems()]
+
+    def topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
+        """Return the topics that rows name in the column for topics, if the table has all columns for offsets.
+
+        :raises SinkUnavailable: the server cannot be reached.
+        """
+        from airflow_kafka_spark.sinks.postgres.server import read_table
+
+        if self.mode != "upsert":
+            return []
+        with self.server().session("looking for rows of", ", ".join(sorted(topics))) as connection:
+            name = resolve(connection, *parse_name(self.table))
+            table = read_table(connection, name)
+            if table is None or not all(column in table.columns for column in OFFSET_COLUMNS):
+                return []
+            column = quote(OFFSET_COLUMNS[0])
+            query = f"SELECT EXISTS (SELECT 1 FROM {name} WHERE {column} = "
+            return [topic for topic in sorted(topics) if fetch_rows(connection, f"{query}{literal(topic)})")[0][0]]
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the row of ``airflow_windows`` with the pipeline's highest number.

@@ -18,7 +18,7 @@ import json
 import re
 import struct
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
@@ -132,12 +132,19 @@ class SeenFiles:
         kinds = {kind: tuple(of_kind) for kind, of_kind in found.items()}
         return DirectoryListing(**kinds, late=max(0, below - self.below))
 
-    def after_window(self, listing: DirectoryListing, taken: tuple[ListedFile, ...], settled: int) -> SeenFiles:
+    def after_window(
+        self,
+        listing: DirectoryListing,
+        taken: tuple[ListedFile, ...],
+        settled: int,
+        unselected: Callable[[], Iterable[ListedFile]] = tuple,
+    ) -> SeenFiles:
         """Return the files that are read once a window is published.
 
         :param listing: from :meth:`classify`.
         :param taken: the window's files.
         :param settled: modification time (microseconds) before which every file has been listed.
+        :param unselected: lists files that are not in ``listing`` because other options selected them. Default: there are none.
         :raises TooManyFiles: more than :data:`MAX_REMEMBERED` files would have to be remembered.
         """
         entries = dict(self.entries)
@@ -146,8 +153,11 @@ class SeenFiles:
             entries[_name_hash(file)] = _version_hash(file), _seconds(file)
         listed = {_name_hash(f): f for f in (*listing.read, *listing.changed, *taken)}
         if len(entries) > KEEP_REMOVED:
-            for name in [n for n, (_, seconds) in entries.items() if n not in listed and seconds < settled // 1_000_000]:
-                del entries[name]
+            gone = [n for n, (_, seconds) in entries.items() if n not in listed and seconds < settled // 1_000_000]
+            there = {_name_hash(f) for f in unselected()} if gone else set()
+            for name in gone:
+                if name not in there:
+                    del entries[name]
         horizon = self.horizon
         if len(entries) > FORGET_ABOVE:
             horizon = _forget_oldest(entries, listed, _horizon_bound(listing, taken, settled), self.horizon)
@@ -331,15 +341,19 @@ def list_files(options: FilesSourceOptions, store: FileStore) -> list[ListedFile
     :raises SourceUnavailable: the directory cannot be listed.
     :raises SourceRejected: Spark could not open one of the files.
     """
-    try:
-        files = list(store.files(FileSelection(options.glob, options.recursive)))
-    except Exception as error:  # an object store's client has errors of its own
-        raise SourceUnavailable(options.uri, "listing files", f"{type(error).__name__}: {error}") from error
+    files = _list_selected(options, store, FileSelection(options.glob, options.recursive))
     below = store.root.partition(":")[2]
     for file in files:
         if reason := unreadable_reason(f"{below}/{file.name}"):
             raise SourceRejected(options.uri, f"the file {file.name!r} {reason}, and Spark cannot open it", "Rename it")
     return files
+
+
+def _list_selected(options: FilesSourceOptions, store: FileStore, selection: FileSelection) -> list[ListedFile]:
+    try:
+        return list(store.files(selection))
+    except Exception as error:  # an object store's client has errors of its own
+        raise SourceUnavailable(options.uri, "listing files", f"{type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -359,32 +373,49 @@ class WindowPlanner:
         seen = self._seen_files(position)
         before = int((now - self.options.min_age) * 1e6) if self.options.min_age else None
         files = list_files(self.options, self.store)
+        reselected = self._is_reselected(position)
         listing = self._handle_changed(seen.classify((f for f in files if f.size), before))
         self._refuse_late(listing, seen)
         taken, splits = self._take(listing.new)
         if not taken:
-            return FrozenWindow((), self._position(seen))
+            return FrozenWindow((), self._position(seen, reselected))
         rows = self._count_rows(taken)
         lateness = self.options.allowed_lateness
         try:
-            seen = seen.after_window(listing, taken, int((now - lateness) * 1e6))
+            unselected = self._every_file if reselected else tuple
+            seen = seen.after_window(listing, taken, int((now - lateness) * 1e6), unselected)
         except TooManyFiles as error:
             raise self._rejected(
                 f"{error.count:,} files arrived within the allowed lateness of {lateness:,.0f} s",
                 f"Lower `allowed_lateness`, which lets all but {MAX_REMEMBERED:,} be forgotten; or have fewer and larger files "
                 "written",
             ) from error
-        return FrozenWindow(splits, self._position(seen), rows, remaining=len(taken) < len(listing.new))
+        return FrozenWindow(splits, self._position(seen, reselected), rows, remaining=len(taken) < len(listing.new))
 
     def _rejected(self, detail: str, action: str) -> SourceRejected:
         return SourceRejected(self.options.uri, detail, action)
 
-    def _position(self, seen: SeenFiles) -> dict[str, Any]:
+    def _is_reselected(self, position: Mapping[str, Any] | None) -> bool:
+        """Return True if files were read that the present options may not select."""
+        if not position:
+            return False
+        selection = (self.options.glob, self.options.recursive)
+        return bool(position.get("reselected")) or (position["glob"], position["recursive"]) != selection
+
+    def _every_file(self) -> list[ListedFile]:
+        """Return the files that any options may select.
+
+        :raises SourceUnavailable: the directory cannot be listed.
+        """
+        return _list_selected(self.options, self.store, FileSelection(recursive=True))
+
+    def _position(self, seen: SeenFiles, reselected: bool) -> dict[str, Any]:
         return {
             "version": 1,
             "source": self.options.uri,
             "glob": self.options.glob,
             "recursive": self.options.recursive,
+            **({"reselected": True} if reselected else {}),
             **seen.dump(),
         }
 

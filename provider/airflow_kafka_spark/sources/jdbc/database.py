@@ -240,6 +240,10 @@ class DatabaseSession(ABC):
         """Return why Spark tasks cannot read this server by themselves, as a clause; empty if they can."""
         return "it is no PostgreSQL"
 
+    def hides_writers(self) -> bool:
+        """Return True if the server does not show the transactions that write its tables, because they run on another server."""
+        return False
+
     @abstractmethod
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
         """Wait until the transactions that are writing the relation now have ended.

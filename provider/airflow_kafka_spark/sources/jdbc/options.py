@@ -70,6 +70,11 @@ class JdbcSourceOptions:
         return tuple(columns[part] or "" for part in self.effective_mode.split("+") if part in columns)
 
     @property
+    def waits_for_writers(self) -> bool:
+        """True if transactions that are writing the table are waited for when a window is frozen."""
+        return self.effective_mode != "bulk" and self.writers_timeout > 0
+
+    @property
     def cursor_options(self) -> tuple[tuple[str, str, str | None], ...]:
         """Per part of a mode that needs a cursor: the part, the option that names its column, and that column."""
         return (

@@ -290,6 +290,9 @@ class PostgresSession(DatabaseSession):
 
     # --- writers ---
 
+    def hides_writers(self) -> bool:
+        return bool(self.rows("SELECT pg_catalog.pg_is_in_recovery()")[0][0])
+
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
         tables = f"relation IN ({', '.join(map(str, relation.writers))})" if relation.writers else "relation >= 16384"
         writing = (

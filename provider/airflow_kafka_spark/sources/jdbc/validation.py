@@ -11,7 +11,14 @@ from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.databases import choose_action
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, MissingRelation, Relation, SourceColumn, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
-from airflow_kafka_spark.sources.jdbc.windows import look_up_relation, select_statement, selected_columns, split_columns
+from airflow_kafka_spark.sources.jdbc.windows import (
+    HIDDEN_WRITERS,
+    SHOW_WRITERS,
+    look_up_relation,
+    select_statement,
+    selected_columns,
+    split_columns,
+)
 
 T = TypeVar("T")
 
@@ -46,7 +53,7 @@ class ServerValidation:
             what, action = f"there is no table {relation.name}{relation.hint}", "Create it, or correct its name"
             return [Problem(where, what, action), *unchecked_arguments(self.options, where)]
         found = [*self._column_problems(relation), *self._case_problems(relation), *self._cursor_problems(relation)]
-        found += self._key_problems(relation)
+        found += [*self._key_problems(relation), *self._writer_problems()]
         if not found and self.options_valid:
             _, found = self._ask(where, "trying to read it", lambda session: self._try_statement(session, relation))
         return found
@@ -121,6 +128,15 @@ class ServerValidation:
             return
         found, failed = self._ask(where, "looking at its sequence", lambda open_: list(open_.cursor_problems(relation, column)))
         yield from found or failed
+
+    def _writer_problems(self) -> Iterator[Problem]:
+        if not self.options_valid or not self.options.waits_for_writers:
+            return
+        where = "source.writers_timeout"
+        hidden, failed = self._ask(where, "asking whether it is a standby", lambda session: session.hides_writers())
+        yield from failed
+        if hidden:
+            yield Problem(where, HIDDEN_WRITERS, SHOW_WRITERS)
 
     def _key_problems(self, relation: Relation) -> Iterator[Problem]:
         for name in self.options.key:

@@ -40,6 +40,17 @@ MAX_BYTES = 500_000
 """The most that a window's splits take as JSON: long text keys make for fewer splits."""
 
 
+HIDDEN_WRITERS = (
+    "the server is a standby, which does not show the transactions that write on its primary: a row that one of them commits "
+    "behind a row with a higher cursor would never be read"
+)
+SHOW_WRITERS = (
+    "Read with a connection to the primary. Or set `writers_timeout=0`: with a timestamp, and a `delay` longer than the longest "
+    "transaction, no row is missed; with an incrementing column, such rows are"
+)
+"""The problem of a server that hides its writers, and what to do."""
+
+
 # --- the relation -------------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +243,8 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
         start = resolve_start(options, relation, position)
         order = SplitOrder.of(session, relation, start.order)
         cursor = options.effective_mode != "bulk"
+        if options.waits_for_writers and session.hides_writers():
+            raise SourceRejected(relation.name, HIDDEN_WRITERS, SHOW_WRITERS)
         if cursor:
             _check_sequence(options, session, relation, start)
         nulls = 0
@@ -241,7 +254,7 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
         if end is None:
             splits = ({"order": list(start.order), "null": True},) if nulls else ()
             return FrozenWindow(splits, _position(options, relation, start, start.after, complete=True), nulls)
-        if cursor and options.writers_timeout > 0:
+        if options.waits_for_writers:
             # Only now that the end is known: this must see every transaction that may still insert before the end.
             writers = session.wait_for_writers(relation, options.writers_timeout)
             if writers:

@@ -189,14 +189,15 @@ class Upsert:
         cls,
         window: Window,
         column: str,
+        text: str,
         store: TableStore | None = None,
         splits: Sequence[Split] = (),
         writer: Callable[[Any], StoreSplitWriter[Any]] | None = None,
     ) -> Upsert:
-        """Return an upsert that only deletes: the rows that have the name of a window in a column."""
+        """Return an upsert that only deletes: the rows that have a text in a column."""
         found = cls(window, (column,), False, store, (), splits, writer)
         found.rows = 1
-        found.events = pa.table({column: [str(window)], DELETED: [True], _ROW: pa.array([0], pa.int64())})
+        found.events = pa.table({column: [text], DELETED: [True], _ROW: pa.array([0], pa.int64())})
         return found
 
     def is_met(self, files: Iterable[TableFile]) -> bool:
