@@ -71,11 +71,7 @@ INSTANTS = [
     dt.datetime(2199, 12, 31, 23, 59, 59, 999999, _UTC),
     dt.datetime(2026, 3, 29, 1, 30, tzinfo=_UTC),
     dt.datetime(2026, 10, 25, 1, 30, 0, 1, _UTC),
-    dt.datetime(1, 1, 3, tzinfo=_UTC),
-    dt.datetime(9999, 12, 31, 23, 59, 59, 999999, _UTC),
-    dt.datetime(1582, 10, 10, 0, 0, 0, 1, _UTC),
 ]
-DATES = [dt.date(1, 1, 1), dt.date(9999, 12, 31), dt.date(1582, 10, 10), dt.date(1500, 2, 28)]
 WIDES = ["1234567890123456789012345678.0123456789", "-9999999999999999999999999999.9999999999", "0", "0.0000000001", "-1.5"]
 RATIOS = [0.0, -0.0, 1.0, -1.5, 0.1, 1e300, 5e-324, 1e22, 123456789.125, math.nan, math.inf, -math.inf]
 DAYS = ["Mo", "Di/Tu=?", None, "Fr 100%", "Sá"]
@@ -90,7 +86,7 @@ def row(i: int) -> dict[str, Any]:
         "wide": Decimal(WIDES[i % len(WIDES)]),
         "placed_at": INSTANTS[i % len(INSTANTS)],
         "wall_clock": INSTANTS[(i + 3) % len(INSTANTS)].replace(tzinfo=None),
-        "day": DATES[i % 8] if i % 8 < len(DATES) else dt.date(1900, 1, 1) + dt.timedelta(days=i * 997 % 100_000),
+        "day": dt.date(1900, 1, 1) + dt.timedelta(days=i * 997 % 100_000),
         "flag": i % 2 == 0,
         "tiny": i % 256 - 128,
         "small": i * 7 % 65536 - 32768,
