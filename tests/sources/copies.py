@@ -37,7 +37,7 @@ MINUTES = float(os.environ.get("SOAK_MINUTES") or 0)
 SEED = int(os.environ.get("SOAK_SEED") or (secrets.randbelow(10**6) if MINUTES else 19))
 TURNS, PARTITIONS = 6, 2
 
-SNAPSHOT: Mapping[str, Any] = {"snapshot": "initial", "snapshot_chunk_rows": 5, "snapshot_chunks_per_window": 2}
+SNAPSHOT: Mapping[str, Any] = {"snapshot": "initial", "snapshot_chunk_rows": 4, "snapshot_chunks_per_window": 2}
 
 
 TEXTS = ("plain", "", "it''s", "ü😀", "a\tb", "NULL", "%41/=?", "x" * 300)
@@ -269,9 +269,12 @@ def compare_copies(table: Captured, directory: Path) -> int:
         table.change_some()
         while True:
             window = table.windows.freeze()
-            if table.chance.random() < 0.3:  # behind the window, or before its chunks are read
+            # Before its chunks are read, or behind them. The first turn reads the snapshot.
+            if table.chance.random() < (0.7 if turn == 1 else 0.3):
                 table.change_some()
             events = list(read(table.windows, window))
+            if table.chance.random() < (0.7 if turn == 1 else 0.3):
+                table.change_some()
             table.windows.close(window)
             copy(lakes, topic.job(events, table.schema()))
             if not window.remaining:
