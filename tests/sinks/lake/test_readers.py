@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from airflow_kafka_spark.hooks.spark import jars
 from tests.sinks import spark_reader
 from tests.sinks.attempt import apply
 from tests.sinks.delta.cases import DeltaCase
-from tests.sinks.feed import SCHEMA, Feed, Job
+from tests.sinks.feed import SCHEMA, Feed, Job, row
 from tests.sinks.files.test_readers import from_spark
 from tests.sinks.iceberg.cases import NAME, IcebergCase
 from tests.sinks.lake.conftest import KINDS
@@ -65,6 +66,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Filled]:
         # Of a hundred rows. The defaults are 200 and 50 tasks for each look at a table.
         "spark.sql.shuffle.partitions": "2",
         "spark.databricks.delta.snapshotPartitions": "2",
+        # INT96, which is the default, has other years for Arrow's readers.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     }
     began, compacted = (spark_reader.Meeting(here / f"{name} here", here / f"{name} there") for name in ("began", "compacted"))
     rewrite = f"CALL lake.system.rewrite_data_files(table => '{NAME}', options => map('min-input-files', '2'))"
@@ -78,13 +81,21 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Filled]:
     ]
     expected: list[dict[str, Any]] = []
 
+    # Dates and instants of the first and the last year, and of the days that Gregory's calendar left out.
+    ends = [dt.datetime(1, 1, 3), dt.datetime(9999, 12, 31, 23, 59, 59, 999999), dt.datetime(1582, 10, 10, 0, 0, 0, 1)]
+
+    def any_year(i: int) -> dict[str, Any]:
+        at = ends[i % len(ends)]
+        times = {"placed_at": at.replace(tzinfo=dt.timezone.utc), "wall_clock": at, "day": at.date()}
+        return {**row(i), **(times if i % 4 == 0 else {})}
+
     def move(job: Job) -> None:
         expected.extend(job.expected)
         for lake in lakes.values():
             apply(lake.sink, job)
 
     for _ in range(2):
-        move(feed.next(60, 3, 0))
+        move(feed.next(60, 3, 0, values=any_year))
     with ThreadPoolExecutor(1) as pool:
         spark = pool.submit(spark_reader.read, requests, here, "UTC", settings)
         _until(began.here, spark)

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from deltalake import write_deltalake
+from deltalake import convert_to_deltalake, write_deltalake
 
 from airflow_kafka_spark.errors import BadRecords, Fenced
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Shape
@@ -344,6 +344,31 @@ def test_rows_of_others_keep_all_their_columns_and_types(lake, kind):
     files = (pa.parquet.read_table(base / name, partitioning=None).to_pylist() for name in lake.files())
     found = sorted((line for lines in files for line in lines if line["id"] > 2), key=lambda line: line["id"])
     assert found == others[1:]
+
+
+def test_instants_of_any_year_that_spark_has_written_are_read_with_their_values(make, kind):
+    """Spark writes timestamps as INT96, also when it compacts a table."""
+    schema = pa.schema([*KEYED, ("at", pa.timestamp("us", "UTC"))])
+    lake, pipeline = make(schema), Pipeline(schema)
+    years = [1, 1582, 1677, 2026, 2262, 9999]
+    others = [{"id": year, "v": "a", "at": dt.datetime(year, 1, 3, 0, 0, 0, 1, dt.timezone.utc)} for year in years]
+    if kind == "delta":
+        lake.path.mkdir()
+        pa.parquet.write_table(
+            pa.Table.from_pylist(others, schema), lake.path / "spark.parquet", use_deprecated_int96_timestamps=True
+        )
+        convert_to_deltalake(lake.path)
+    else:
+        write(replace(lake.sink, mode="append", key=()), Pipeline(schema, "others"), others)
+        (name,) = lake.files()
+        file = lake.path / "warehouse" / name
+        pa.parquet.write_table(
+            pa.parquet.read_table(file, partitioning=None), file, use_deprecated_int96_timestamps=True, store_schema=False
+        )
+    new = {"id": 2026, "v": "new", "at": None}
+    write(lake.sink, pipeline, [new])
+    found = sorted(lake.read("id", "v", "at"), key=lambda line: line["id"])
+    assert found == [new if line["id"] == 2026 else line for line in others]
 
 
 def test_mistakes_are_reported_before_anything_runs(lake):

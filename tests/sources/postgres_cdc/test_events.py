@@ -12,6 +12,7 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.formats import Debezium, Json, JsonEnvelope
+from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import ValueTypes
 from tests.sources.postgres_cdc.kit import Windows, log_of
 
@@ -114,6 +115,33 @@ def test_money_of_every_locale_has_its_value(text, digits, cents):
     assert json.loads(converted.convert(text.encode())) == b64(
         cents.to_bytes((cents + (cents < 0)).bit_length() // 8 + 1, "big", signed=True)
     )
+
+
+LONG, LONG_CENTS = "9" * 5000 + ".25", (10**5000 - 1) * 100 + 25
+
+
+@pytest.mark.parametrize(
+    ("oid", "options", "text", "expected"),
+    [
+        (1700, {}, LONG, {"scale": 2, "value": b64(LONG_CENTS.to_bytes(LONG_CENTS.bit_length() // 8 + 1, "big"))}),
+        (1700, {"decimals": "double"}, LONG, "Infinity"),
+        (1700, {"decimals": "double"}, "-" + LONG, "-Infinity"),
+        (1700, {"decimals": "string"}, LONG, LONG),
+        (701, {}, "-Infinity", "-Infinity"),
+        (1186, {}, "infinity", 2**63 - 1),
+        (1186, {}, "-infinity", -(2**63)),
+        (1186, {}, "P178000000Y", None),
+        (1114, {}, "294276-12-31 23:59:59.999999", None),
+        (1114, {"times": "connect"}, "294276-12-31 23:59:59.999999", 9_224_318_015_999_999),
+    ],
+)
+def test_numbers_beyond_those_of_json_readers_are_exact_infinite_or_refused(oid, options, text, expected):
+    convert = ValueTypes(**options).of(oid, -1).convert
+    if expected is None:
+        with pytest.raises(ValueRefused, match="64 bits cannot hold"):
+            convert(text.encode())
+    else:
+        assert json.loads(convert(text.encode())) == expected
 
 
 @pytest.mark.parametrize("schemas", [False, True])

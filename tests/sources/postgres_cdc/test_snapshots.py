@@ -274,6 +274,24 @@ def test_a_key_that_changes_within_a_snapshot_is_refused(orders):
         windows.drain()
 
 
+@pytest.mark.timeout(120)
+def test_a_chunk_that_is_not_read_to_its_end_ends_its_session(orders):
+    """A value that cannot be written, and a task that ends early, leave no COPY for which the session would wait."""
+    place = orders.place
+    place.execute("ALTER TABLE orders ADD COLUMN amount numeric(8,2)")
+    place.execute("INSERT INTO orders SELECT n, repeat('x', 4000), 1 FROM generate_series(1, 2000) n")
+    place.execute("INSERT INTO orders VALUES (0, 'n', 'NaN')")
+    source = orders.source(snapshot="initial")
+    window = source.freeze(None)
+    with pytest.raises(SourceRejected, match=r"column `amount`.*NaN"):
+        Windows(source).read(window)
+    place.execute("DELETE FROM orders WHERE id = 0")
+    rows = source.reader(window.splits, None).read(0)
+    assert next(rows).num_rows > 0
+    rows.close()
+    assert place.rows("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'airflow-kafka-spark cdc %'") == [(0,)]
+
+
 def test_a_snapshot_without_the_right_to_read_is_refused(orders):
     place, role = orders.place, f"reader_{orders.name}"
     place.execute(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'p'")

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from airflow_kafka_spark.sinks.delta.log import DataFile
-from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
+from airflow_kafka_spark.sinks.lake.tasks.upsert import READ_PARQUET, TableFile, Upsert
 from airflow_kafka_spark.sinks.storage.store import LONGEST_NAME, TableStore, partition_directory
 from airflow_kafka_spark.sinks.storage.tasks.write import (
     PartitionKey,
@@ -268,7 +268,7 @@ def table_files(store: TableStore, table: DeltaTable, upsert: Upsert) -> tuple[l
     from pyarrow.dataset import ParquetFileFormat
 
     schema = pa.schema(table.schema().to_arrow())
-    parquet = ParquetFileFormat()
+    parquet = ParquetFileFormat(**READ_PARQUET)
     actions = pa.table(table.get_add_actions(flatten=True))
     columns = {name: actions.column(f"partition.{name}").combine_chunks() for name in table.metadata().partition_columns}
     texts = {name: partition_values(column) for name, column in columns.items()}

@@ -32,7 +32,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import DecimalType, ListType, MapType
 
 from airflow_kafka_spark.sinks.iceberg.tasks.data_files import BOUNDS, COUNTS, ColumnMetrics, TransformedColumn
-from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
+from airflow_kafka_spark.sinks.lake.tasks.upsert import READ_PARQUET, TableFile, Upsert
 
 # --- what tasks need --------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class IcebergFile(TableFile):
         :param deletes: the positions of rows that are deleted.
         """
         metadata = self.table.metadata
-        reading = {"pre_buffer": True, "buffer_size": 8 << 20}
+        reading = {**READ_PARQUET, "pre_buffer": True, "buffer_size": 8 << 20}
         with self.table.io.new_input(self.file.file_path).open() as source:
             fragment = pyarrow.dataset.ParquetFileFormat(**reading).make_fragment(source)
             names, version = metadata.name_mapping(), metadata.format_version

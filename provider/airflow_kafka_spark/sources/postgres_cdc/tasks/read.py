@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,8 +112,9 @@ class CdcReader(EventReader):
                 connection.execute(wait_for_replicas(self.max_replica_lag).encode())
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             opened = open_chunk(connection, self.publication, chunk)
-            values = chunk_rows(connection, chunk, opened.shape)
-            yield from writer.read_rows(opened.shape.relation, values, opened.lsn, opened.now_us)
+            # Closed before the session: a session whose COPY is not read to its end would wait for it forever.
+            with closing(chunk_rows(connection, chunk, opened.shape)) as values:
+                yield from writer.read_rows(opened.shape.relation, values, opened.lsn, opened.now_us)
         self._tokens[split] = chunk_token(opened)
 
 

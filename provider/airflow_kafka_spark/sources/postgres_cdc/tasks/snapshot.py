@@ -7,7 +7,7 @@ transactions its rows include.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -235,7 +235,9 @@ def _behind(lsn: int, block: int) -> int:
     return lsn - into if into <= PAGE_HEADER else lsn
 
 
-def chunk_rows(connection: psycopg.Connection[Any], chunk: Mapping[str, Any], shape: PostgresTableShape) -> Iterator[Tuple]:
+def chunk_rows(
+    connection: psycopg.Connection[Any], chunk: Mapping[str, Any], shape: PostgresTableShape
+) -> Generator[Tuple, None, None]:
     """Yield the rows of a chunk, with values as PostgreSQL writes them. They are not held in memory."""
     ends = ((">", chunk["after"]), ("<=", chunk["upto"]))
     conditions = [shape.compared(operator, key) for operator, key in ends if key is not None]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from json.encoder import encode_basestring
+from math import isfinite, isnan
 from typing import Any
 
 from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
@@ -37,6 +38,7 @@ Convert = Callable[[bytes], str]
 _US = MICROS
 _DAY_US = DAY_SECONDS * _US
 _MONTH_US = round(365.25 / 12 * _DAY_US)
+_LONG = 2**63
 INFINITY, MINUS_INFINITY = 9_223_372_036_825_200_000, -9_223_372_036_832_400_000
 """Debezium's numbers for infinite timestamps."""
 
@@ -153,8 +155,8 @@ def _text(raw: bytes) -> str:
 
 
 def _double(raw: bytes) -> str:
-    text = raw.decode()
-    return f'"{text}"' if text.endswith(("NaN", "Infinity")) else repr(float(text))
+    number = float(raw)
+    return repr(number) if isfinite(number) else '"NaN"' if isnan(number) else '"Infinity"' if number > 0 else '"-Infinity"'
 
 
 def _bytes(raw: bytes) -> str:
@@ -245,9 +247,16 @@ def _timestamp(raw: bytes) -> int:
     return _day_of(found) * _DAY_US + _clock_micros(found[4], found[5], found[6], found[7])
 
 
+def _long(value: int, raw: bytes) -> str:
+    """Return microseconds as JSON."""
+    if not -_LONG <= value < _LONG:
+        raise ValueRefused(f"it is {raw.decode()}, whose microseconds 64 bits cannot hold")
+    return str(value)
+
+
 def _micros(raw: bytes) -> str:
     infinite = _infinite(raw)
-    return str(_timestamp(raw) if infinite is None else infinite)
+    return _long(_timestamp(raw), raw) if infinite is None else str(infinite)
 
 
 def _millis(raw: bytes) -> str:
@@ -296,11 +305,13 @@ def _zoned_time(raw: bytes) -> str:
 
 
 def _interval(raw: bytes) -> str:
+    if (infinite := _infinite(raw)) is not None:
+        return str(_LONG - 1 if infinite > 0 else -_LONG)
     found = _matched(_INTERVAL, raw)
     years, months, days, hours, minutes = (int(found[n] or 0) for n in range(1, 6))
     seconds = int(found[7] or 0) * _US + int((found[8] or "").ljust(6, "0"))
     clock = (hours * 60 + minutes) * 60 * _US + (-seconds if found[6] else seconds)
-    return str((years * 12 + months) * _MONTH_US + days * _DAY_US + clock)
+    return _long((years * 12 + months) * _MONTH_US + days * _DAY_US + clock, raw)
 
 
 # --- points ---------------------------------------------------------------------------------------------------------------
