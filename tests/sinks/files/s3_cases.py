@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -231,10 +232,28 @@ def test_a_late_task_leaves_no_upload(listed, feed):
     assert listed_ids(listed) == Counter(job.ids) and uploads(listed) == []
 
 
-def test_problems_are_reported_without_the_secret(lake, feed, s3):
+def test_problems_are_reported_without_the_secret(lake, feed, s3, unique, monkeypatch):
     where = [(p.where, p.what) for p in replace(lake.sink, conn_id="nowhere").validate(feed.shape)]
     assert [w for w, _ in where] == ["sink.conn_id"] and "nowhere" in where[0][1]
-    assert [p.where for p in replace(lake.sink, path="s3://no-such-bucket-here/t").validate(feed.shape)] == ["sink.path"]
+    (missing,) = replace(lake.sink, path="s3://no-such-bucket-here/t").validate(feed.shape)
+    assert missing.where == "sink.path" and missing.what.endswith(
+        "cannot be listed: the store answered 404 Not Found (NoSuchBucket, The specified bucket does not exist) to GET "
+        f"{s3.url}/no-such-bucket-here"
+    )
+    allowed = {"Effect": "Allow", "Action": ["s3:ListBucket", "s3:GetObject"], "Resource": "*"}
+    reader = s3.user(unique("reader"), {"Version": "2012-10-17", "Statement": [allowed]})
+    monkeypatch.setenv("AIRFLOW_CONN_READER", s3.connection_json(reader))
+    (refused,) = replace(lake.sink, conn_id="reader", visibility="listing").validate(feed.shape)
+    assert "ListMultipartUploads operation: Access Denied" in refused.what, "found before anything is written"
+    with pytest.raises(
+        SinkUnavailable, match=r"403 Forbidden \(AccessDenied, .* the right to do that; then run the task"
+    ) as said:
+        apply(replace(lake.sink, conn_id="reader"), feed.next())
+    assert not said.value.retryable and "\n" not in str(said.value)
+    bare = json.dumps({**json.loads(s3.connection_json()), "extra": {"endpoint_url": s3.url.partition("://")[2]}})
+    monkeypatch.setenv("AIRFLOW_CONN_BARE", bare)
+    (bare_host,) = replace(lake.sink, conn_id="bare").validate(feed.shape)
+    assert bare_host.where == "sink.conn_id" and "expected a URL" in bare_host.what
     assert [p.where for p in replace(lake.sink, visibility="rename").validate(feed.shape)] == ["sink.visibility"]
     job, secret = feed.next(), s3.credentials[1]
     with lake.sink.begin(job.window, job.splits, job.shape) as writer:

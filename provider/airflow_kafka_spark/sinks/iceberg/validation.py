@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
+from airflow_kafka_spark.hooks.storage import unwritable_problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.options import MAIN
 from airflow_kafka_spark.sinks.iceberg.table import EXPECTED, PartitionField, fields_of
@@ -77,9 +78,9 @@ def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
         try:
             store = lake.data_store(table)
             there = store.exists("")
-            if there and store.location.is_local and not os.access(store.location.path, os.W_OK | os.X_OK):
-                what = f"{store.location.path} cannot be written by user {os.geteuid()}"
-                return table, [Problem("sink.table", what, "Give this user the right to")]
+            local = Path(store.location.path) if there and store.location.is_local else None
+            if local and (problem := unwritable_problem("sink.table", local)):
+                return table, [problem]
         except Exception as error:  # each store has errors of its own
             what = f"its location {table.location()} cannot be reached: {lake.access.hidden(str(error))}"
             return None, [Problem("sink.table", what, "Check the options of its store in the connection's extra")]

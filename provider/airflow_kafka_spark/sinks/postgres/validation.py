@@ -172,7 +172,9 @@ class _TargetValidation:
             yield Problem("sink.conn_id", f"{where} leads to a standby, which takes no writes", "Connect to the primary")
         elif facts.read_only:
             yield Problem(
-                "sink.conn_id", f"transactions of {where} are read-only", "See `default_transaction_read_only` of the role"
+                "sink.conn_id",
+                f"transactions of {where} are read-only",
+                f"Set `default_transaction_read_only = off` for role {quote(facts.role)}, or where database or server set it",
             )
         if self.sink.atomic == "split" and not facts.may_create_temporary:
             what = f'role `{facts.role}` may not create temporary tables, which `atomic="split"` can need'
@@ -313,9 +315,9 @@ class _TargetValidation:
             needed.add("DELETE")
         missing = ", ".join(sorted(needed - table.rights))
         if missing:
-            yield Problem(
-                "sink.table", f"the connection's role lacks {missing} on {table.name}", f"GRANT {missing} ON {table.name} TO ..."
-            )
+            role = self.facts.role if self.facts else ""
+            what = f"role `{role}` lacks {missing} on {table.name}"
+            yield Problem("sink.table", what, f"GRANT {missing} ON {table.name} TO {quote(role)}")
 
 
 def _own_table_problems(table: Table, role: str) -> Iterator[Problem]:

@@ -440,6 +440,10 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
     def shown_cause(self, error: Exception) -> BaseException | None:
         return self.server.cause(error)
 
+    @property
+    def role(self) -> str:
+        return quote(self._options.get("user") or "public")
+
     def jdbc_url(self) -> str:
         options = self._options
         hosts = (options.get("host") or "localhost").split(",")
