@@ -103,9 +103,9 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
     try:
         return DeltaLog(sink.store).load("opening the table"), []
     except ConnectionInvalid as error:
-        return None, [Problem("sink.conn_id", error.found, error.action)]
+        return None, [Problem.of("sink.conn_id", error)]
     except KafkaSparkError as error:
-        return None, [Problem("sink.path", error.found, "Check path, `conn_id` and its rights")]
+        return None, [Problem.of("sink.path", error, "Check path, `conn_id` and its rights")]
 
 
 def _rights(directory: Path) -> Iterator[Problem]:

@@ -106,7 +106,7 @@ def _object_store(sink: FilesSinkOptions, location: TableLocation) -> Iterator[P
         if sink.visibility == "listing":
             UploadStore(store).pending(ATTEMPTS)
     except ConnectionInvalid as error:
-        yield Problem("sink.conn_id", error.found, error.action)
+        yield Problem.of("sink.conn_id", error)
     except Exception as error:  # of any library on the way to the store
         yield Problem("sink.path", f"{location.uri} cannot be listed: {error}", "Check path, `conn_id` and its rights")
 

@@ -221,7 +221,7 @@ class KafkaSink:
                     problems.append(Problem("sink.key", found, "Name the column of the key, or a topic that is not compacted"))
             longest = hook.broker_config().get("transaction.max.timeout.ms")
         except KafkaSparkError as error:
-            return [Problem("kafka_conn_id", error.found, error.action), Unchecked("sink.topic", "kafka_conn_id")]
+            return [Problem.of("kafka_conn_id", error), Unchecked("sink.topic", "kafka_conn_id")]
         if longest and self.transaction_timeout * 1000 > int(longest):
             seconds = int(longest) / 1000
             found = f"{self.transaction_timeout:g} s is more than the brokers allow, {seconds:g} s (transaction.max.timeout.ms)"

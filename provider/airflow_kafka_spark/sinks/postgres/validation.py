@@ -14,6 +14,7 @@ from airflow_kafka_spark.hooks.databases import (
     choose_action,
     describe_driver_message,
     hint_at_similar_table,
+    is_login_refused,
     parse_name,
     quote,
     resolve,
@@ -59,13 +60,14 @@ def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> li
     try:
         server = sink.server()
     except ConnectionInvalid as error:
-        return [*found, Problem("sink.conn_id", error.found, error.action), *unchecked]
+        return [*found, Problem.of("sink.conn_id", error), *unchecked]
     try:
         connection = server.connect()
     except psycopg.Error as error:
-        where = f"connection `{sink.conn_id}` does not lead to a database: {_told(server, error)}"
+        told = _told(server, error)
+        what = f"connection `{sink.conn_id}` does not lead to a database: {told}"
         action = f"Correct the connection `{sink.conn_id}`, or see to the server"
-        return [*found, Problem("sink.conn_id", where, action), *unchecked]
+        return [*found, Problem("sink.conn_id", what, action, retryable=not is_login_refused(told)), *unchecked]
     try:
         with connection:
             return [*found, *_TargetValidation(sink, columns, connection, tolerates).problems()]

@@ -62,7 +62,7 @@ class ServerValidation:
                 return question(session), []
         except KafkaSparkError as error:
             action = getattr(error, "action", "") if where != "source.conn_id" else _CONNECTION_ACTION
-            return None, [Problem(where, error.found, choose_action(error.found, action))]
+            return None, [Problem.of(where, error, choose_action(error.found, action))]
 
     def _try_statement(self, session: DatabaseSession, relation: Relation) -> None:
         order = split_columns(self.options, relation)
