@@ -137,8 +137,9 @@ def test_a_kafka_that_answers_is_told_with_its_brokers(secured: EmbeddedKafka, t
         ({"security.protocol": "SASL_PLAINTEXT"}, "another `security.protocol`|closed by peer|Disconnected"),
         ({"ssl.ca.location": None}, "certificate verify failed|self-signed|unable to get"),
         ({"bootstrap.servers": "127.0.0.1:1"}, "Connection refused"),
+        ({"ssl.ca.location": "/no/such/ca.pem"}, "`ssl.ca.location` is /no/such/ca.pem, which cannot be read on .*No such file"),
     ],
-    ids=["password", "protocol", "certificate", "address"],
+    ids=["password", "protocol", "certificate", "address", "file"],
 )
 def test_what_is_wrong_with_a_kafka_connection_is_told(
     secured: EmbeddedKafka, tested: Any, wrong: dict[str, str | None], reason: str

@@ -9,8 +9,17 @@ from typing import Any
 
 import pytest
 
-from airflow_kafka_spark.errors import ConnectionInvalid
-from airflow_kafka_spark.hooks.storage import AzureAccess, GcsAccess, S3Access, azure_access, gcs_access, local_path, scheme_of
+from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
+from airflow_kafka_spark.hooks.storage import (
+    AzureAccess,
+    GcsAccess,
+    S3Access,
+    azure_access,
+    gcs_access,
+    local_path,
+    scheme_of,
+    store_error,
+)
 
 HOST = "shop.dfs.core.windows.net"
 KEY = {"client_email": "loader@shop", "private_key": "not shown"}
@@ -93,3 +102,49 @@ def test_a_google_connection_gives_the_key_of_its_service_account(connect, tmp_p
     connect(conn_type="google_cloud_platform", extra={"impersonation_chain": "other@shop"})
     with pytest.raises(ValueError, match="has `impersonation_chain`; expected `keyfile_dict` or `key_path`"):
         gcs_access("store")
+
+
+# --- errors of clients ----------------------------------------------------------------------------------------------------
+
+DENIED = """Generic MicrosoftAzure error: Error performing GET https://a.example.org/lake?comp=list&sig=s3cr3t%3D in 9ms - \
+Server returned non-2xx status code: 403 Forbidden: <?xml version="1.0"?>
+<Error><Code>AuthenticationFailed</Code><Message>Not authorized.</Message></Error>
+
+Debug source:
+Generic { source: Status { uri: Some(https://a.example.org/lake?comp=list&sig=s3cr3t%3D) } }"""
+UNRESOLVED = """Generic S3 error: Error performing PUT http://nowhere:9000/lake in 4s, after 8 retries - HTTP error
+
+Debug source:
+Http(ConnectError("dns error", Custom { error: "failed to lookup address information: Name or service not known" }))"""
+REFUSED = """Kernel error -> Generic S3 error
+   \x1b[31m↳\x1b[0m Error performing GET http://127.0.0.1:1/b/t/_delta_log/_last_checkpoint in 102ms, after 1 retries, max_retries
+    \x1b[31m↳\x1b[0m tcp connect error
+     \x1b[31m↳\x1b[0m Connection refused (os error 111)"""
+FORBIDDEN = """Kernel error -> Generic S3 error
+   \x1b[31m↳\x1b[0m Error performing GET http://127.0.0.1:1/b/t in 12ms - Server returned non-2xx status code
+    \x1b[31m↳\x1b[0m 403 Forbidden
+     \x1b[31m↳\x1b[0m <?xml version="1.0" encoding="utf-8"?>
+     <Error><Code>AccessDenied</Code><Message>Access Denied</Message><RequestId>x</RequestId></Error>"""
+METADATA = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 6ms - HTTP error"
+FULL = "Generic LocalFileSystem error\n ↳ Unable to copy data to file\n  ↳ No space left on device (os error 28)"
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "retryable"),
+    [
+        (
+            DENIED,
+            "answered 403 Forbidden (AuthenticationFailed, Not authorized) to GET https://a.example.org/lake",
+            False,
+        ),
+        (UNRESOLVED, "no answer to PUT http://nowhere:9000/lake: failed to lookup address information: Name or service", True),
+        (REFUSED, "no answer to GET http://127.0.0.1:1/b/t/_delta_log/_last_checkpoint: Connection refused", True),
+        (FORBIDDEN, "the store answered 403 Forbidden (AccessDenied, Access Denied) to GET http://127.0.0.1:1/b/t", False),
+        (METADATA, "there are no credentials", False),
+        (FULL, "No space left on device (os error 28). Make room on the file system; then run the task again", False),
+    ],
+)
+def test_an_error_of_a_store_is_one_line_without_tokens_that_says_if_a_retry_helps(text: str, said: str, retryable: bool):
+    error = SinkUnavailable("s3://lake", "listing", store_error(OSError(text)))
+    assert said in str(error) and error.retryable is retryable
+    assert "s3cr3t" not in str(error) and "\n" not in str(error)

@@ -12,6 +12,7 @@ from airflow_kafka_spark.errors import PartitionsChanged, TopicRecreated, Valida
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators import SourceToKafkaOperator
+from airflow_kafka_spark.sinks import KafkaSink
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Filter
 from tests.support.dead_letters import letters
@@ -67,6 +68,13 @@ def test_what_is_wrong_is_said_before_anything_starts_and_all_of_it_at_once(orde
     for options, where, match in WRONG:
         found = problems(orders, **options)
         assert re.search(match, found.get(where, "")), (options, found)
+    compacted = f"compacted-{orders.name}"
+    orders.kafka.create_topic(compacted, 1, config={"cleanup.policy": "compact", "max.message.bytes": "500"})
+    assert "is compacted" in problems(orders, topic=compacted, key=None)["sink.key"]
+    planned = {"topic": "never-made", "auto_create": True, "topic_config": {"cleanup.policy": "compact,delete"}}
+    assert "is compacted" in problems(orders, **planned, key=None)["sink.key"]
+    with KafkaHook("kafka_default") as hook:
+        assert KafkaSink(topic=compacted).producer(hook)["message.max.bytes"] == 1000, "librdkafka takes nothing smaller"
     # Neither dead letters nor what a filter takes out go where good rows or the ledger are.
     for topic, told in ((orders.topic, "is the topic of good rows"), (f"ledger-{orders.name}", "is its ledger")):
         found = problems(orders, errors_tolerance="all", errors_deadletterqueue_topic_name=topic)

@@ -102,6 +102,10 @@ def test_unknown_connections_and_a_broker_or_a_java_that_is_not_there(files, mon
     assert "no_spark" in found["spark_conn_id"]
     monkeypatch.setenv("AIRFLOW_CONN_DOWN", json.dumps({"conn_type": "kafka", "extra": {"bootstrap.servers": "127.0.0.1:1"}}))
     assert "down" in problems(files, kafka_conn_id="down")["kafka_conn_id"]
+    for ids, retryable in (({"kafka_conn_id": "down"}, True), ({"kafka_conn_id": "down", "spark_conn_id": "no_spark"}, False)):
+        with pytest.raises(ValidationError) as caught:
+            files.run(**ids)
+        assert caught.value.retryable is retryable, "a retry helps if all that is wrong may be gone by then"
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert "Java" in problems(files)["spark_conn_id"], "one clear sentence"

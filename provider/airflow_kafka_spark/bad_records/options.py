@@ -183,11 +183,11 @@ def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str]
         policy = hook.topic_config([topic])[topic].get("cleanup.policy", "") if found else ""
     except RightMissing as error:
         rights = f"Grant {error.user} Describe, Write and DescribeConfigs on topic `{topic}`, and Create where it is missing"
-        return [Problem(where, error.found, rights)]
+        return [Problem.of(where, error, rights)]
     except KafkaRefused as error:
-        return [Problem(where, error.found, error.action)]
+        return [Problem.of(where, error)]
     except KafkaSparkError as error:
-        return [Problem("kafka_conn_id", error.found, error.action), Unchecked(where, "kafka_conn_id")]
+        return [Problem.of("kafka_conn_id", error), Unchecked(where, "kafka_conn_id")]
     if "compact" in policy:
         return [Problem(where, f"`{topic}` is compacted: {what} of one key would replace each other", "Name another")]
     return []

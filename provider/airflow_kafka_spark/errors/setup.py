@@ -5,7 +5,7 @@ embedded servers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from airflow_kafka_spark.errors.base import KafkaSparkError
 
@@ -17,11 +17,22 @@ class Problem:
     :param where: the argument or connection, as the user wrote it (``topics``, ``sink.table``).
     :param what: what was found and what was expected.
     :param action: what to do.
+    :param retryable: True if the problem may be gone at a retry, as when a server did not answer.
     """
 
     where: str
     what: str
     action: str = ""
+    retryable: bool = field(default=False, compare=False, kw_only=True)
+
+    @classmethod
+    def of(cls, where: str, error: KafkaSparkError, action: str | None = None) -> Problem:
+        """Return the problem that an error is of an argument.
+
+        :param action: what to do; default: what the error says.
+        """
+        what = f"{error.found}{f' (expected {error.expected})' if error.expected else ''}"
+        return cls(where, what, error.action if action is None else action, retryable=error.retryable)
 
     def __str__(self) -> str:
         action = f" {self.action.rstrip('.')}." if self.action else ""
@@ -44,15 +55,15 @@ class ValidationError(KafkaSparkError):
     """Raised when a pipeline is invalid, with all of its problems, before any data is moved. Nothing was changed.
 
     :param problems: the problems, and checks that could not be made because of them (:class:`Unchecked`).
-    :param retryable: True if a retry may succeed, as when a server did not answer.
+    :param retryable: True if a retry may succeed, as when a server did not answer; None (default) if all problems say so.
 
     The attribute ``problems`` has the problems, ``unchecked`` the checks that have to wait.
     """
 
-    def __init__(self, problems: Sequence[Problem], *, retryable: bool = False) -> None:
+    def __init__(self, problems: Sequence[Problem], *, retryable: bool | None = None) -> None:
         self.problems = tuple(p for p in problems if not isinstance(p, Unchecked))
         self.unchecked = tuple(dict.fromkeys(p for p in problems if isinstance(p, Unchecked)))
-        self.retryable = retryable
+        self.retryable = all(p.retryable for p in self.problems) if retryable is None else retryable
         listed = "\n".join(f"  {n}. {p}" for n, p in enumerate(self.problems, 1))
         waiting = "".join(f"\n  - {p}" for p in self.unchecked)
         count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Mapping, Sequence
 
 from airflow_kafka_spark.errors.base import RETRY, KafkaSparkError
@@ -222,19 +224,37 @@ class ForeignOffsets(WindowConflict):
         )
 
 
+_PERMISSION = "Correct the credentials, or give the user of the worker or of the connection the right to do that"
+_REFUSED_BY_S3 = re.compile(r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|UNRECOGNIZED_CLIENT)")
+"""Arrow's client of S3 has one class for all errors."""
+_REMEDIES = {
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: "The file system is read-only: mount it for writing, or name another directory",
+    errno.ENOSPC: "Make room on the file system",
+    errno.EDQUOT: "Raise the user's quota, or make room",
+}
+
+
 class SinkUnavailable(KafkaSparkError):
-    """Raised when the sink did not answer, or refused the connection.
+    """Raised when the sink did not answer, or refused the connection, or cannot be written to.
+
+    A retry alone does not help if the user lacks a right, or if a file system is read-only or full: ``retryable`` is then False.
 
     :param sink: URI or table of the sink.
     :param doing: what was requested.
-    :param detail: the client's message.
+    :param detail: the client's message, or the error of a file system or an object store.
     """
 
     retryable = True
 
-    def __init__(self, sink: str, doing: str, detail: str) -> None:
-        self.sink, self.doing, self.detail = sink, doing, detail
-        super().__init__(f"Sink {sink} failed while {doing}: {detail}", action=RETRY)
+    def __init__(self, sink: str, doing: str, detail: str | OSError) -> None:
+        self.sink, self.doing, self.detail = sink, doing, str(detail)
+        refused = isinstance(detail, PermissionError) or _REFUSED_BY_S3.search(self.detail)
+        remedy = _PERMISSION if refused else _REMEDIES.get(getattr(detail, "errno", None) or 0)
+        self.retryable = remedy is None
+        action = RETRY if remedy is None else f"{remedy}; then run the task again: the window is unchanged"
+        super().__init__(f"Sink {sink} failed while {doing}: {detail}", action=action)
 
 
 class SinkRejected(KafkaSparkError):

@@ -289,7 +289,7 @@ class RegistryFormat(Format):
         if isinstance(error, SchemaInvalid):
             return Problem(f"{where}.schema", f"{error.found}; expected {error.expected}", error.action)
         option = "reader_schema" if self._reader_given else "registry" if self.registry else "schema"
-        return Problem(f"{where}.{option}", error.found, error.action)
+        return Problem.of(f"{where}.{option}", error)
 
     @property
     def _subjects_known(self) -> bool:
@@ -581,7 +581,7 @@ class RegistryFormat(Format):
             try:
                 self._hook.knows(self.subject or next(iter(self.topics), "") or "airflow-kafka-spark")
             except KafkaSparkError as error:
-                problems.append(Problem(f"{where}.registry", error.found, error.action))
+                problems.append(Problem.of(f"{where}.registry", error))
         return problems
 
     def connect_encoder(self, column: str, topic: str | None) -> Encoder | None:

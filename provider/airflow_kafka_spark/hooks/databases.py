@@ -269,6 +269,17 @@ def is_session_ended(message: str) -> bool:
     return _NEVER_BEGAN not in message and _ENDED.search(message) is not None
 
 
+_LOGIN_REFUSED = re.compile(
+    r"FATAL: +(?:password authentication failed|no pg_hba\.conf entry|pg_hba\.conf rejects|database \S+ does not exist"
+    r"|role \S+ (?:does not exist|is not permitted to log in)|permission denied for database)|no password supplied"
+)
+
+
+def is_login_refused(message: str) -> bool:
+    """Return True if PostgreSQL has refused a login, and would do so again. libpq has no SQLSTATE for it."""
+    return _LOGIN_REFUSED.search(message) is not None
+
+
 _HINTS = re.compile(r"^connection failed: |\s*Is the server running on that host and accepting TCP/IP connections\?")
 """The text that libpq adds to the reason for which it has no connection."""
 

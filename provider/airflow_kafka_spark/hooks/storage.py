@@ -10,9 +10,10 @@ import re
 import urllib.parse
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.hooks.connections import GENERIC, look_up
 
 if TYPE_CHECKING:
@@ -59,6 +60,40 @@ _RETRIES: obstore.store.RetryConfig = {"max_retries": 8, "retry_timeout": timede
 
 def _client(endpoint: str) -> obstore.store.ClientConfig:
     return {"allow_http": endpoint.startswith("http:")}
+
+
+_MACHINES_METADATA = "/169.254.169.254/"
+"""The service of a virtual machine that clients of stores ask for credentials, if they have no others."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_REQUEST = re.compile(r"[Pp]erforming ([A-Z]+ [^\s?]+)")
+_ANSWER = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z]*)*)")
+_CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
+_NUMBER = re.compile(r"(?:\(os error |\bOs \{ code: )(\d+)")
+
+
+def store_error(error: Exception) -> OSError:
+    """Return the error of an object store's client, or of deltalake, in one line.
+
+    Their own messages go on with the store's answer as XML, with all causes, and with the query of the request, which may hold a
+    token. The result is a :class:`PermissionError` if the store refused the user, and has the number of a local system's error.
+    """
+    if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno):
+        return error
+    text = _COLOUR.sub("", str(error))
+    lines = (line.strip(" \t↳") for line in text.partition("\nDebug source:")[0].splitlines())
+    said = ": ".join(line for line in lines if line)
+    request = (_REQUEST.findall(text) or [""])[-1]
+    if _MACHINES_METADATA in request:
+        return PermissionError("there are no credentials: no connection is given, and neither environment nor machine has any")
+    if answer := _ANSWER.search(said):
+        parts = (re.search(rf"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message"))
+        reason = ", ".join(part[1].rstrip(".") for part in parts if part)
+        answered = f"the store answered {answer[1]}{f' ({reason})' if reason else ''}{f' to {request}' if request else ''}"
+        return PermissionError(answered) if answer[1][:3] in ("401", "403") else OSError(answered)
+    if request:
+        return OSError(f"no answer to {request}: {(_CAUSE.findall(text) or [said.rpartition(': ')[2]])[-1]}")
+    number = _NUMBER.search(text)
+    return OSError(int(number[1]), said) if number else OSError(said)
 
 
 class StoreAccess(Protocol):
@@ -175,10 +210,18 @@ def s3_access(conn_id: str | None) -> S3Access:
     from airflow.providers.amazon.aws.hooks.base_aws import AwsGenericHook  # type: ignore[import-not-found]
 
     hook: AwsGenericHook = AwsGenericHook(aws_conn_id=conn_id, client_type="s3")
-    found = hook.get_credentials()
     config = hook.conn_config
+    endpoint = config.get_service_endpoint_url("s3") or ""
+    if endpoint and not re.match(r"https?://[^/]", endpoint):
+        # The clients of S3 end the process' threads where this is no URL.
+        found, action = (
+            f"its `endpoint_url` is `{endpoint}`; expected a URL",
+            f"Write it as http://{endpoint} or https://{endpoint}",
+        )
+        raise ConnectionInvalid(conn_id, found, action)
+    found = hook.get_credentials()
     return S3Access(
-        endpoint=config.get_service_endpoint_url("s3") or "",
+        endpoint=endpoint,
         region=hook.region_name or "",
         access_key=found.access_key,
         secret_key=found.secret_key,
@@ -275,6 +318,18 @@ def provider_problem(
     if scheme != "s3" or not conn_id or importlib.util.find_spec("airflow.providers.amazon") is not None:
         return None
     return Problem(option, "S3 with a connection needs Airflow's Amazon provider", f"Install {package} on the Airflow worker")
+
+
+def unwritable_problem(option: str, directory: Path) -> Problem | None:
+    """Return a problem if this user cannot write into a directory that exists.
+
+    :param option: the argument that has the problem, as users know it.
+    """
+    if os.access(directory, os.W_OK | os.X_OK):
+        return None
+    if os.statvfs(directory).f_flag & os.ST_RDONLY:
+        return Problem(option, f"{directory} is in a file system that is mounted read-only", "Mount it for writing")
+    return Problem(option, f"{directory} cannot be written by user {os.geteuid()}", "Give this user the right to")
 
 
 def store_access(scheme: str, account: str, conn_id: str | None) -> StoreAccess:

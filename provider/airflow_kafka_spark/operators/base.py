@@ -626,7 +626,7 @@ class WindowOperator(VisibleOperator):
                 return [Problem("spark_conn_id", found, f"{action}, or correct the connection")]
             return []
         except KafkaSparkError as error:
-            return [problem_from("spark_conn_id", error)]
+            return [Problem.of("spark_conn_id", error)]
 
     def add_assets(self, inlets: Iterable[str], outlets: Iterable[str]) -> None:
         """Add URIs to this task's inlets and outlets, beside those that the user gave.
@@ -753,7 +753,7 @@ def analysis_problems(
             if not others:
                 raise
             # It must not hide the other problems.
-            found = [problem_from("spark_conn_id", error)] if isinstance(error, KafkaSparkError) else []
+            found = [Problem.of("spark_conn_id", error)] if isinstance(error, KafkaSparkError) else []
             cause = first_cause((*found, *others))
     return [*found, *instead(), *([Unchecked(where, cause)] if where != cause else [])]
 
@@ -761,8 +761,3 @@ def analysis_problems(
 def first_cause(problems: Iterable[Problem]) -> str:
     """Return the argument of the first problem, for an :class:`~airflow_kafka_spark.errors.Unchecked`; "" without one."""
     return next((problem.where for problem in problems if not isinstance(problem, Unchecked)), "")
-
-
-def problem_from(where: str, error: KafkaSparkError) -> Problem:
-    """Return an error as one of several problems."""
-    return Problem(where, error.found + (f" (expected {error.expected})" if error.expected else ""), error.action)

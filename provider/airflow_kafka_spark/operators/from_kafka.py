@@ -26,7 +26,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.operators.base import WindowOperator, first_cause, problem_from
+from airflow_kafka_spark.operators.base import WindowOperator, first_cause
 from airflow_kafka_spark.operators.binding import Run, refuse_other_group
 from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of, interval_problem
 from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, RecordOptions, WindowOptions, option
@@ -226,7 +226,7 @@ class FromKafkaOperator(WindowOperator):
             try:
                 of_kafka += check()
             except KafkaSparkError as error:
-                of_kafka += [problem_from("kafka_conn_id", error), Unchecked(where, "kafka_conn_id")]
+                of_kafka += [Problem.of("kafka_conn_id", error), Unchecked(where, "kafka_conn_id")]
         return [*of_kafka, *self.spark_problems()]
 
     def _missing_topics(self) -> Iterator[Problem]:
@@ -234,7 +234,7 @@ class FromKafkaOperator(WindowOperator):
         if subscription.topics:
             missing = sorted(set(subscription.topics) - set(self.kafka.describe_topics(subscription.topics, missing="omit")))
             if missing:
-                yield problem_from("topics", TopicMissing(self.kafka.conn_id, missing))
+                yield Problem.of("topics", TopicMissing(self.kafka.conn_id, missing))
         elif subscription.pattern and not subscription.validate() and not self.resolve():
             yield Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", "Create one, or correct the pattern")
 
@@ -286,7 +286,7 @@ class FromKafkaOperator(WindowOperator):
                 yield Unchecked(where, "sink")
                 return
             if is_needed:
-                yield problem_from(where, error)
+                yield Problem.of(where, error)
 
     def _plans_with(self, where: str, run: Run, log: Log) -> bool:
         """Return True if this run plans a window with an argument: it has no open or complete window, and a start is used by a

@@ -208,7 +208,7 @@ class SourceToKafkaOperator(WindowOperator):
         problems += [
             *of_options,
             *changes,
-            *(self.sink.server_problems(self.kafka) if not of_cluster else [Unchecked("sink.topic", "sink.conn_id")]),
+            *(self._topic_problems() if not of_cluster else [Unchecked("sink.topic", "sink.conn_id")]),
             *self._error_problems(),
             *of_spark,
         ]
@@ -241,6 +241,10 @@ class SourceToKafkaOperator(WindowOperator):
             yield Problem("read_with", found, 'Use "auto"')
         if self.errors.tolerates:
             yield Problem("errors_tolerance", f"{found}, and these tolerate no bad row", "Leave it out")
+
+    def _topic_problems(self) -> list[Problem]:
+        # Transforms may give the records keys.
+        return self.sink.server_problems(self.kafka, keyless=not self.sink.key_columns and not self.transforms)
 
     def _known_columns(self, of_source: Sequence[Problem]) -> tuple[str, ...] | None:
         """Return the columns of the source; None if only Spark can find them, or if the source has problems.

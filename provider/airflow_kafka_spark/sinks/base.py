@@ -192,7 +192,7 @@ def unknown_window_problems(sink: Sink, replay: Window) -> list[Problem]:
 
 def rewritten_window(error: KafkaSparkError) -> Problem:
     """Return that others have rewritten the rows of a window that is to be replayed."""
-    return Problem("on_rerun", error.found, LEAVE_ROWS)
+    return Problem.of("on_rerun", error, LEAVE_ROWS)
 
 
 class Sink(ABC):

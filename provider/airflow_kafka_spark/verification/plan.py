@@ -106,7 +106,7 @@ def _sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, list[Pr
             if (problems := sink.target_problems()) or (found := LakeTable.load(sink)) is not None:
                 return (None, problems) if problems else (found, [])
         except KafkaSparkError as error:
-            return None, [Problem("sink", error.found, error.action)]
+            return None, [Problem.of("sink", error)]
         return None, [Problem("sink", f"there is no table {sink.uri}", "Correct its name")]
     table = JdbcSource(sink.conn_id, sink.table) if isinstance(sink, PostgresSink) else sink
     assert isinstance(table, JdbcSource)
@@ -209,7 +209,7 @@ class _Planning:
             try:
                 side.explain()
             except KafkaSparkError as error:
-                problems.append(Problem(where, error.found))
+                problems.append(Problem.of(where, error, ""))
         ranges = not problems and isinstance(sink, DatabaseSide) and self._by_ranges(source, sink)
         return (None if problems else VerificationPlan(source, sink, ranges)), problems
 

@@ -256,8 +256,9 @@ def test_problems_are_reported_without_the_secret(lake, feed):
     assert replace(lake.sink, path="s3://no-such-bucket-here/t").validate(feed.shape)
     reader = replace(lake.sink, conn_id="reader")
     job = feed.next()
-    with pytest.raises(SinkUnavailable):
+    with pytest.raises(SinkUnavailable, match="the store answered 403 Forbidden") as said:
         apply(reader, job)
+    assert not said.value.retryable and "\n" not in str(said.value)
     there = lake.sink.destination()
     assert there.place["server"].startswith("127.0.0.1:")
     amazon = replace(lake.sink, conn_id=None).destination()

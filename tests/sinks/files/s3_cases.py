@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +16,7 @@ import pytest
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.hooks.storage import s3_access
-from airflow_kafka_spark.sinks import window_files
+from airflow_kafka_spark.sinks import DeltaSink, window_files
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.sinks.files.manifest import open_manifests
 from airflow_kafka_spark.sinks.files.sink import FilesSink
@@ -231,13 +234,50 @@ def test_a_late_task_leaves_no_upload(listed, feed):
     assert listed_ids(listed) == Counter(job.ids) and uploads(listed) == []
 
 
-def test_problems_are_reported_without_the_secret(lake, feed, s3):
+def test_problems_are_reported_without_the_secret(lake, feed, s3, unique, monkeypatch):
     where = [(p.where, p.what) for p in replace(lake.sink, conn_id="nowhere").validate(feed.shape)]
     assert [w for w, _ in where] == ["sink.conn_id"] and "nowhere" in where[0][1]
-    assert [p.where for p in replace(lake.sink, path="s3://no-such-bucket-here/t").validate(feed.shape)] == ["sink.path"]
+    (missing,) = replace(lake.sink, path="s3://no-such-bucket-here/t").validate(feed.shape)
+    assert missing.where == "sink.path" and missing.what.endswith(
+        "cannot be listed: the store answered 404 Not Found (NoSuchBucket, The specified bucket does not exist) to GET "
+        f"{s3.url}/no-such-bucket-here"
+    )
+    allowed = {"Effect": "Allow", "Action": ["s3:ListBucket", "s3:GetObject"], "Resource": "*"}
+    reader = s3.user(unique("reader"), {"Version": "2012-10-17", "Statement": [allowed]})
+    monkeypatch.setenv("AIRFLOW_CONN_READER", s3.connection_json(reader))
+    (refused,) = replace(lake.sink, conn_id="reader", visibility="listing").validate(feed.shape)
+    assert "ListMultipartUploads operation: Access Denied" in refused.what, "found before anything is written"
+    with pytest.raises(
+        SinkUnavailable, match=r"403 Forbidden \(AccessDenied, .* the right to do that; then run the task"
+    ) as said:
+        apply(replace(lake.sink, conn_id="reader"), feed.next())
+    assert not said.value.retryable and "\n" not in str(said.value)
+    bare = json.dumps({**json.loads(s3.connection_json()), "extra": {"endpoint_url": s3.url.partition("://")[2]}})
+    monkeypatch.setenv("AIRFLOW_CONN_BARE", bare)
+    (bare_host,) = replace(lake.sink, conn_id="bare").validate(feed.shape)
+    assert bare_host.where == "sink.conn_id" and "expected a URL" in bare_host.what
     assert [p.where for p in replace(lake.sink, visibility="rename").validate(feed.shape)] == ["sink.visibility"]
     job, secret = feed.next(), s3.credentials[1]
     with lake.sink.begin(job.window, job.splits, job.shape) as writer:
         assert secret not in repr(lake.sink) + repr(open_manifests(lake.sink)) + repr(writer.split_writer().target)
     with pytest.raises(SinkUnavailable):
         apply(replace(lake.sink, path="s3://no-such-bucket-here/t"), job)
+
+
+def test_the_policy_in_the_documentation_is_enough(lake, listed, feed, s3, unique, monkeypatch):
+    """An attempt that was given up is removed by the next one, so that rights to delete and to abort are used, too."""
+    page = Path(__file__).parents[3] / "docs" / "connections.md"
+    (policy,) = re.findall(r"```json\n(.*?)```", page.read_text(), re.DOTALL)
+    rights = json.loads(policy.replace(":::lake", f":::{lake.bucket.name}"))
+    # Amazon asks for it of each object that a request deletes, moto of the bucket.
+    rights["Statement"][0]["Action"].append("s3:DeleteObject")
+    monkeypatch.setenv("AIRFLOW_CONN_LOADER", s3.connection_json(s3.user(unique("loader"), rights)))
+    job = feed.next(2, 1, 0)
+    delta = DeltaSink(f"s3://{lake.bucket.name}/delta/orders", conn_id="loader")
+    for sink in (lake.sink, replace(listed.sink, path=f"s3://{lake.bucket.name}/lake/listed"), delta):
+        own = replace(sink, conn_id="loader")
+        assert own.validate(feed.shape) == []
+        with own.begin(job.window, job.splits, job.shape) as writer:
+            write_all(writer, job)
+        assert apply(own, job).ranges == job.window.ranges
+    assert uploads(lake) == [] and not [key for key in lake.bucket.objects() if key.endswith("/attempt.json")]

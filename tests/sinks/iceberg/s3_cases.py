@@ -165,3 +165,7 @@ def test_a_table_that_cannot_be_reached_is_reported_without_the_secret(lake):
     assert len(problems) == 1 and "Could not connect" in problems[0] and lake.options["s3.secret-access-key"] not in problems[0]
     with pytest.raises(SinkUnavailable):
         lake.sink.last_applied("p")
+    elsewhere = {**lake.options, "warehouse": "s3://no-such-bucket-here/lake"}
+    os.environ["AIRFLOW_CONN_GLUE"] = json.dumps({"conn_type": "iceberg", "extra": {"name": "lake", **elsewhere}})
+    (problem,) = lake.sink.target_problems()
+    assert problem.where == "sink.conn_id" and "there is no such bucket" in problem.what, "before a window is planned"

@@ -212,7 +212,11 @@ def test_a_row_that_cannot_be_a_record_is_named_and_nothing_of_its_split_is_comm
 
 @pytest.mark.parametrize(
     "config, said",
-    [({"max.message.bytes": "1500"}, "max.message.bytes"), ({"message.timestamp.before.max.ms": "1000"}, "before.max.ms")],
+    [
+        ({"max.message.bytes": "1500"}, "max.message.bytes"),
+        ({"message.timestamp.before.max.ms": "1000"}, "before.max.ms"),
+        ({"cleanup.policy": "compact"}, "keys where it is compacted \\(row 2 is the first without one\\)"),
+    ],
 )
 def test_a_record_that_its_topic_does_not_take_is_no_fault_of_the_brokers_and_nothing_is_committed(
     kafka, hook, publisher, unique, config, said
@@ -220,7 +224,12 @@ def test_a_record_that_its_topic_does_not_take_is_no_fault_of_the_brokers_and_no
     """A retry alone does not help, so the error does not recommend one. Random bytes, because batches are compressed."""
     strict = unique("strict")
     kafka.create_topic(strict, 1, config=config)
-    rows = batch(3, value=pa.array([os.urandom(3000)] * 3, pa.binary()), timestamp=pa.array([1_700_000_000_000] * 3))
+    rows = batch(
+        3,
+        key=pa.array([b"k", None, None], pa.binary()),
+        value=pa.array([os.urandom(3000)] * 3, pa.binary()),
+        timestamp=pa.array([1_700_000_000_000] * 3),
+    )
     publisher = replace(publisher, topic=strict, partitions={strict: 1}, conn_id="kafka_here")
     with pytest.raises(KafkaRefused, match=f"kafka_here.*sending rows to topic `{strict}`.*{said}"):
         publisher.publish(0, RecordBatches(iter([rows])))

@@ -366,6 +366,7 @@ def test_everything_is_found_at_once(path):
         ({"path": "s3a:bucket"}, ["neither an absolute path nor a URI"]),
         ({"path": "file://host/x"}, ["names the host host"]),
         ({"path": "nosuchscheme://bucket/x"}, ["cannot be listed"]),
+        ({"path": "/nowhere/in/*.json"}, ["/nowhere/in/*.json does not exist. Name the directory in `path`, and the files"]),
         ({"format": "json", "schema": "a int, _corrupt_record string", "options": {"mode": "PERMISSIVE"}}, []),
         ({"format": "csv", "schema": "a int", "options": {"header": True, "Delimiter": ";", "multiLine": "true"}}, []),
         ({}, []),

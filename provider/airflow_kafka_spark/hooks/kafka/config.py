@@ -8,6 +8,7 @@ passwords. The functions use neither Airflow nor a Kafka client nor the network;
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -225,6 +226,19 @@ def redact(config: Mapping[str, Any]) -> dict[str, Any]:
     :param config: settings of either client, with or without ``java.`` or ``kafka.`` prefixes.
     """
     return {name: "***" if _SECRET.search(name) else value for name, value in config.items()}
+
+
+def unreadable_file(config: Mapping[str, Any]) -> str:
+    """Return which setting of a client names a file that this machine does not have or that cannot be read; "" if none does."""
+    for name in sorted(name for name in config if name.startswith("ssl.") and name.endswith(".location")):
+        path = Path(str(config[name]))
+        try:
+            if not path.is_dir():
+                path.open("rb").close()
+        except OSError as error:
+            if str(path) != "probe":  # librdkafka looks for the certificates of the system
+                return f"its `{name}` is {path}, which cannot be read on {socket.gethostname()}: {error.strerror}"
+    return ""
 
 
 def identity(config: Mapping[str, Any]) -> str:

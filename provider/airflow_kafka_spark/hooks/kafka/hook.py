@@ -157,6 +157,9 @@ class KafkaHook(KafkaBaseHook):
         try:
             return AdminClient(config, logger=events)
         except (KafkaException, TypeError, ValueError) as error:
+            if missing := kafka_config.unreadable_file(config):
+                # librdkafka names OpenSSL's routine instead of the file.
+                raise ConnectionInvalid(self.conn_id, missing) from None
             reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
             raise ConnectionInvalid(self.conn_id, f"librdkafka does not accept its extra: {reason}") from None
 
@@ -257,6 +260,13 @@ class KafkaHook(KafkaBaseHook):
             return int(self.topic_config([topic])[topic].get("max.message.bytes") or DEFAULT_LARGEST)
         except KafkaRefused:
             return DEFAULT_LARGEST
+
+    def cleanup_policy(self, topic: str) -> str:
+        """Return the ``cleanup.policy`` of a topic; "" if the user may not see the topic's settings."""
+        try:
+            return self.topic_config([topic])[topic].get("cleanup.policy", "")
+        except KafkaRefused:
+            return ""
 
     def broker_config(self) -> dict[str, str]:
         """Return the settings of one broker (``transaction.max.timeout.ms`` ...); empty if the user may not see them."""

@@ -10,7 +10,6 @@ read (``max_commit_retries=0``). Whatever was committed in between takes that en
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable
+from airflow_kafka_spark.hooks.storage import store_error
 from airflow_kafka_spark.sinks.storage.store import TableStore, flush
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ METADATA = "airflow"
 """The key of a window's record in the information of its commit."""
 
 _NONCE_BITS, _COUNT_BITS = 16, 14
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class DeltaLog:
         try:
             yield
         except (DeltaError, OSError) as error:
-            raise SinkUnavailable(self.store.location.uri, doing, describe(error)) from error
+            raise SinkUnavailable(self.store.location.uri, doing, store_error(error)) from error
 
     def load(self, doing: str) -> DeltaTable | None:
         """Return a new handle on the newest version, or None if there is no table.
@@ -200,9 +199,3 @@ class DeltaLog:
 def app_id(pipeline: str) -> str:
     """Return the application id of a pipeline in Delta's log."""
     return f"airflow:{pipeline}"
-
-
-def describe(error: object) -> str:
-    """Return the message of an error in one line. deltalake writes each cause in a line of its own, in colours for a terminal."""
-    lines = (line.strip(" \t↳") for line in _COLOUR.sub("", str(error)).splitlines())
-    return ": ".join(line for line in lines if line)

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.delta.log import METADATA, DataFile, DeltaLog, PipelineVersion, describe
+from airflow_kafka_spark.hooks.storage import store_error
+from airflow_kafka_spark.sinks.delta.log import METADATA, DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.lake.sink import REPLACED, LoadedTable
 from airflow_kafka_spark.sinks.storage.attempts import (
     ATTEMPTS,
@@ -79,7 +80,7 @@ class Records:
             replays = [int(name[:-5]) for name in self.store.names(directory) if re.fullmatch(r"\d+\.json", name)]
             text = self.store.get(f"{directory}/{max(replays)}.json") if replays else None
         except OSError as error:
-            raise SinkUnavailable(self.store.location.uri, "reading the record of a window", str(error)) from error
+            raise SinkUnavailable(self.store.location.uri, "reading the record of a window", error) from error
         return self._load(text, directory) if text is not None else self._in_history(table, pipeline, number)
 
     def keep(self, pipeline: str, version: PipelineVersion, durable: bool = False) -> WindowRecord | None:
@@ -122,7 +123,7 @@ class Records:
         :raises SinkUnavailable: the store did not answer.
         """
         left = set(markers)
-        error: Exception | None = None
+        error: Exception = OSError("others commit all the time")
         for _ in range(_TRIES):
             table = self.log.load("looking for earlier attempts")
             if table is None:
@@ -138,15 +139,16 @@ class Records:
                         self.store.remove_all(f"{ATTEMPTS}/{committed}")
                     left.discard(committed)
             except OSError as failed:
-                raise SinkUnavailable(self.store.location.uri, "keeping the record of a window", str(failed)) from failed
+                raise SinkUnavailable(self.store.location.uri, "keeping the record of a window", failed) from failed
             if not left:
                 return version
             fenced = version.after()
-            error = self.log.try_commit(table, pipeline, fenced, metadata={"pipeline": pipeline, "fenced": sorted(left)})
-            if error is None:
+            failed_commit = self.log.try_commit(table, pipeline, fenced, metadata={"pipeline": pipeline, "fenced": sorted(left)})
+            if failed_commit is None:
                 self._remove(left, table)
                 return fenced
-        raise SinkUnavailable(self.store.location.uri, "fencing earlier attempts", describe(error))
+            error = failed_commit
+        raise SinkUnavailable(self.store.location.uri, "fencing earlier attempts", store_error(error))
 
     def _remove(self, markers: Iterable[str], table: DeltaTable) -> None:
         """Remove attempts that can no longer commit, except for files that the table names.
@@ -165,7 +167,7 @@ class Records:
             try:
                 keep_only(self.store, directory, (path for path in live if path.startswith(f"{directory}/")))
             except OSError as error:
-                raise SinkUnavailable(self.store.location.uri, "removing earlier attempts", str(error)) from error
+                raise SinkUnavailable(self.store.location.uri, "removing earlier attempts", error) from error
             # The note goes last: without it, nothing would find the rest.
             self.store.remove_all(f"{ATTEMPTS}/{marker}")
 

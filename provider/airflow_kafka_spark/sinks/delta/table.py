@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable
-from airflow_kafka_spark.sinks.delta.log import LOG, DeltaLog, describe
+from airflow_kafka_spark.hooks.storage import store_error
+from airflow_kafka_spark.sinks.delta.log import LOG, DeltaLog
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +52,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
     from deltalake.exceptions import DeltaError
 
     doing, stored = "opening the table", Schema.from_arrow(sink.spec().stored(schema))
-    error: Exception | None = None
+    error: Exception = OSError("others change it all the time")
     for _ in range(_TRIES):
         table = log.load(doing)
         try:
@@ -76,7 +77,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
                 return table
         except (DeltaError, OSError) as failed:
             error = failed  # perhaps another writer was faster: look again
-    raise SinkUnavailable(sink.uri, doing, describe(error))
+    raise SinkUnavailable(sink.uri, doing, store_error(error))
 
 
 def _nullable(schema: Schema) -> Schema:

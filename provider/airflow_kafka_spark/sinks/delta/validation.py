@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.storage import provider_problem
+from airflow_kafka_spark.hooks.storage import provider_problem, store_error, unwritable_problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.lake.options import ComparedColumn, column_problems, doubled_names
 
@@ -103,17 +103,17 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
     try:
         return DeltaLog(sink.store).load("opening the table"), []
     except ConnectionInvalid as error:
-        return None, [Problem("sink.conn_id", error.found, error.action)]
+        return None, [Problem.of("sink.conn_id", error)]
     except KafkaSparkError as error:
-        return None, [Problem("sink.path", error.found, "Check path, `conn_id` and its rights")]
+        return None, [Problem.of("sink.path", error, "Check path, `conn_id` and its rights")]
 
 
 def _rights(directory: Path) -> Iterator[Problem]:
     existing = next((path for path in (directory, *directory.parents) if os.path.lexists(path)), directory)
     if not existing.is_dir():
         yield Problem("sink.path", f"{existing} is not a directory", "Name a directory, or remove the file")
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        yield Problem("sink.path", f"{existing} cannot be written by user {os.geteuid()}", "Give this user the right to")
+    elif problem := unwritable_problem("sink.path", existing):
+        yield problem
     elif existing == directory and not (directory / "_delta_log").is_dir() and _has_files(directory):
         yield Problem("sink.path", f"{directory} is not empty, and no Delta table", "Name an empty directory, or a Delta table")
 
@@ -164,12 +164,10 @@ def _table(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
 def _unsafe_writers(where: str, table: DeltaTable) -> Iterator[Problem]:
     from deltalake.exceptions import DeltaError
 
-    from airflow_kafka_spark.sinks.delta.log import describe
-
     try:
         commits = table.history(_RECENT)
     except (DeltaError, OSError) as error:
-        yield Problem(where, f"its history cannot be read: {describe(error)}", "Check path, `conn_id` and its rights")
+        yield Problem(where, f"its history cannot be read: {store_error(error)}", "Check path, `conn_id` and its rights")
         return
     for commit in commits:
         engine = str(commit.get("engineInfo", ""))

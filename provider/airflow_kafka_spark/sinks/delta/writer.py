@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
+from airflow_kafka_spark.hooks.storage import store_error
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion, describe
+from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.delta.records import RECORD, LoadedDelta, Records
 from airflow_kafka_spark.sinks.delta.table import open_table
 from airflow_kafka_spark.sinks.lake.writer import LakeWindowWriter, TryCommit
@@ -68,7 +69,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         super().__init__(sink, sink.uri, splits, shape, attempt, sink.spec(), {})
 
     def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
-        return SinkUnavailable(self.uri, doing, describe(error))
+        return SinkUnavailable(self.uri, doing, error if isinstance(error, str) else store_error(error))
 
     # --- tasks ----------------------------------------------------------------------------------------------------------
 

@@ -224,7 +224,7 @@ class FilesTable:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise SinkUnavailable(self.directory.as_uri(), "looking for the last window", str(error)) from error
+            raise SinkUnavailable(self.directory.as_uri(), "looking for the last window", error) from error
         return self._read_record(Path(max(found)[1]), pipeline) if found else None
 
     def latest_record(self, pipeline: str) -> WindowRecord | None:
@@ -245,7 +245,7 @@ class FilesTable:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise SinkUnavailable(self.directory.as_uri(), "looking for the last window", str(error)) from error
+            raise SinkUnavailable(self.directory.as_uri(), "looking for the last window", error) from error
         for _, path in reversed(found):
             # Skip directories that are no window of this sink, or are being replaced.
             with suppress(OSError, ValueError):
@@ -260,7 +260,7 @@ class FilesTable:
             for directory in (self.directory, self.directory.parent):
                 flush(directory)
         except OSError as error:
-            raise SinkUnavailable(self.directory.as_uri(), "making published windows durable", str(error)) from error
+            raise SinkUnavailable(self.directory.as_uri(), "making published windows durable", error) from error
 
     def _read_record(self, directory: Path, pipeline: str) -> WindowRecord | None:
         try:
@@ -272,7 +272,7 @@ class FilesTable:
         except ValueError as error:
             raise WindowConflict(directory.name, f"{directory / RECORD} cannot be understood: {error}", "a record") from error
         except OSError as error:
-            raise SinkUnavailable(self.directory.as_uri(), "reading the record of a window", str(error)) from error
+            raise SinkUnavailable(self.directory.as_uri(), "reading the record of a window", error) from error
         # The attempt that published it may have died before flushing, and the caller is going to commit Kafka's offsets past it.
         self.flush()
         if record.applied.pipeline != pipeline:

@@ -386,8 +386,8 @@ class ManifestTable:
         except ValueError as error:
             raise WindowConflict(path, f"{self.store.full(path)} cannot be understood: {error}", "a record") from error
 
-    def _unavailable(self, doing: str, error: object) -> SinkUnavailable:
-        return SinkUnavailable(self.store.location.uri, doing, str(error))
+    def _unavailable(self, doing: str, error: str | OSError) -> SinkUnavailable:
+        return SinkUnavailable(self.store.location.uri, doing, error)
 
 
 @dataclass(frozen=True)
@@ -462,7 +462,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
         try:
             self.attempt.begin(data=self.attempt.directory)
         except OSError as error:
-            raise SinkUnavailable(sink.uri, f"beginning window {window}", str(error)) from error
+            raise SinkUnavailable(sink.uri, f"beginning window {window}", error) from error
 
     def split_writer(self) -> SplitWriter:
         import pyarrow as pa
@@ -490,7 +490,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
         faults.reached("sink.staged")
         window, table = self.window, self.table
         commit: Commit | None = None
-        error: object = "others commit all the time"
+        error: str | OSError = "others commit all the time"
         for again in range(_FAILURES + 1):
             newest = table.newest_commit(window.pipeline)
             found = newest.record if newest.attempt == self.marker else table.record(window, newest)
@@ -514,7 +514,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
                 error = failed
                 # Many attempts that try again at the same moment would keep a store busy that has just refused them.
                 time.sleep(random.random() * 0.2 * (again + 1))
-        raise SinkUnavailable(self.sink.uri, f"committing window {window}", str(error))
+        raise SinkUnavailable(self.sink.uri, f"committing window {window}", error)
 
     # --- steps of a commit --------------------------------------------------------------------------------------------
 
@@ -526,7 +526,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
             suspect = "a lifecycle rule of the bucket"
             self.attempt.refuse_missing([file["path"] for file in files], sink.uri, suspect, there)
         except OSError as error:
-            raise SinkUnavailable(sink.uri, f"committing window {window}", str(error)) from error
+            raise SinkUnavailable(sink.uri, f"committing window {window}", error) from error
         rows = sum(int(result.token.get("rows", 0)) for result in results)
         facts = {"run": window.run, "committed_at": datetime.now(timezone.utc).isoformat()}
         latest = self.table.latest_record(window.pipeline)
@@ -578,7 +578,7 @@ def write_symlink_manifest(path: str, conn_id: str | None = None, pipelines: Seq
             store.make(name.rpartition("/")[0])
             store.put(name, "".join(by_partition.get(name.rpartition("/")[0], ())))
     except OSError as error:
-        raise SinkUnavailable(store.location.uri, "writing the symlink manifest", str(error)) from error
+        raise SinkUnavailable(store.location.uri, "writing the symlink manifest", error) from error
     return count
 
 

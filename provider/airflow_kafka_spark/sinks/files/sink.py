@@ -167,7 +167,7 @@ class FilesSink(FilesSinkOptions, Sink):
             staging.sweep_abandoned()
             attempt = staging.create(window)
         except OSError as error:
-            raise SinkUnavailable(self.uri, f"beginning window {window}", str(error)) from error
+            raise SinkUnavailable(self.uri, f"beginning window {window}", error) from error
         self._warn_of_orc()
         return FilesWindowWriter(self, window, tuple(splits), shape, staging, attempt)
 
@@ -282,4 +282,4 @@ class FilesWindowWriter(WindowWriter):
             return done
         if isinstance(error, FileNotFoundError) and not self.attempt.exists():
             raise Fenced(self.window.pipeline, f"publishing window {self.window.number}") from error
-        raise SinkUnavailable(self.sink.uri, f"publishing window {self.window}", str(error)) from error
+        raise SinkUnavailable(self.sink.uri, f"publishing window {self.window}", error) from error

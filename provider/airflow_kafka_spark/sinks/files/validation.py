@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.storage import provider_problem
+from airflow_kafka_spark.hooks.storage import provider_problem, unwritable_problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import column_types
 from airflow_kafka_spark.sinks.files.manifest import DATA, open_manifests, records_of
+from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS
+from airflow_kafka_spark.sinks.storage.objects import UploadStore
 from airflow_kafka_spark.sinks.storage.store import escape
 
 if TYPE_CHECKING:
@@ -99,9 +101,12 @@ def _object_store(sink: FilesSinkOptions, location: TableLocation) -> Iterator[P
         yield missing
         return
     try:
-        open_manifests(sink).store.probe()
+        store = open_manifests(sink).store
+        store.probe()
+        if sink.visibility == "listing":
+            UploadStore(store).pending(ATTEMPTS)
     except ConnectionInvalid as error:
-        yield Problem("sink.conn_id", error.found, error.action)
+        yield Problem.of("sink.conn_id", error)
     except Exception as error:  # of any library on the way to the store
         yield Problem("sink.path", f"{location.uri} cannot be listed: {error}", "Check path, `conn_id` and its rights")
 
@@ -123,8 +128,8 @@ def _rights(directory: Path, *, beside: bool) -> Iterator[Problem]:
             yield Problem("sink.path", f"{path} is not a directory", "Name a directory, or remove the file")
             return
         for writable in (path, path.parent) if path == directory and beside else (path,):
-            if not os.access(writable, os.W_OK | os.X_OK):
-                yield Problem("sink.path", f"{writable} cannot be written by user {os.geteuid()}", "Give this user the right to")
+            if problem := unwritable_problem("sink.path", writable):
+                yield problem
         break
     if beside and directory.is_dir() and os.stat(directory).st_dev != os.stat(directory.parent).st_dev:
         yield Problem(
@@ -141,7 +146,8 @@ def _neighbours(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
         latest = records_of(sink).latest_record(shape.pipeline)
         names = os.listdir(directory) if directory and directory.exists() else []
     except (KafkaSparkError, OSError) as error:
-        yield Problem("sink.path", f"{sink.uri} cannot be read: {error}")
+        action = getattr(error, "action", "")
+        yield Problem("sink.path", f"{sink.uri} cannot be read: {getattr(error, 'found', error)}", action)
         return
     # A table has one kind of windows: readers of the one would not see the other.
     other = [

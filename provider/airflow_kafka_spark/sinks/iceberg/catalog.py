@@ -132,6 +132,15 @@ class IcebergStore(TableStore):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "filesystem"}
 
+    def has_bucket(self) -> bool:
+        """Return True if the bucket of the location exists.
+
+        :raises OSError: the store did not answer, or the user may not list the bucket.
+        """
+        import pyarrow.fs
+
+        return bool(self.filesystem.get_file_info(self.location.bucket).type != pyarrow.fs.FileType.NotFound)
+
     @cached_property
     def filesystem(self) -> pyarrow.fs.FileSystem:
         """The file system of Arrow that holds the files."""

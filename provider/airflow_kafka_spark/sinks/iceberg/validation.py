@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
+from airflow_kafka_spark.hooks.storage import unwritable_problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.options import MAIN
 from airflow_kafka_spark.sinks.iceberg.table import EXPECTED, PartitionField, fields_of
@@ -71,15 +72,15 @@ def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
         try:
             table = lake.load("opening the table")
             if table is None:
-                return None, [*_nowhere(sink, lake)]
+                return None, [*_nowhere(sink, lake), *_unreachable_warehouse(sink, lake)]
         except KafkaSparkError as error:
-            return None, [Problem("sink.conn_id", error.found, "Check the connection, and the rights that it gives")]
+            return None, [Problem.of("sink.conn_id", error, "Check the connection, and the rights that it gives")]
         try:
             store = lake.data_store(table)
             there = store.exists("")
-            if there and store.location.is_local and not os.access(store.location.path, os.W_OK | os.X_OK):
-                what = f"{store.location.path} cannot be written by user {os.geteuid()}"
-                return table, [Problem("sink.table", what, "Give this user the right to")]
+            local = Path(store.location.path) if there and store.location.is_local else None
+            if local and (problem := unwritable_problem("sink.table", local)):
+                return table, [problem]
         except Exception as error:  # each store has errors of its own
             what = f"its location {table.location()} cannot be reached: {lake.access.hidden(str(error))}"
             return None, [Problem("sink.table", what, "Check the options of its store in the connection's extra")]
@@ -93,6 +94,27 @@ def _nowhere(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:
     if not lake.has_location():
         what = "its extra has no `warehouse`, so that there is no place for a table that is created"
         yield Problem("sink.conn_id", what, "Add it, for instance `file:///mnt/lake` or `s3://lake`")
+
+
+def _unreachable_warehouse(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:
+    """Yield a problem if the store of a table that is created does not answer, or has no such bucket.
+
+    A user without the right to list the whole bucket may have it for the table. A REST catalog's store is its own.
+    """
+    from airflow_kafka_spark.sinks.iceberg.catalog import IcebergStore
+
+    options = lake.access.properties
+    warehouse = str(options.get("warehouse", ""))
+    if not sink.auto_create or not warehouse.startswith(("s3://", "s3a://")) or options.get("type", "rest") == "rest":
+        return
+    try:
+        store = IcebergStore.of(warehouse, options)
+        reason = "" if store.has_bucket() else "there is no such bucket"
+    except Exception as error:  # of Arrow's client
+        reason = "" if "AWS Error ACCESS_DENIED" in str(error) else lake.access.hidden(str(error))
+    if reason:
+        what = f"its `warehouse` {warehouse} cannot be reached: {reason}"
+        yield Problem("sink.conn_id", what, "Check `warehouse` and the `s3.` options in the connection's extra")
 
 
 def _names(sink: IcebergSinkOptions) -> Iterator[Problem]:

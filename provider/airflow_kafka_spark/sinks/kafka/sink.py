@@ -28,6 +28,9 @@ OWN_SETTINGS = frozenset(
 )
 """Producer settings that the operators set themselves, because exactly-once depends on them."""
 
+_LEAST_LIMIT = 1000
+"""The smallest `message.max.bytes` that librdkafka takes. Of smaller topics, the brokers refuse what is too large."""
+
 
 @dataclass(frozen=True)
 class KafkaSink:
@@ -202,21 +205,33 @@ class KafkaSink:
             ]
         return []
 
-    def server_problems(self, hook: KafkaHook) -> list[Problem]:
-        """Return what the brokers refuse: a topic that is missing and is not or cannot be created, a transaction timeout that is
-        too long. Changes nothing."""
+    def server_problems(self, hook: KafkaHook, *, keyless: bool = False) -> list[Problem]:
+        """Return what the brokers refuse: a topic that is missing and is not or cannot be created, records without keys for a
+        compacted topic, a transaction timeout that is too long. Changes nothing.
+
+        :param keyless: True if all records are written without a key.
+        """
         problems: list[Problem] = []
         try:
-            if self._has_valid_name and not hook.describe_topics([str(self.topic)], missing="omit"):
-                problems += self._missing_topic_problems(hook)
+            if self._has_valid_name:
+                is_there = bool(hook.describe_topics([str(self.topic)], missing="omit"))
+                problems += [] if is_there else self._missing_topic_problems(hook)
+                if keyless and "compact" in (hook.cleanup_policy(str(self.topic)) if is_there else self._planned_policy):
+                    found = f"topic `{self.topic}` is compacted (`cleanup.policy`) and takes no record without a key"
+                    problems.append(Problem("sink.key", found, "Name the column of the key, or a topic that is not compacted"))
             longest = hook.broker_config().get("transaction.max.timeout.ms")
         except KafkaSparkError as error:
-            return [Problem("kafka_conn_id", error.found, error.action), Unchecked("sink.topic", "kafka_conn_id")]
+            return [Problem.of("kafka_conn_id", error), Unchecked("sink.topic", "kafka_conn_id")]
         if longest and self.transaction_timeout * 1000 > int(longest):
             seconds = int(longest) / 1000
             found = f"{self.transaction_timeout:g} s is more than the brokers allow, {seconds:g} s (transaction.max.timeout.ms)"
             problems.append(Problem("sink.transaction_timeout", found, f"At most {seconds:g}, with splits that take less"))
         return problems
+
+    @property
+    def _planned_policy(self) -> str:
+        """The ``cleanup.policy`` of a topic that is created."""
+        return str(self.topic_config.get("cleanup.policy", "")) if self.auto_create else ""
 
     def _missing_topic_problems(self, hook: KafkaHook) -> Iterator[Problem]:
         """Yield why a topic that is missing cannot be created."""
@@ -278,7 +293,7 @@ class KafkaSink:
         config = dict(self.producer_config)
         if self.topic:
             # The topic's own limit, so that the client refuses a record that is too large, and its row can be named.
-            config.setdefault("message.max.bytes", hook.largest_record(self.topic))
+            config.setdefault("message.max.bytes", max(hook.largest_record(self.topic), _LEAST_LIMIT))
         return hook.producer_config(**config)
 
     def records(self, frame: DataFrame) -> DataFrame:

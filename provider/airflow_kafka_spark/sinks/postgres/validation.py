@@ -14,6 +14,7 @@ from airflow_kafka_spark.hooks.databases import (
     choose_action,
     describe_driver_message,
     hint_at_similar_table,
+    is_login_refused,
     parse_name,
     quote,
     resolve,
@@ -59,13 +60,14 @@ def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> li
     try:
         server = sink.server()
     except ConnectionInvalid as error:
-        return [*found, Problem("sink.conn_id", error.found, error.action), *unchecked]
+        return [*found, Problem.of("sink.conn_id", error), *unchecked]
     try:
         connection = server.connect()
     except psycopg.Error as error:
-        where = f"connection `{sink.conn_id}` does not lead to a database: {_told(server, error)}"
+        told = _told(server, error)
+        what = f"connection `{sink.conn_id}` does not lead to a database: {told}"
         action = f"Correct the connection `{sink.conn_id}`, or see to the server"
-        return [*found, Problem("sink.conn_id", where, action), *unchecked]
+        return [*found, Problem("sink.conn_id", what, action, retryable=not is_login_refused(told)), *unchecked]
     try:
         with connection:
             return [*found, *_TargetValidation(sink, columns, connection, tolerates).problems()]
@@ -172,7 +174,9 @@ class _TargetValidation:
             yield Problem("sink.conn_id", f"{where} leads to a standby, which takes no writes", "Connect to the primary")
         elif facts.read_only:
             yield Problem(
-                "sink.conn_id", f"transactions of {where} are read-only", "See `default_transaction_read_only` of the role"
+                "sink.conn_id",
+                f"transactions of {where} are read-only",
+                f"Set `default_transaction_read_only = off` for role {quote(facts.role)}, or where database or server set it",
             )
         if self.sink.atomic == "split" and not facts.may_create_temporary:
             what = f'role `{facts.role}` may not create temporary tables, which `atomic="split"` can need'
@@ -313,9 +317,9 @@ class _TargetValidation:
             needed.add("DELETE")
         missing = ", ".join(sorted(needed - table.rights))
         if missing:
-            yield Problem(
-                "sink.table", f"the connection's role lacks {missing} on {table.name}", f"GRANT {missing} ON {table.name} TO ..."
-            )
+            role = self.facts.role if self.facts else ""
+            what = f"role `{role}` lacks {missing} on {table.name}"
+            yield Problem("sink.table", what, f"GRANT {missing} ON {table.name} TO {quote(role)}")
 
 
 def _own_table_problems(table: Table, role: str) -> Iterator[Problem]:

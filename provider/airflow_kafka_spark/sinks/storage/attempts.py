@@ -238,7 +238,7 @@ def list_attempts(store: TableStore, pipeline: str) -> tuple[list[str], list[str
     try:
         names = store.names(ATTEMPTS)
     except OSError as error:
-        raise SinkUnavailable(store.location.uri, "looking for earlier attempts", str(error)) from error
+        raise SinkUnavailable(store.location.uri, "looking for earlier attempts", error) from error
     found = [(match[1], name) for name in names if (match := _MARKER.fullmatch(name))]
     slug = pipeline_slug(pipeline)
     return [name for owner, name in found if owner == slug], [name for owner, name in found if owner != slug]
@@ -270,7 +270,7 @@ def sweep_abandoned(store: TableStore, markers: Iterable[str], fence: Callable[[
         for pipeline, names in abandoned.items():
             fence(pipeline, names)
     except OSError as error:
-        raise SinkUnavailable(store.location.uri, "looking for earlier attempts", str(error)) from error
+        raise SinkUnavailable(store.location.uri, "looking for earlier attempts", error) from error
     finally:
         for lock in locks:
             lock.release()

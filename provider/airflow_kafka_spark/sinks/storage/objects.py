@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.hooks.storage import S3Access, StoreAccess, store_access
+from airflow_kafka_spark.hooks.storage import S3Access, StoreAccess, store_access, store_error
 from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _PARTS_AT_ONCE = 2
 
 @contextmanager
 def _os_errors() -> Iterator[None]:
-    """Raise errors of the store's client as :class:`OSError`."""
+    """Raise errors of the store's client as :class:`OSError`, those of a user without a right as :class:`PermissionError`."""
     from obstore.exceptions import BaseError, NotFoundError
 
     try:
@@ -40,9 +40,9 @@ def _os_errors() -> Iterator[None]:
     except FileNotFoundError:
         raise
     except NotFoundError as error:
-        raise FileNotFoundError(str(error)) from error
+        raise FileNotFoundError(str(store_error(error))) from error
     except BaseError as error:
-        raise OSError(str(error)) from error
+        raise store_error(error) from error
 
 
 @dataclass(frozen=True)
@@ -257,13 +257,15 @@ class UploadsGone(OSError):
 
 @contextmanager
 def _s3_errors() -> Iterator[None]:
-    """Raise errors of botocore as :class:`OSError`."""
+    """Raise errors of botocore as :class:`OSError`, those of a user without a right as :class:`PermissionError`."""
     from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-not-found]
 
     try:
         yield
     except (BotoCoreError, ClientError) as error:
-        raise OSError(str(error)) from error
+        answer = error.response.get("ResponseMetadata", {}) if isinstance(error, ClientError) else {}
+        kind = PermissionError if answer.get("HTTPStatusCode") in (401, 403) else OSError
+        raise kind(str(error)) from error
 
 
 class UploadStore:

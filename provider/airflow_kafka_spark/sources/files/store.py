@@ -77,6 +77,11 @@ def join_names(files: Sequence[ListedFile]) -> str:
     return f"{named}{more} {'has' if len(files) == 1 else 'have'}"
 
 
+def _pattern_action(path: str) -> str:
+    """Return what to do about a path that does not exist and looks like a pattern; "" if it does not."""
+    return "Name the directory in `path`, and the files in it by `glob`" if re.search(r"[*?\[]", path) else ""
+
+
 @dataclass(frozen=True)
 class FileSelection:
     """Selects files of a directory by their names.
@@ -189,7 +194,8 @@ class LocalStore(FileStore):
                     "source.path", f"{directory} cannot be listed by user {os.geteuid()}", "Give this user the right to"
                 )
         except FileNotFoundError:
-            yield Problem("source.path", f"{directory} does not exist", "Make it, mount it, or correct the path")
+            action = _pattern_action(directory) or "Make it, mount it, or correct the path"
+            yield Problem("source.path", f"{directory} does not exist", action)
         except OSError as error:
             yield Problem("source.path", f"{directory} cannot be read: {error}", "Give the worker's user the right to")
 
@@ -292,7 +298,10 @@ class ObjectStore(FileStore):
             next(iter(self.files(FileSelection())), None)
         except Exception as error:  # an object store's client has errors of its own
             detail = f"{type(error).__name__}: {error}"
-            yield Problem("source.path", f"{self.uri} cannot be listed: {detail}", "Check path, `conn_id` and its rights")
+            action = "Check path, `conn_id` and its rights"
+            if isinstance(error, FileNotFoundError):
+                action = _pattern_action(self.path) or action
+            yield Problem("source.path", f"{self.uri} cannot be listed: {detail}", action)
 
     def files(self, selection: FileSelection) -> Iterator[ListedFile]:
         for name, file in self._listed(recursive=selection.recursive):

@@ -65,6 +65,18 @@ class SourceColumn:
     problem: str = ""
     readable: bool = True
 
+    @property
+    def ordered_as(self) -> str:
+        """The kind of its order. A column whose type has changed has its values in the same order if this stays the same."""
+        return _SAME_ORDER.get(self.literal, self.literal)
+
+
+_SAME_ORDER = {
+    **dict.fromkeys(("smallint", "integer", "bigint", "numeric", "oid", "real", "double precision", "double"), "number"),
+    "character varying": "text",
+}
+"""Types whose literals other types of the same order take, too."""
+
 
 @dataclass(frozen=True)
 class Relation:
@@ -316,6 +328,11 @@ class SourceDatabase(ABC, Generic[ServerT]):
         """``scheme://host:port/database``, without the last part if the connection names no database."""
         name = urllib.parse.quote(self.server.database, safe="")
         return f"{self.server_uri}/{name}" if name else self.server_uri
+
+    @property
+    @abstractmethod
+    def role(self) -> str:
+        """The role or user of the connection, as GRANT takes it."""
 
     @abstractmethod
     def problems(self) -> list[Problem]:

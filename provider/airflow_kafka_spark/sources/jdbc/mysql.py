@@ -379,6 +379,10 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
     def shown_cause(self, error: Exception) -> BaseException | None:
         return error if isinstance(error, OSError) else None
 
+    @property
+    def role(self) -> str:
+        return f"'{self.server.user}'"
+
     def jdbc_url(self) -> str:
         # With a URL of this scheme Spark quotes names in backticks; in double quotes they would be texts.
         database = urllib.parse.quote(self.server.database, safe="")

@@ -26,6 +26,7 @@ from airflow_kafka_spark.hooks.databases import (
     describe_driver_message,
     fetch_rows,
     hint_at_similar_table,
+    is_login_refused,
     literal,
     quote,
     resolve,
@@ -438,10 +439,15 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
         diagnosis = error.diag
         parts = [diagnosis.message_primary, diagnosis.message_detail, diagnosis.message_hint]
         message = "; ".join(" ".join(part.split()).rstrip(".") for part in parts if part) or " ".join(str(error).split())
-        return describe_driver_message(self.server.scrub(message)), (error.sqlstate or "")[:2] in REFUSED_SQLSTATES
+        refused = (error.sqlstate or "")[:2] in REFUSED_SQLSTATES or is_login_refused(message)
+        return describe_driver_message(self.server.scrub(message)), refused
 
     def shown_cause(self, error: Exception) -> BaseException | None:
         return self.server.cause(error)
+
+    @property
+    def role(self) -> str:
+        return quote(self._options.get("user") or "public")
 
     def jdbc_url(self) -> str:
         options = self._options

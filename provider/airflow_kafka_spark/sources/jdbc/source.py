@@ -168,7 +168,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         try:
             database = self.database()
         except ConnectionInvalid as error:
-            return [*found, Problem("source.conn_id", error.found, error.action), *unchecked_arguments(self, "source.conn_id")]
+            return [*found, Problem.of("source.conn_id", error), *unchecked_arguments(self, "source.conn_id")]
         except ImportError as error:
             return [*found, missing_driver(error)]
         found += database.problems()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -69,7 +69,7 @@ class ServerValidation:
                 return question(session), []
         except KafkaSparkError as error:
             action = getattr(error, "action", "") if where != "source.conn_id" else _CONNECTION_ACTION
-            return None, [Problem(where, error.found, choose_action(error.found, action))]
+            return None, [Problem.of(where, error, choose_action(error.found, action))]
 
     def _try_statement(self, session: DatabaseSession, relation: Relation) -> None:
         order = split_columns(self.options, relation)
@@ -82,15 +82,24 @@ class ServerValidation:
         names = relation.columns if self.options.include_columns is None else self.options.include_columns
         if not relation.columns:
             yield Problem("source", f"{relation.name} has no columns")
+        yield from self._unreadable_columns(relation, names)
         for name in names:
             column = relation.columns.get(name)
             if column is None:
                 yield _missing_column("source.include_columns", relation, name)
-            elif not column.readable:
-                yield _unreadable_column(relation, column)
-            elif column.problem:
+            elif column.problem and column.readable:
                 action = "Leave it out with `include_columns=`, or cast it with `query=`"
                 yield Problem(f"source column `{name}`", f"{column.problem} ({column.type})", action)
+
+    def _unreadable_columns(self, relation: Relation, names: Iterable[str]) -> Iterator[Problem]:
+        wanted = {*names, *self.options.key, *(name for _, _, name in self.options.cursor_options if name)}
+        hidden = [name for name, column in relation.columns.items() if name in wanted and not column.readable]
+        if not hidden:
+            return
+        role, which = self.database.role, quote_names(hidden)
+        where = "source.table" if self.options.query is None else "source.query"
+        what = f"role {role} may not read column{'s' if len(hidden) > 1 else ''} {which} of {relation.name}"
+        yield Problem(where, what, f"GRANT SELECT ON {relation.name} TO {role}, or leave out what it may not read")
 
     def _case_problems(self, relation: Relation) -> Iterator[Problem]:
         names = list(relation.columns if self.options.include_columns is None else self.options.include_columns)
@@ -155,8 +164,6 @@ class ServerValidation:
 
 
 def _order_problems(where: str, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
-    if not column.readable:
-        yield _unreadable_column(relation, column)
     if not column.literal:
         yield Problem(where, f"`{column.name}` is of type {column.type}, whose values are in no order", "Name another column")
 
@@ -165,11 +172,6 @@ def _missing_column(where: str, relation: Relation, name: str) -> Problem:
     alike = [c for c in relation.columns if c.casefold() == name.casefold()]
     hint = f"only `{alike[0]}`: names are compared exactly" if alike else f"it has {quote_names(relation.columns)}"
     return Problem(where, f"{relation.name} has no column `{name}`; {hint}", "Correct the name")
-
-
-def _unreadable_column(relation: Relation, column: SourceColumn) -> Problem:
-    what = f"the connection's role may not read it in {relation.name}"
-    return Problem(f"source column `{column.name}`", what, f"GRANT SELECT ON {relation.name} TO ...")
 
 
 def unchecked_arguments(options: JdbcSourceOptions, cause: str) -> list[Problem]:

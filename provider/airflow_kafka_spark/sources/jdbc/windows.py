@@ -178,11 +178,13 @@ class WindowStart:
     """The start of the next window.
 
     :param order: the names of the split columns.
+    :param ordered_as: the kind of order of each of them.
     :param after: the last row of the previous window in this order; None to begin with the first row.
     :param table_pass: the number of the pass over the table; ``bulk`` only.
     """
 
     order: tuple[str, ...]
+    ordered_as: tuple[str, ...]
     after: SplitKey | None = None
     table_pass: int = 1
 
@@ -190,13 +192,14 @@ class WindowStart:
 def resolve_start(options: JdbcSourceOptions, relation: Relation, position: Mapping[str, Any] | None) -> WindowStart:
     """Return where the window behind ``position`` begins.
 
-    :raises SourceRejected: the position is that of another table, mode or cursor.
+    :raises SourceRejected: the position is that of another table, mode or cursor, or of a cursor of another type.
     """
     order = split_columns(options, relation)
     if not order:
         raise SourceRejected(relation.name, "it has no primary key", "Name the columns to cut it by with `key=`")
+    ordered_as = _orders(relation, order)
     if position is None:
-        return WindowStart(order)
+        return WindowStart(order, ordered_as)
     mode = options.effective_mode
     recorded_order, cursor = tuple(position["order"]), len(options.cursor_columns)
     recorded = (position["mode"], position.get("table"), recorded_order[:cursor])
@@ -208,12 +211,34 @@ def resolve_start(options: JdbcSourceOptions, relation: Relation, position: Mapp
         raise SourceRejected(relation.name, f"earlier windows were read in {was}, the options say {asked}", action)
     table_pass = position.get("pass", 1)
     if position.get("complete"):
-        return WindowStart(order, None, table_pass + 1)
+        return WindowStart(order, ordered_as, None, table_pass + 1)
     after = position.get("after")
     if after is None:
-        return WindowStart(order, None, table_pass)
+        return WindowStart(order, ordered_as, None, table_pass)
+    refuse_other_order(relation, position)
     # The previous window may have ended between rows that only its own order separates.
-    return WindowStart(recorded_order, tuple(after), table_pass)
+    return WindowStart(recorded_order, _orders(relation, recorded_order), tuple(after), table_pass)
+
+
+def _orders(relation: Relation, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(column_of(relation, name).ordered_as for name in names)
+
+
+def refuse_other_order(relation: Relation, recorded: Mapping[str, Any]) -> None:
+    """Refuse a position or a split if its columns now order the rows in another way, as ``text`` orders 10 before 9.
+
+    :param recorded: the position or the split. Those of earlier releases do not say how their columns ordered the rows.
+    :raises SourceRejected: a column has another type, so that rows would be read again, or never.
+    """
+    names = tuple(recorded["order"])
+    for name, was, now in zip(names, recorded.get("ordered_as", ()), _orders(relation, names), strict=False):
+        if was != now:
+            found = f"column `{name}` is of type {relation.columns[name].type}, which orders rows as {now or 'nothing'}"
+            raise SourceRejected(
+                relation.name,
+                f"{found}; expected the order of {was}, in which earlier windows were read: rows would be read again, or never",
+                f"Change the type of `{name}` back, or give the operator a new `pipeline=` name to start over",
+            )
 
 
 def _named(columns: Sequence[str]) -> str:
@@ -228,6 +253,7 @@ def _position(
         "mode": options.effective_mode,
         "table": relation.name if options.query is None else None,
         "order": list(start.order),
+        "ordered_as": list(start.ordered_as),
         "after": None if bulk and complete else list(after) if after else None,
         **({"pass": start.table_pass, "complete": complete} if bulk else {}),
     }
@@ -252,7 +278,7 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
             ((nulls,),) = session.rows(f"SELECT count(*) FROM {relation.sql} WHERE {order.any_null()}")
         end = _find_end(options, order, relation, start)
         if end is None:
-            splits = ({"order": list(start.order), "null": True},) if nulls else ()
+            splits = (_null_split(start),) if nulls else ()
             return FrozenWindow(splits, _position(options, relation, start, start.after, complete=True), nulls)
         if options.waits_for_writers:
             # Only now that the end is known: this must see every transaction that may still insert before the end.
@@ -336,7 +362,7 @@ def _split_window(
         # Rows of equal split columns are all taken if a bound falls between them.
         rows, rest = (ranges.count(start.after, last) if splits else 0), 0
     if nulls:
-        splits.append({"order": list(start.order), "null": True})
+        splits.append(_null_split(start))
     position = _position(options, relation, start, last, complete=not remaining)
     return FrozenWindow(tuple(splits), position, rows + rest + nulls, remaining)
 
@@ -413,7 +439,12 @@ def _splits_between(
 
 
 def _split(start: WindowStart, after: SplitKey | None, to: SplitKey) -> dict[str, Any]:
-    return {"order": list(start.order), "to": list(to), **({"after": list(after)} if after is not None else {})}
+    cut_by = {"order": list(start.order), "ordered_as": list(start.ordered_as)}
+    return {**cut_by, "to": list(to), **({"after": list(after)} if after is not None else {})}
+
+
+def _null_split(start: WindowStart) -> dict[str, Any]:
+    return {"order": list(start.order), "null": True}
 
 
 def _where(conditions: Sequence[str]) -> str:
@@ -475,6 +506,8 @@ def _common_order(relation: Relation, splits: Sequence[Mapping[str, Any]]) -> tu
     orders = {tuple(split["order"]) for split in splits}
     if len(orders) > 1:
         raise SourceRejected(relation.name, f"its splits are cut by different columns: {sorted(orders)}")
+    for split in splits:
+        refuse_other_order(relation, split)
     return next(iter(orders), ())
 
 

@@ -142,14 +142,14 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         try:
             server = self.server()
         except ConnectionInvalid as error:
-            return [*found, Problem("source.conn_id", error.found, error.action), *WAITING]
+            return [*found, Problem.of("source.conn_id", error), *WAITING]
         except ImportError as error:
             return [*found, missing_driver(error)]
         wrong = frozenset(problem.where for problem in found)
         try:
             replicas = tuple(map(LogServer, self.replicas())) if "source.replica_conn_ids" not in wrong else ()
         except ConnectionInvalid as error:
-            return [*found, Problem("source.replica_conn_ids", error.found, error.action), *WAITING]
+            return [*found, Problem.of("source.replica_conn_ids", error), *WAITING]
         return [*found, *BinlogValidation(self, LogServer(server), replicas, wrong).problems()]
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:

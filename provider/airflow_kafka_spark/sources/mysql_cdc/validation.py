@@ -72,7 +72,7 @@ class BinlogValidation:
                 return [*found, *self._table_problems(connection, has_log)]
         except KafkaSparkError as error:
             waiting = WAITING if "source.tables" not in self.wrong else ()
-            return [Problem("source.conn_id", error.found, "Correct the connection, or see to the server"), *waiting]
+            return [Problem.of("source.conn_id", error, "Correct the connection, or see to the server"), *waiting]
 
     def _lag_problems(self) -> Iterator[Problem]:
         for replica in self.replicas:
@@ -80,7 +80,7 @@ class BinlogValidation:
                 with replica.session("asking for the lag of a replica") as connection:
                     read_replica_lag(replica, connection)
             except KafkaSparkError as error:
-                yield Problem("source.replica_conn_ids", error.found, error.action or "GRANT SLAVE MONITOR ON *.* TO its user")
+                yield Problem.of("source.replica_conn_ids", error, error.action or "GRANT SLAVE MONITOR ON *.* TO its user")
 
     # --- the server and its log ---
 
@@ -145,7 +145,7 @@ class BinlogValidation:
         try:
             self.server.created(files[-1].file)
         except LogLost as error:
-            yield Problem("source.conn_id", error.found)
+            yield Problem.of("source.conn_id", error, "")
         except SourceRejected as error:
             what = f"user `{user}` may not read the log: {error.detail}"
             yield Problem("source.conn_id", what, f"GRANT REPLICATION SLAVE ON *.* TO {user}")

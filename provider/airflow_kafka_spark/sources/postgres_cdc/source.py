@@ -141,7 +141,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         try:
             server = self.server()
         except ConnectionInvalid as error:
-            return [*found, Problem("source.conn_id", error.found, error.action), *WAITING]
+            return [*found, Problem.of("source.conn_id", error), *WAITING]
         except ImportError as error:
             return [*found, missing_driver(error)]
         return [*found, *CdcServerValidation(self, server, frozenset(problem.where for problem in found)).problems()]

@@ -68,7 +68,7 @@ class CdcServerValidation:
                 )
         except KafkaSparkError as error:
             action = choose_action(error.found, "Correct the connection, or see to the server")
-            problem = Problem("source.conn_id", error.found, action)
+            problem = Problem.of("source.conn_id", error, action)
             return [problem, *(waiting for waiting in WAITING if waiting.where not in self.wrong)]
 
     def _server_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:

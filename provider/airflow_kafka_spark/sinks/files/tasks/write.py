@@ -153,7 +153,7 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
         directory = attempt.parent.parent
         doing = f"writing split {self.split.index} ({self.split.range})"
         if not isinstance(error, FileNotFoundError) or attempt.exists():
-            return SinkUnavailable(self.target.sink, doing, str(error))
+            return SinkUnavailable(self.target.sink, doing, error)
         if directory.exists():
             return Fenced(self.target.pipeline, doing)
         shared = "the Airflow worker and all of Spark's executors must share the file system"

@@ -65,6 +65,7 @@ class Sender:
     conn_id: str = ""
     total_bytes: int = 0
     rows: int = 0
+    _keyless: dict[str, str] = field(default_factory=dict)
     _sent: dict[TopicPartition, _SentRecords] = field(default_factory=dict)
     _errors: list[tuple[str, KafkaError]] = field(default_factory=list)
 
@@ -107,6 +108,8 @@ class Sender:
         if not topic:
             raise RowRejected(self._row(rows[0]), "its topic is null or empty", "Give every row the name of a topic")
         count = self._count(topic)
+        if columns["key"].null_count and topic not in self._keyless:
+            self._keyless[topic] = self._row(rows[pc.index(columns["key"].is_null(), True).as_py()])
         partitions = self._partitions(topic, columns, count, rows)
         self.turn += 1
         # Sorted by partition, because the client has a queue for each partition: the memory of a request is then contiguous.
@@ -229,7 +232,8 @@ class Sender:
     def _raise(self) -> None:
         if self._errors:
             topic, error = self._errors[0]
-            raise refused_by_brokers(error, self.conn_id, f"{self.called}s", topic) or KafkaException(error)
+            keyless = self._keyless.get(topic, "")
+            raise refused_by_brokers(error, self.conn_id, f"{self.called}s", topic, keyless) or KafkaException(error)
 
 
 # --- records that the brokers refuse -------------------------------------------------------------------------------------
@@ -237,7 +241,8 @@ class Sender:
 
 _VALIDATES = (
     "See what {topic} validates, and let it take such records: timestamps as old, or as new, as theirs "
-    "(`message.timestamp.before.max.ms`, `.after.max.ms`; or `message.timestamp.type=LogAppendTime`), keys where it is compacted"
+    "(`message.timestamp.before.max.ms`, `.after.max.ms`; or `message.timestamp.type=LogAppendTime`), keys where "
+    "it is compacted{keyless}"
 )
 
 REMEDIES = {
@@ -253,12 +258,15 @@ REMEDIES = {
 RETRY_HINT = "The task may then be retried: it goes on with the same window"
 
 
-def refused_by_brokers(error: KafkaError, conn_id: str, called: str, topic: str | None = None) -> KafkaRefused | None:
+def refused_by_brokers(
+    error: KafkaError, conn_id: str, called: str, topic: str | None = None, keyless: str = ""
+) -> KafkaRefused | None:
     """Return the exception for an error that refuses a record, or None if the error is not about records and a retry may help.
 
     :param error: the client's ``KafkaError``.
     :param called: the word for the rows in messages, in the plural.
     :param topic: their topic; None if it is not known.
+    :param keyless: the first row that was sent without a key; "" if every row has one.
     """
     rights = [Right("topic", "Write", topic or "")]
     if missing := right_missing(error, conn_id, "", f"sending {called}", rights):
@@ -266,5 +274,6 @@ def refused_by_brokers(error: KafkaError, conn_id: str, called: str, topic: str 
     if error.name() not in REMEDIES:
         return None
     where = f"topic `{topic}`" if topic else "the topic"
-    action = f"{REMEDIES[error.name()].format(topic=where)}. {RETRY_HINT}"
+    first = f" ({keyless} is the first without one)" if keyless else ""
+    action = f"{REMEDIES[error.name()].format(topic=where, keyless=first)}. {RETRY_HINT}"
     return KafkaRefused(conn_id, f"sending {called} to {where}", error.name(), error.str(), action)

@@ -445,7 +445,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
     def failed(self, error: OSError) -> Exception:
         if isinstance(error, FileNotFoundError):
             self._refuse_ended()
-        return SinkUnavailable(self.target.uri, self._doing, str(error))
+        return SinkUnavailable(self.target.uri, self._doing, error)
 
     @property
     def _doing(self) -> str:
@@ -458,7 +458,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
                 return
             there = target.home.exists(ATTEMPTS)
         except OSError as error:
-            raise SinkUnavailable(target.uri, self._doing, str(error)) from error
+            raise SinkUnavailable(target.uri, self._doing, error) from error
         # An object store has no directories: if the note is gone, the attempt was removed.
         if there or not target.home.location.is_local:
             raise Fenced(target.pipeline, self._doing)
