@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -116,6 +117,8 @@ def main() -> None:
 
 def _become(request: dict[str, Any], attempt: Any) -> None:
     os.setsid()
+    # As in forks of Airflow: exit functions of the libraries imported above may wait for threads that a fork loses (polars 2.0).
+    atexit._clear()
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, opened in enumerate((nothing, log, log)):
@@ -139,8 +142,6 @@ def _become(request: dict[str, Any], attempt: Any) -> None:
 
 def _end_spark() -> None:
     """End the JVM as leaving Python does: by closing its standard input."""
-    import atexit
-
     atexit._run_exitfuncs()
 
 

@@ -26,6 +26,8 @@ import zipimport
 from collections.abc import Callable, Iterator
 from io import BufferedReader, BufferedWriter
 
+from airflow_kafka_spark.hooks.tasks.memory import keep_freed_memory
+
 _NEEDED = (
     "confluent_kafka",
     "pyarrow.compute",
@@ -49,6 +51,8 @@ def run(*, begin: Callable[[], None] = _nothing, end: Callable[[], None] = _noth
     :param begin: called in a worker when a task begins.
     :param end: called in a worker when a task has ended, also by an error.
     """
+    # Before any library starts threads, which then have memory of their own. All workers inherit it.
+    keep_freed_memory()
     # The JVM reads this process's standard output, so no output of imports may reach it.
     with contextlib.redirect_stdout(sys.stderr):
         import_what_windows_need()

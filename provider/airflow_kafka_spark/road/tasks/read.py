@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.formats.base import END, OFFSET
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
+from airflow_kafka_spark.hooks.tasks.memory import keep_freed_memory
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import make_dead_letters
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
@@ -93,6 +94,7 @@ class ReadTask(CheckedOnExecutors):
         """Return the rows of a split. They are read during the iteration."""
         from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 
+        keep_freed_memory()
         reader = KafkaSplitReader(
             self.reading.config,
             split.range,
