@@ -33,14 +33,12 @@ from tests.sinks.postgres.kit import DEAD, Pipeline, Place, new_place, write
 from tests.sinks.postgres.proxy import CommitLosingProxy
 
 KEYED = pa.schema([("id", pa.int64()), ("v", pa.string())])
-UPSERT: dict[str, Any] = {"mode": "upsert", "key": ["id"]}
 # One of each way in which rows get from a stage into the table. The contract suite has the plain append and the plain split.
 WAYS: dict[str, dict[str, Any]] = {
     "append": {},
     "append after": {"merge": "after"},
-    "upsert": UPSERT,
-    "delete": {**UPSERT, "delete_enabled": True},
-    "split upsert": {**UPSERT, "atomic": "split", "offset_columns": True},
+    "delete": {"mode": "upsert", "key": ["id"], "delete_enabled": True},
+    "split upsert": {"atomic": "split", "mode": "upsert", "key": ["id"], "offset_columns": True},
 }
 every_way = pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
 
@@ -627,48 +625,22 @@ def changes(place: Place, table: str) -> tuple[int, int, int]:
         return fresh.execute(query, [table, place.quoted]).fetchone()
 
 
-@pytest.mark.parametrize("options", [{}, UPSERT], ids=["append", "upsert"])
-def test_an_overlapped_merge_shows_nothing_before_the_commit_and_goes_with_it(place: Place, options: dict[str, Any]):
+def test_an_overlapped_merge_shows_nothing_before_the_commit_and_goes_with_it(place: Place):
     """Rows are in the table, in a transaction nobody else sees, while other splits still load."""
-    sink, orders = place.sink(auto_create=True, **options), pipeline()
+    sink, orders = place.sink(auto_create=True), pipeline()
     job = orders.job(lines(0, 1000), lines(1000, 5))
     with sink.begin(job.window, job.splits, job.shape) as writer:
-        first = write_merged_split(writer, job, 0)
+        first = write_split(travelled(writer.split_writer()), job.splits[0], job.rows[0])
+        deadline = time.monotonic() + 90
+        while not writer.transaction.merged:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         assert writer.transaction.merged == {0: 1000}
         assert place.one("SELECT count(*) FROM t") == 0
         assert sink.applied(job.window) is None
         second = write_split(travelled(writer.split_writer()), job.splits[1], job.rows[1])
         assert writer.commit([first, second]).written == 1005
     check(place, lines(0, 1005))
-
-
-def write_merged_split(writer: Any, job: Job, split: int) -> SplitResult:
-    """Write a split, and wait until its stage is in the table."""
-    result = write_split(travelled(writer.split_writer()), job.splits[split], job.rows[split])
-    deadline = time.monotonic() + 90
-    while split not in writer.transaction.merged:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return result
-
-
-@pytest.mark.parametrize("early", [[1], [1, 0]], ids=["a stage is left", "all overlap"])
-def test_an_overlapped_upsert_is_undone_when_a_key_occurs_in_a_second_stage(place: Place, early: list[int]):
-    """The highest partition wins, and each key counts once, whichever stage was written first."""
-    sink = place.sink(auto_create=True, **UPSERT)
-    write(sink, pipeline(name="others"), [{"id": 1, "v": "old"}, {"id": 8, "v": "stays"}])
-    job = pipeline().job([{"id": 1, "v": "low"}, {"id": 2, "v": "x"}], [{"id": 1, "v": "high"}, {"id": 3, "v": "y"}])
-    with sink.begin(job.window, job.splits, job.shape) as writer:
-        results = [write_merged_split(writer, job, 1)]
-        assert writer.transaction.merged == {1: 2}
-        results.append(write_split(travelled(writer.split_writer()), job.splits[0], job.rows[0]))
-        if 0 in early:
-            deadline = time.monotonic() + 90
-            while writer.transaction.merged:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-        assert writer.commit(results).written == 3
-    check(place, [{"id": 1, "v": "high"}, {"id": 2, "v": "x"}, {"id": 3, "v": "y"}, {"id": 8, "v": "stays"}])
 
 
 def test_sinks_of_one_pipeline_in_two_schemas_do_not_disturb_each_other(

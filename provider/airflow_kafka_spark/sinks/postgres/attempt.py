@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -214,17 +214,6 @@ class WindowAttempt:
         """Return a registered stage, with the position of its partition among the window's partitions."""
         place = self._places[split]
         return StagedSplit(str(Name(self.stage_schema, table)), place.topic, place.partition, self._numbers[place])
-
-    @property
-    def may_overlap(self) -> bool:
-        """Return True if stages may be moved into the target while others load. Upserts may if MERGE writes them and nothing is
-        deleted or refused: a later stage then shows by an error that it has a key of an earlier one."""
-        return not self.merge.key or (self.merge.merges and not self.merge.tombstone and not self.tolerates)
-
-    def has_more_parts(self, splits: Iterable[int], known: Container[int]) -> bool:
-        """Return True if the partitions of these splits have splits that are not known yet."""
-        places = {self._places[split] for split in splits}
-        return any(place in places and split not in known for split, place in self._places.items())
 
     @cached_property
     def _places(self) -> dict[int, TopicPartition]:

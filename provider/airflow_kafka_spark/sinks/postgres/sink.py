@@ -63,9 +63,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
     :param splits_table: the markers of ``atomic="split"``, in the same schema; default ``airflow_window_splits``. Templated.
     :param stage_schema: the schema of stages; default the target's schema. Their names begin with ``airflow_stage_``. Templated.
     :param merge: ``overlap`` (default) moves stages into the table as they become ready, while others load. This is faster, and
-        keeps the transaction open for as long as the load takes. Upserts overlap with PostgreSQL 15 or later, if nothing is
-        deleted or tolerated and no trigger runs before INSERT; if a key occurs in two stages, all are moved again, at once.
-        ``after`` moves them at the end.
+        keeps the transaction open for as long as the load takes. ``after`` moves them at the end, as ``upsert`` always does.
     :param lock_timeout: seconds to wait for a lock that another session holds; default 60.
     :param keep_windows: how many rows of ``windows_table`` are kept of a pipeline, at least 1, default 1000. The transaction that
         applies a window removes older ones, at most 1000 at a time. A replay of a window whose row is gone needs a table in which
@@ -217,7 +215,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         attempt = prepare_attempt(self, window, splits, shape)
         if self.atomic == "split":
             return SplitsWindowWriter(attempt)
-        return StagedWindowWriter(attempt, overlap=self.merge == "overlap" and attempt.may_overlap)
+        return StagedWindowWriter(attempt, overlap=self.merge == "overlap" and self.mode == "append")
 
     def _windows(self, connection: psycopg.Connection) -> Name:
         return Name(resolve(connection, *parse_name(self.table)).schema, self.windows_table)

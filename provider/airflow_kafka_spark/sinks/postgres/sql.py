@@ -492,11 +492,8 @@ class Merge:
         """Insert or update the last row of each key: that with the highest offset in the last partition."""
         return f"{self._put(f'({self._last(stages)}) AS last')}"
 
-    def merge(self, stages: Sequence[StagedSplit], *, only_older: bool = False) -> str:
+    def merge(self, stages: Sequence[StagedSplit]) -> str:
         """Upsert as :meth:`upsert`, by MERGE, which takes two thirds of the time for rows that are new.
-
-        :param only_older: fail with a unique violation if this transaction, which has written already, or a later one has written
-            one of the keys.
 
         It differs from ON CONFLICT in two ways. If another session inserts a key meanwhile, it fails with a unique violation. A
         trigger before INSERT does not see the rows that are updated; :attr:`merges` is False for a table that has one.
@@ -504,11 +501,9 @@ class Merge:
         changed = [name for name in self.names if name not in self.key]
         update = "UPDATE SET " + ", ".join(f"{quote(name)} = last.{quote(name)}" for name in changed)
         matched = f"{self._guard('last', ' AND ')} THEN {update}" if changed else " THEN DO NOTHING"
-        # A row that does not match is inserted beside the one that is there, which its index refuses.
-        older = " AND age(t.xmin) > 0" if only_older else ""
         # ONLY: rows of tables that inherit from the target are not in its index, so ON CONFLICT does not find them.
         return (
-            f"MERGE INTO ONLY {self.target} AS t USING ({self._last(stages)}) AS last ON {self._same_key}{older} "
+            f"MERGE INTO ONLY {self.target} AS t USING ({self._last(stages)}) AS last ON {self._same_key} "
             f"WHEN MATCHED{matched} "
             f"WHEN NOT MATCHED THEN INSERT ({_list(self.names)}) VALUES ({', '.join(f'last.{quote(n)}' for n in self.names)})"
         )

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-_EARLY = "airflow_early"
-"""The savepoint before the first stages that are upserted while others load."""
 _NO_MERGE = ("0A", "42")
 """Classes of SQLSTATE that say that a table or a role cannot MERGE, as for a table with rules."""
 
@@ -56,7 +54,6 @@ class Transaction:
         self.finder: RefusedRowFinder | None = None
         """Leaves out the rows that the target refuses; None where bad records are not tolerated."""
         self._merges = attempt.merge.merges
-        self._is_early = True
 
     @property
     def session(self) -> psycopg.Connection:
@@ -110,13 +107,6 @@ class Transaction:
         """Return the stages that tasks have registered by now: split, stage, rows, tombstones."""
         return fetch_rows(self.session, sql.select_stages(self.attempt.registry))
 
-    def put_new(self) -> None:
-        """Move the rows of every stage that is complete, and not in the target yet, into the target."""
-        if self.attempt.merge.key:
-            self.upsert_new()
-        else:
-            self.append_new()
-
     def append_new(self) -> None:
         """Append the rows of every stage that is complete and not in the target yet."""
         for split, stage, expected, _ in self.stages():
@@ -141,43 +131,8 @@ class Transaction:
             for split, taken in self.finder.retry_refused().items():
                 self.merged[split] += taken
 
-    def upsert_new(self) -> None:
-        """Upsert the stages that are complete and not in the target yet, while no key occurs in two of these statements.
-
-        Guarantee: table and counts are then those of one statement for all stages. If a key occurs in two, or a statement fails,
-        all of them are undone, and :meth:`upsert` writes all stages at once.
-        """
-        import psycopg
-
-        new = {split: (stage, rows) for split, stage, rows, _ in self.stages() if stage and split not in self.merged}
-        if not self._is_early or not new:
-            return
-        stages = [self.attempt.stage(split, stage) for split, (stage, _) in new.items()]
-        try:
-            if not self.merged:
-                run(self.session, f"SAVEPOINT {_EARLY}")
-                run(self.session, sql.join_in_order())
-            written = run(self.session, self.attempt.merge.merge(stages, only_older=True))
-        except psycopg.Error as error:
-            self._undo_early(f"{message_of(error)} ({error.sqlstate})")
-            return
-        # The rows of several stages are counted with the first one.
-        self.merged.update(zip(new, (written, *[0] * len(new)), strict=False))
-        if written < sum(rows for _, rows in new.values()) and self.attempt.has_more_parts(new, self.merged):
-            self._undo_early("keys occur more than once, probably in other parts of their partitions, too")
-
-    def _undo_early(self, why: str) -> None:
-        run(self.session, f"ROLLBACK TO SAVEPOINT {_EARLY}")
-        self._is_early = False
-        self.merged.clear()
-        log.info("The stages of window %s are written all at once when they have loaded: %s", self.attempt.window, why)
-
     def upsert(self) -> tuple[int, int]:
-        """Upsert all stages in one statement, or those that are left, and return how many rows were written, and deleted."""
-        if self.merged:
-            self.upsert_new()
-            if self._is_early:
-                return sum(self.merged.values()), 0
+        """Upsert all stages in one statement. Return the numbers of rows that were written and deleted."""
         found = [entry for entry in self.stages() if entry[1]]
         stages = {split: self.attempt.stage(split, stage) for split, stage, _, _ in found if stage}
         if not stages:
@@ -639,7 +594,7 @@ class StagedWindowWriter(DriverWriter):
 
 
 class _MergeThread(threading.Thread):
-    """Moves stages into the target as tasks register them."""
+    """Appends stages to the target as tasks register them."""
 
     def __init__(self, transaction: Transaction) -> None:
         super().__init__(name="postgres-merge", daemon=True)
@@ -652,12 +607,12 @@ class _MergeThread(threading.Thread):
         try:
             self._claimed = self._transaction.begin()
             while self._claimed and not self._done.wait(POLL_SECONDS):
-                self._transaction.put_new()
+                self._transaction.append_new()
         except BaseException as error:  # raised again by stop()
             self._error = error
 
     def stop(self) -> bool:
-        """Wait until the current stages are in the target; the caller moves the others. Raises the error that ended the thread.
+        """Wait until the current stage is appended; the caller appends the others. Raises the error that ended the thread.
 
         :return: False if another attempt has applied the window.
         """
